@@ -1,0 +1,162 @@
+"""What a mechanism *did*, as a small closed set of frozen facts; never an epsilon.
+
+A mechanism compiles to events, the accountant composes events: a new mechanism needs no change there.
+Every event prices the change of one privacy unit (one teacher's vote moves in every query at once; see
+``types.Votes``), and holds under the adjacency of the shards it was computed from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Union
+
+from pate_torch import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    count: int = 1
+    kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        checks.integer(f"{type(self).__name__}.count", self.count, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(_Event):
+    """A Gaussian mechanism of noise-to-sensitivity 1/mu: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
+
+    mu: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("Gaussian.mu", self.mu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(_Event):
+    """One real coordinate plus Laplace noise; ``ratio`` = sensitivity / scale, so ratio-DP (pure).
+
+    A moved vote touches two coordinates by one each: LNMax(scale b) is two of these per query, ratio 1/b.
+    """
+
+    ratio: float
+    kind: ClassVar[str] = "laplace"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("Laplace.ratio", self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PureDP(_Event):
+    """Any epsilon-DP mechanism (randomised response dominates it)."""
+
+    epsilon: float
+    kind: ClassVar[str] = "pure"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("PureDP.epsilon", self.epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedRange(_Event):
+    """An eta-bounded-range mechanism (the exponential mechanism): eta-DP and rho = eta^2/8 (Cesar & Rogers 2021)."""
+
+    eta: float
+    kind: ClassVar[str] = "bounded_range"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("BoundedRange.eta", self.eta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZCDP(_Event):
+    """rho-zCDP and nothing more (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
+
+    rho: float
+    kind: ClassVar[str] = "zcdp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("ZCDP.rho", self.rho)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdpCurve(_Event):
+    """Renyi DP known at some orders only; elsewhere it counts as infinite. ``source`` names the theorem."""
+
+    orders: tuple[float, ...]
+    rdp: tuple[float, ...]
+    source: str
+    kind: ClassVar[str] = "rdp_curve"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "orders", tuple(float(a) for a in self.orders))
+        object.__setattr__(self, "rdp", tuple(float(r) for r in self.rdp))
+        if not self.orders or len(self.orders) != len(self.rdp):
+            raise checks.fail(
+                "RdpCurve.rdp",
+                len(self.rdp),
+                f"must have one value per order ({len(self.orders)}, at least one)",
+            )
+        for order, value in zip(self.orders, self.rdp, strict=True):
+            if not (math.isfinite(order) and order > 1):
+                raise checks.fail("RdpCurve.orders", order, "every order must be a finite number above 1")
+            if not (math.isfinite(value) and value >= 0):
+                raise checks.fail(
+                    "RdpCurve.rdp",
+                    value,
+                    "must be finite and at least 0",
+                    "Leave out the orders at which it is infinite.",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta(_Event):
+    """A failure probability that adds to the release's delta (the sparse vector's bad event)."""
+
+    delta: float
+    kind: ClassVar[str] = "delta"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.delta("Delta.delta", self.delta)
+
+
+Event = Union[Gaussian, Laplace, PureDP, BoundedRange, ZCDP, RdpCurve, Delta]  # noqa: UP007 (a runtime alias)
+_KINDS: dict[str, type[Any]] = {
+    cls.kind: cls for cls in (Gaussian, Laplace, PureDP, BoundedRange, ZCDP, RdpCurve, Delta)
+}
+
+
+def to_json(events: Iterable[Event]) -> str:
+    """Canonical JSON (sorted keys, exact floats): what the ledger stores and hashes."""
+    rows = [{"kind": e.kind, **{f.name: getattr(e, f.name) for f in fields(e)}} for e in events]
+    return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(text: str) -> tuple[Event, ...]:
+    """Inverse of ``to_json``. An unknown kind or field raises ValueError: it is never priced as zero."""
+    events = []
+    for row in json.loads(text):
+        kind = row.pop("kind", None)
+        if kind not in _KINDS:
+            raise checks.fail(
+                "event.kind",
+                kind,
+                f"must be one of {', '.join(sorted(_KINDS))}",
+                "Was this written by a newer version?",
+            )
+        try:
+            events.append(_KINDS[kind](**row))
+        except TypeError as error:
+            raise checks.fail("event", row, f"is not a {kind} event ({error})") from error
+    return tuple(events)

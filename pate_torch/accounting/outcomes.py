@@ -1,0 +1,60 @@
+"""What one query of a mechanism releases, as a categorical law of its votes: what data-dependent prices are made of.
+
+Only for mechanisms whose answers are independent categorical draws given the votes. Interactive (its baseline is
+learnt from earlier answers), the sparse vector and discrete noise have no entry here: they have the
+data-independent price only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from pate_torch import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gnmax:
+    """argmax(n + N(0, sigma^2 I)); sigma in votes."""
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lnmax:
+    """argmax(n + Lap(scale)); scale in votes."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        checks.positive("scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential:
+    """P(c) proportional to exp(rate * n_c); rate per vote."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        checks.positive("rate", self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confident:
+    """No answer if top + N(0, screen_sigma^2) < threshold; else Gnmax(sigma). All in votes."""
+
+    screen_sigma: float
+    threshold: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        checks.positive("screen_sigma", self.screen_sigma)
+        checks.number("threshold", self.threshold)
+        checks.positive("sigma", self.sigma)
+
+
+OutcomeModel = Union[Gnmax, Lnmax, Exponential, Confident]  # noqa: UP007 (a runtime alias)

@@ -1,0 +1,81 @@
+"""Argument checks whose message names the field, the value, what is allowed and, where known, the fix.
+
+ValueError is for users (a bad configuration or argument); ``assert`` elsewhere is for invariants of ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+from typing import Any
+
+
+def fail(name: str, value: Any, allowed: str, fix: str = "") -> ValueError:
+    """The error every check raises: ``name=value: allowed. fix``."""
+    return ValueError(f"{name}={value!r}: {allowed}." + (f" {fix}" if fix else ""))
+
+
+def number(name: str, value: Any, fix: str = "") -> float:
+    """A finite real number (bool is not a number here)."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise fail(name, value, "must be a finite number", fix)
+    return float(value)
+
+
+def positive(name: str, value: Any, fix: str = "") -> float:
+    """A finite number > 0."""
+    if number(name, value, fix) <= 0:
+        raise fail(name, value, "must be greater than 0", fix)
+    return float(value)
+
+
+def non_negative(name: str, value: Any, fix: str = "") -> float:
+    """A finite number >= 0."""
+    if number(name, value, fix) < 0:
+        raise fail(name, value, "must be at least 0", fix)
+    return float(value)
+
+
+def between(name: str, value: Any, low: float, high: float, *, open_: bool = False, fix: str = "") -> float:
+    """A number in [low, high], or in (low, high) with ``open_``."""
+    number(name, value, fix)
+    inside = low < value < high if open_ else low <= value <= high
+    if not inside:
+        left, right = ("(", ")") if open_ else ("[", "]")
+        raise fail(name, value, f"must lie in {left}{low:g}, {high:g}{right}", fix)
+    return float(value)
+
+
+def delta(name: str, value: Any) -> float:
+    """A privacy delta: strictly between 0 and 1."""
+    return between(name, value, 0, 1, open_=True, fix="A usual choice is a tenth of one over the number of records.")
+
+
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None, fix: str = "") -> int:
+    """An integer, optionally bounded (inclusive)."""
+    bounds = f" in [{'-inf' if low is None else low}, {'inf' if high is None else high}]"
+    bounds = "" if low is None and high is None else bounds
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise fail(name, value, f"must be an integer{bounds}", fix)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise fail(name, value, f"must be an integer{bounds}", fix)
+    return int(value)
+
+
+def boolean(name: str, value: Any, fix: str = "") -> bool:
+    """True or False, nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise fail(name, value, "must be true or false", fix)
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Collection[str], fix: str = "") -> str:
+    """One of a few names; a near miss is suggested."""
+    if value not in allowed:
+        import difflib
+
+        near = difflib.get_close_matches(str(value), list(allowed), n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else ""
+        raise fail(name, value, f"must be one of {', '.join(sorted(allowed))}", fix or hint)
+    return str(value)

@@ -1,0 +1,153 @@
+"""The five places where the project grows. Each implementation is one file and one YAML, found by ``_target_``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.types import Answers, Context, Dataset, DataSpec, Votes
+
+Progress = Callable[[int, int], None]
+"""Called as progress(done, total) by everything that takes long."""
+
+Log = Callable[[str, float, int], None]
+"""Called as log(tag, value, step); what is private is decided by who passes it."""
+
+
+def silent(*_: object) -> None:
+    """A Progress and a Log that shows nothing."""
+
+
+@runtime_checkable
+class DatasetSource(Protocol):
+    """Loads one data set. Raises ValueError when it cannot be found, naming the folder and the switch."""
+
+    name: str
+
+    def load(self) -> Dataset: ...
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """A noisy answer to votes. A frozen keyword-only dataclass; every method is pure but for the noise drawn.
+
+    ``worst_case`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is charged
+    before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls.
+    """
+
+    name: str
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Raise ValueError when the plan cannot work, saying what would."""
+        ...
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]: ...
+
+    def release(self, votes: Votes, noise: Any, context: Context) -> Answers: ...
+
+    def outcome_model(self) -> OutcomeModel | None:
+        """What each query releases, as a categorical law of the votes; None where there is no such law."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class QueryState:
+    """All a query strategy sees: public points, what was asked and answered before, and the student's opinion.
+
+    pool_x: [P, ...] as loaded; asked_Q: pool indices already asked, in order; label_Q: their released labels (-1 none);
+    student_PC: the current student's class probabilities on the whole pool, or None before the first round;
+    feature_PD: a representation learnt from public points without labels, or None; ``remaining``: queries still
+    allowed; ``rounds_left`` including this one; ``seed`` names its own stream.
+    """
+
+    spec: DataSpec
+    pool_x: Tensor
+    asked_Q: Tensor
+    label_Q: Tensor
+    remaining: int
+    rounds_left: int
+    seed: int
+    student_PC: Tensor | None = None
+    feature_PD: Tensor | None = None
+
+
+@runtime_checkable
+class QueryStrategy(Protocol):
+    """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked."""
+
+    name: str
+    rounds: int
+
+    def select(self, state: QueryState) -> Tensor:
+        """Pool indices (int64, distinct, none asked before, at most ``state.remaining``)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class StudentTask:
+    """All a student sees. pool_x: every public point; query_Q: indices of the *answered* points; label_Q: their labels.
+
+    ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
+    """
+
+    spec: DataSpec
+    pool_x: Tensor
+    query_Q: Tensor
+    label_Q: Tensor
+    flip_probability: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Student:
+    """A trained student. ``network``: its buildable description (see networks.py); ``module``: the weights."""
+
+    network: dict[str, Any]
+    module: nn.Module
+    spec: DataSpec
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor, batch: int = 1024) -> Tensor:
+        """Class probabilities on the CPU, float32 [Q, C], of raw points (uint8 images or feature rows)."""
+        self.module.eval()
+        device = next(self.module.parameters()).device
+        parts = [self.module(self.spec.normalise(part.to(device))).float().softmax(1).cpu() for part in x.split(batch)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
+
+
+@runtime_checkable
+class StudentAlgorithm(Protocol):
+    """Trains a student on released labels and unlabelled public points."""
+
+    name: str
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student: ...
+
+
+@runtime_checkable
+class HypothesisClass(Protocol):
+    """A small class, enumerated exactly (NB20, DF20, WLF16)."""
+
+    name: str
+    vc_dimension: int
+
+    def dichotomies(self, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+        """Every labelling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        ...
+
+    def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray: ...

@@ -1,0 +1,250 @@
+"""Value types of the pipeline, in the order the data flow; private ones never show their content.
+
+Shape letters, used in names: N private records, K teachers, S shard capacity, Q queries (or public points),
+C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting.events import Event
+
+NO_ANSWER = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Public facts about a data set, fixed before any record is read (or read from its public part).
+
+    ``mean``/``std``: normalisation constants per channel (images, after x/255) or per feature; never statistics of
+    private records. ``benchmark``: a public benchmark, whose private-side accuracies may be shown.
+    ``nominal_size``: publicly declared approximate number of private records, or None.
+    """
+
+    name: str
+    num_classes: int
+    input_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    benchmark: bool = False
+    nominal_size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
+        if len(self.class_names) != self.num_classes:
+            raise checks.fail("class_names", self.class_names, f"must have {self.num_classes} entries")
+        if len(self.mean) != len(self.std):
+            raise checks.fail("std", self.std, "must have as many entries as mean")
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.input_shape) == 3
+
+    def normalise(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalised floats, by constants only."""
+        shape = (-1, 1, 1) if self.is_image else (-1,)
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
+        return (x - mean) / std
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PrivateData:
+    """PRIVATE. x: uint8 [N, Ch, H, W] or float32 [N, D]; y: int64 [N] in 0..C-1; unit_id: str [N].
+
+    ``unit_id`` is the stable name of the privacy unit a record belongs to, fixed when the data are loaded, before
+    anything is removed; ``unit`` says what it is ("record", or "group:<column>").
+    """
+
+    x: Tensor
+    y: Tensor
+    unit_id: np.ndarray
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        if not (len(self.x) == len(self.y) == len(self.unit_id)):
+            raise ValueError("private data: x, y and unit_id must have equal lengths")
+        if self.y.dtype != torch.int64 or self.y.dim() != 1:
+            raise ValueError("private data: y must be a 1-D int64 tensor")
+        object.__setattr__(self, "unit_id", np.asarray(self.unit_id).astype(str))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        return "PrivateData(content withheld)"
+
+
+@dataclass(frozen=True, eq=False)
+class PublicPool:
+    """Public points without labels. x as in PrivateData, [Q, ...]."""
+
+    x: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Labels for measuring, which never reach a student: a test set, and the truth about the public pool (if known)."""
+
+    x: Tensor
+    y: Tensor
+    pool_y: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return "Evaluation(labels withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """What a source loads: the private side, the public pool, the evaluation side and the public facts."""
+
+    spec: DataSpec
+    private: PrivateData
+    pool: PublicPool
+    evaluation: Evaluation
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.spec.name!r}, content withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shards:
+    """PRIVATE. Disjoint shards: index_KS int64 (padded with -1), mask_KS bool, and the adjacency they justify."""
+
+    index_KS: Tensor
+    mask_KS: Tensor
+    adjacency: str
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        used = self.index_KS[self.mask_KS]
+        assert self.index_KS.shape == self.mask_KS.shape and self.index_KS.dim() == 2
+        assert len(torch.unique(used)) == len(used), "shards overlap: one record would reach two teachers"
+        assert bool((used >= 0).all())
+
+    @property
+    def num_teachers(self) -> int:
+        return self.index_KS.shape[0]
+
+    def of(self, teacher: int) -> Tensor:
+        """Indices of one teacher's records, int64 [n_k]."""
+        return self.index_KS[teacher][self.mask_KS[teacher]]
+
+    def __repr__(self) -> str:
+        return f"Shards(num_teachers={self.num_teachers}, adjacency={self.adjacency!r}, content withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Votes:
+    """PRIVATE. counts_QC: integers, each row sums to ``num_teachers``; one teacher, one vote.
+
+    The sensitivity travels with the value. One privacy unit sits in one shard and so moves one teacher: in every
+    row at once, one vote goes from a class a to a class b.
+    """
+
+    counts_QC: Tensor
+    num_teachers: int
+    l1: float = field(default=2.0, init=False)
+    l2: float = field(default=math.sqrt(2.0), init=False)
+    linf: float = field(default=1.0, init=False)
+
+    def __post_init__(self) -> None:
+        checks.integer("num_teachers", self.num_teachers, low=1)
+        counts = self.counts_QC
+        if not isinstance(counts, Tensor) or counts.dim() != 2 or counts.shape[1] < 2:
+            raise ValueError("votes: counts must be a [queries, classes] tensor with at least two classes")
+        if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
+            raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
+        if bool((counts < 0).any()) or bool((counts.sum(1) != self.num_teachers).any()):
+            raise ValueError("votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)")
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return self.counts_QC.shape[1]
+
+    def take(self, index_Q: Tensor) -> Votes:
+        """The votes on some of the queries."""
+        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers)
+
+    def plurality(self) -> Tensor:
+        """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
+        # max over equal values returns an unspecified index on some devices; the sum of a prefix is exact.
+        top = self.counts_QC.max(1, keepdim=True).values
+        return (self.counts_QC == top).int().argmax(1)
+
+    def top(self) -> Tensor:
+        """Winning counts, [Q]. PRIVATE; changes by at most 1."""
+        return self.counts_QC.max(1).values
+
+    def gap(self) -> Tensor:
+        """Winner minus runner-up, [Q]. PRIVATE; changes by at most 2."""
+        best = self.counts_QC.topk(2, dim=1).values
+        return best[:, 0] - best[:, 1]
+
+    def __repr__(self) -> str:
+        return f"Votes({len(self)} queries, content withheld)"
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a mechanism lets out for one batch of queries: int64 labels [Q], NO_ANSWER (-1) for none, and what it cost.
+
+    ``events`` are those actually incurred. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
+    unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own.
+    """
+
+    label_Q: Tensor
+    events: tuple[Event, ...]
+    score_Q: Tensor | None = None
+    from_student_Q: Tensor | None = None
+
+    @property
+    def answered_Q(self) -> Tensor:
+        return self.label_Q != NO_ANSWER
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered."""
+
+    id: str
+    query_Q: Tensor
+    label_Q: Tensor
+    events: tuple[Event, ...]
+    planned: tuple[Event, ...]
+
+    @property
+    def answered_Q(self) -> Tensor:
+        return self.label_Q != NO_ANSWER
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """All a mechanism may know besides the votes; public by type.
+
+    ``student_QC``: the student's own class probabilities on these queries (interactive). ``num_queries``: the total
+    planned for this release, over all rounds; ``rounds``: how many calls it is planned in. ``failures``: how many
+    "no answer"s have been released so far.
+    """
+
+    num_queries: int
+    rounds: int = 1
+    failures: int = 0
+    answered: int = 0
+    student_QC: Tensor | None = None
