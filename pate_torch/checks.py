@@ -58,9 +58,10 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     bounds = "" if low is None and high is None else bounds
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise fail(name, value, f"must be an integer{bounds}", fix)
-    if (low is not None and value < low) or (high is not None and value > high):
+    number = int(value)
+    if (low is not None and number < low) or (high is not None and number > high):
         raise fail(name, value, f"must be an integer{bounds}", fix)
-    return int(value)
+    return number
 
 
 def boolean(name: str, value: Any, fix: str = "") -> bool:

@@ -1,0 +1,155 @@
+"""The one place where votes meet noise.
+
+    1  price the whole release at its worst
+    2  reserve that in the ledger, which refuses what would pass the cap
+    3  for each round: choose questions (public), answer them through the mechanism, show the answers to the next round
+    4  write the answers down, then commit what was really incurred
+
+A release that is interrupted after step 2 stays charged at its worst case.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting.events import Event
+from pate_torch.ledger import Ledger
+from pate_torch.noise import NoiseSource
+from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
+from pate_torch.types import NO_ANSWER, Context, DataSpec, PublicPool, Release, Votes
+
+Refit = Callable[[Tensor, Tensor], Tensor]
+"""(answered query_Q, label_Q) -> the student's class probabilities on the whole pool, [P, C]."""
+
+
+class Seal(Protocol):
+    """Writes a release to disk; called before the ledger commits it."""
+
+    def __call__(self, release: Release, incurred: tuple[Event, ...]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Charge:
+    """Whom to charge: the account of the private data set, and the facts recorded beside the charge."""
+
+    ledger: Ledger
+    account: str
+    fingerprint: str
+    run: str
+
+
+def label(
+    *,
+    votes: Votes,
+    pool: PublicPool,
+    spec: DataSpec,
+    mechanism: Mechanism,
+    strategy: QueryStrategy,
+    noise: NoiseSource,
+    charge: Charge,
+    num_queries: int,
+    seed: int,
+    refit: Refit | None = None,
+    feature_PD: Tensor | None = None,
+    seal: Seal | None = None,
+    progress: Progress = silent,
+) -> Release:
+    """Ask at most ``num_queries`` public points and release the answers. ``votes``: on the whole pool, [P, C].
+
+    ``refit`` gives the student's opinion between rounds; it sees public points and released labels only.
+    Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
+    cases nothing has been drawn or charged.
+    """
+    plan = _plan(votes, pool, mechanism, strategy, num_queries)
+    planned = mechanism.worst_case(num_queries, plan.rounds)
+    reservation = charge.ledger.reserve(
+        charge.account,
+        planned,
+        fingerprint=charge.fingerprint,
+        mechanism=mechanism.name,
+        run=charge.run,
+        insecure=not noise.private,
+    )
+
+    query_Q = torch.zeros(0, dtype=torch.int64)
+    label_Q = torch.zeros(0, dtype=torch.int64)
+    incurred: tuple[Event, ...] = ()
+    student_PC: Tensor | None = None
+    for turn in range(plan.rounds):
+        remaining = num_queries - len(query_Q)
+        if remaining == 0:
+            break
+        if turn and refit is not None and bool((label_Q != NO_ANSWER).any()):
+            answered = label_Q != NO_ANSWER
+            student_PC = refit(query_Q[answered], label_Q[answered])
+        state = QueryState(
+            spec=spec,
+            pool_x=pool.x,
+            asked_Q=query_Q,
+            label_Q=label_Q,
+            remaining=remaining,
+            rounds_left=plan.rounds - turn,
+            seed=seed,
+            student_PC=student_PC,
+            feature_PD=feature_PD,
+        )
+        ask = _checked(strategy.select(state), query_Q, remaining, len(pool))
+        if len(ask) == 0:
+            break
+        context = Context(
+            num_queries=num_queries,
+            rounds=plan.rounds,
+            failures=int((label_Q == NO_ANSWER).sum()),
+            answered=int((label_Q != NO_ANSWER).sum()),
+            student_QC=None if student_PC is None else student_PC[ask],
+        )
+        answers = mechanism.release(votes.take(ask), noise, context)
+        # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
+        query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
+        label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
+        incurred += answers.events
+        progress(len(query_Q), num_queries)
+
+    release = Release(secrets.token_hex(8), query_Q, label_Q, incurred, planned)
+    if seal is not None:
+        seal(release, incurred)
+    charge.ledger.commit(reservation, incurred, release_id=release.id)
+    return release
+
+
+@dataclass(frozen=True)
+class _Plan:
+    rounds: int
+
+
+def _plan(
+    votes: Votes, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
+) -> _Plan:
+    checks.integer(
+        "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
+    )
+    assert len(votes) == len(pool), "votes must cover the whole public pool"
+    rounds = min(checks.integer("query.rounds", strategy.rounds, low=1), num_queries)
+    mechanism.check(
+        num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds
+    )
+    return _Plan(rounds)
+
+
+def _checked(ask: Tensor, asked_Q: Tensor, remaining: int, pool_size: int) -> Tensor:
+    """The questions a strategy chose, held to the protocol: a repeat or an overrun would be answered uncharged."""
+    ask = ask.to("cpu", torch.int64)
+    if len(ask) > remaining:
+        raise ValueError(f"query strategy: asked {len(ask)} questions where {remaining} remain")
+    if len(ask) and (int(ask.min()) < 0 or int(ask.max()) >= pool_size):
+        raise ValueError("query strategy: asked for a point outside the public pool")
+    if len(torch.unique(ask)) < len(ask) or bool(torch.isin(ask, asked_Q).any()):
+        raise ValueError("query strategy: asked for the same point twice")
+    return ask

@@ -1,0 +1,75 @@
+"""Names and places of runs: one identity for every rank of a run, and releases found again by their id.
+
+Standard library only, so that ``--help`` and shell completion stay quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pate_torch import checks
+
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+def run_id() -> str:
+    """One name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else the time to the microsecond.
+
+    Under torchrun every rank would otherwise take its own time and write into a folder of its own.
+    """
+    environment = os.environ
+    if environment.get("PATE_RUN_ID"):
+        return _safe(environment["PATE_RUN_ID"])
+    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if elastic != "none":
+        return _safe(elastic)
+    if environment.get("SLURM_JOB_ID"):
+        return _safe(f"slurm-{environment['SLURM_JOB_ID']}")
+    if "RANK" in environment:
+        return f"torchrun-{os.getppid()}"
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+
+
+def _safe(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise checks.fail("PATE_RUN_ID", name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
+    return name
+
+
+def checked_id(key: str, value: object) -> str:
+    """An id of ours (16 hexadecimal digits), so that no id can be a path."""
+    text = str(value)
+    if not _ID.fullmatch(text):
+        raise checks.fail(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
+    return text
+
+
+def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every finished release under ``root``, newest first: (its release folder, its release.json)."""
+    found = []
+    for file in (root / "runs").glob("*/*/*/release/release.json"):
+        try:
+            record = json.loads(file.read_text())
+        except (OSError, json.JSONDecodeError):
+            continue
+        if isinstance(record, dict) and "release_id" in record:
+            found.append((file.stat().st_mtime_ns, file.parent, record))
+    for _, folder, record in sorted(found, key=lambda item: item[0], reverse=True):
+        yield folder, record
+
+
+def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
+    """The release called ``release_id``. Raises ValueError when there is none."""
+    wanted = checked_id("labels", release_id)
+    for folder, record in releases(root):
+        if record["release_id"] == wanted:
+            return folder, record
+    raise checks.fail(
+        "labels", release_id, f"no such release under {root / 'runs'}", "Set PATE_HOME if it lies elsewhere."
+    )
