@@ -1,0 +1,70 @@
+"""What every vote mechanism shares: its name, its kind of noise, and the refusal of any other kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.noise import NoiseSource
+from pate_torch.types import Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteMechanism:
+    """Base of the mechanisms. Subclasses set the default of ``name`` and the kinds of noise they have.
+
+    The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP,
+    never by the continuous curve (its delta exceeds it).
+    """
+
+    name: str = ""
+    noise: str = "torch"
+    kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
+
+    def __post_init__(self) -> None:
+        checks.one_of("mechanism.name", self.name, (type(self).name,))
+        checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
+        if self.noise not in self.kinds:
+            allowed = " or ".join(self.kinds)
+            raise checks.fail(
+                "noise", self.noise, f"must be {allowed}: {self.name} has no other form", "Set noise=torch."
+            )
+
+    @property
+    def discrete(self) -> bool:
+        return self.noise == "discrete"
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Raise ValueError when the plan cannot work, saying what would."""
+        checks.integer("num_queries", num_queries, low=0)
+        checks.integer("num_teachers", num_teachers, low=1)
+        checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
+        checks.integer("rounds", rounds, low=1)
+
+    def outcome_model(self) -> OutcomeModel | None:
+        """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
+        return None
+
+    def _accept(self, noise: NoiseSource) -> None:
+        """Refuse a source of another kind than the one priced."""
+        if noise.kind != self.noise:
+            raise checks.fail(
+                "noise.kind",
+                noise.kind,
+                f"must be {self.noise!r}, the kind {self.name} was priced for",
+                "Build both from the top-level key noise.",
+            )
+
+    def _counts(self, votes: Votes) -> Tensor:
+        """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
+        return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
+
+    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+        """argmax(n + N(0, sigma^2)) per row, int64 [Q]; ties (discrete noise only) to the lowest class."""
+        counts_QC = self._counts(votes)
+        return (counts_QC + noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device)).argmax(1)

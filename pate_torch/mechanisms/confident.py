@@ -1,0 +1,98 @@
+"""Confident GNMax: a noisy check that the teachers agree, then GNMax where they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting import events, outcomes
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.gaussian import answer_event
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+
+
+def screen_event(sigma: float, count: int, discrete: bool) -> Event:
+    """``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
+    if discrete:
+        return events.ZCDP(rho=1 / (2 * sigma**2), count=count)
+    return events.Gaussian(mu=1 / sigma, count=count)
+
+
+def first_of(passed_Q: Tensor, allowed: int | None) -> int:
+    """How many queries are asked when asking ends with the ``allowed``-th pass (None: no end)."""
+    if allowed is None:
+        return len(passed_Q)
+    return int((passed_Q.cumsum(0) - passed_Q.long() < allowed).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confident(VoteMechanism):
+    """No answer if top + N(0, screen_sigma^2) < threshold, else argmax(n + N(0, sigma^2)). All in votes.
+
+    The check's noise is *one* number per query: noise per class before the maximum is another, dearer mechanism.
+    max_answers: stop asking after so many answers (over all rounds), or null. What is not asked costs nothing.
+
+    Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query answered, both Gaussian
+    (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the shards' adjacency (the top count has sensitivity 1).
+    Which queries are answered depends on private data, so the guarantee is the cap that ``worst_case`` charges
+    (Smith & Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
+    Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
+    """
+
+    name: str = "confident"
+    sigma: float
+    screen_sigma: float
+    threshold: float
+    max_answers: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.positive("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
+        if self.max_answers is not None:
+            checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")
+
+    def _events(self, asked: int, answered: int) -> tuple[Event, ...]:
+        return (
+            screen_event(self.screen_sigma, asked, self.discrete),
+            answer_event(self.sigma, answered, self.discrete),
+        )
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Refuses a threshold that even unanimous teachers pass less than once in a thousand questions."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        if self.threshold > num_teachers + 3.1 * self.screen_sigma:
+            raise checks.fail(
+                "mechanism.threshold",
+                self.threshold,
+                f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}",
+                f"Set it below {num_teachers}, or train more teachers.",
+            )
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Every query asked, and as many answered as may be."""
+        answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
+        return self._events(num_queries, answered)
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Screen, then answer. Raises ValueError for a source of another kind of noise."""
+        self._accept(noise)
+        top_Q = self._counts(votes).max(1).values
+        passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
+        asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
+        passed_Q[asked:] = False
+        label_Q = torch.full((len(votes),), NO_ANSWER, dtype=torch.int64, device=top_Q.device)
+        label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero()[:, 0]), noise, self.sigma)
+        return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
+
+    def outcome_model(self) -> outcomes.Confident | None:
+        """None with ``max_answers``: stopping early on account of the votes has no data-dependent price."""
+        if self.discrete or self.max_answers is not None:
+            return None
+        return outcomes.Confident(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)

@@ -1,0 +1,52 @@
+"""GNMax: the plurality label after Gaussian noise on every count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pate_torch import checks
+from pate_torch.accounting import events, outcomes
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.noise import NoiseSource
+from pate_torch.types import Answers, Context, Votes
+
+
+def answer_event(sigma: float, count: int, discrete: bool) -> Event:
+    """``count`` GNMax answers with noise sigma (votes): one moved vote changes the counts by sqrt(2) in L2."""
+    if discrete:
+        return events.ZCDP(rho=1 / sigma**2, count=count)
+    return events.Gaussian(mu=math.sqrt(2) / sigma, count=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(VoteMechanism):
+    """argmax_c(n_c + N(0, sigma^2)), noise independent per query and class; answers every query.
+
+    sigma: standard deviation of the noise, in votes. LZCW21's binary form, which adds N(0, s1^2) to the count of
+    ones and compares with K/2, is this mechanism at sigma = sqrt(2) s1.
+
+    Guarantee: sqrt(2)/sigma-GDP per query, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the shards'
+    adjacency (one teacher changes its vote: L2 sensitivity sqrt(2)). Discrete noise: rho = 1/sigma^2 only.
+    Source: PATE 2018 (arXiv 1802.08908) section 4.1; LZCW21 Algorithm 1; Canonne, Kamath & Steinke 2020, Theorem 14.
+    """
+
+    name: str = "gaussian"
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """One answer per query, however the queries are split into rounds."""
+        return (answer_event(self.sigma, num_queries, self.discrete),)
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every query. Raises ValueError for a source of another kind of noise."""
+        self._accept(noise)
+        return Answers(self._gaussian_argmax(votes, noise, self.sigma), self.worst_case(len(votes)))
+
+    def outcome_model(self) -> outcomes.Gnmax | None:
+        return None if self.discrete else outcomes.Gnmax(sigma=self.sigma)

@@ -1,0 +1,48 @@
+"""LNMax: the plurality label after Laplace noise on every count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pate_torch import checks
+from pate_torch.accounting import events, outcomes
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.noise import NoiseSource
+from pate_torch.types import Answers, Context, Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(VoteMechanism):
+    """argmax_c(n_c + Lap(sigma)), noise independent per query and class; answers every query.
+
+    sigma: the Laplace *scale* b, in votes (its standard deviation is sqrt(2) b). PATE 2017 writes gamma = 1/b.
+
+    Guarantee: two coordinates of sensitivity 1 under the shards' adjacency (one teacher changes its vote), each
+    Lap(b): together pure 2/b and rho = 1/b^2 per query. Discrete noise: pure 1/b for each of the two.
+    Source: PATE 2017 (arXiv 1610.05755) section 2.1; discrete Laplace: Ghosh, Roughgarden & Sundararajan 2012.
+    """
+
+    name: str = "laplace"
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""
+        ratio = 1 / self.sigma
+        if self.discrete:
+            return (events.PureDP(epsilon=ratio, count=2 * num_queries),)
+        return (events.Laplace(ratio=ratio, count=2 * num_queries),)
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every query. Raises ValueError for a source of another kind of noise."""
+        self._accept(noise)
+        counts_QC = self._counts(votes)
+        noisy_QC = counts_QC + noise.laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
+        return Answers(noisy_QC.argmax(1), self.worst_case(len(votes)))
+
+    def outcome_model(self) -> outcomes.Lnmax | None:
+        return None if self.discrete else outcomes.Lnmax(scale=self.sigma)
