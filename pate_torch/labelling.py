@@ -67,8 +67,8 @@ def label(
     Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
     cases nothing has been drawn or charged.
     """
-    plan = _plan(votes, pool, mechanism, strategy, num_queries)
-    planned = mechanism.worst_case(num_queries, plan.rounds)
+    rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
+    planned = mechanism.worst_case(num_queries, rounds)
     reservation = charge.ledger.reserve(
         charge.account,
         planned,
@@ -82,7 +82,7 @@ def label(
     label_Q = torch.zeros(0, dtype=torch.int64)
     incurred: tuple[Event, ...] = ()
     student_PC: Tensor | None = None
-    for turn in range(plan.rounds):
+    for turn in range(rounds):
         remaining = num_queries - len(query_Q)
         if remaining == 0:
             break
@@ -95,7 +95,7 @@ def label(
             asked_Q=query_Q,
             label_Q=label_Q,
             remaining=remaining,
-            rounds_left=plan.rounds - turn,
+            rounds_left=rounds - turn,
             seed=seed,
             student_PC=student_PC,
             feature_PD=feature_PD,
@@ -105,7 +105,7 @@ def label(
             break
         context = Context(
             num_queries=num_queries,
-            rounds=plan.rounds,
+            rounds=rounds,
             failures=int((label_Q == NO_ANSWER).sum()),
             answered=int((label_Q != NO_ANSWER).sum()),
             student_QC=None if student_PC is None else student_PC[ask],
@@ -124,14 +124,8 @@ def label(
     return release
 
 
-@dataclass(frozen=True)
-class _Plan:
-    rounds: int
-
-
-def _plan(
-    votes: Votes, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
-) -> _Plan:
+def _rounds(votes: Votes, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int) -> int:
+    """Check the plan before anything is charged; how many rounds it takes."""
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
     )
@@ -140,7 +134,7 @@ def _plan(
     mechanism.check(
         num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds
     )
-    return _Plan(rounds)
+    return rounds
 
 
 def _checked(ask: Tensor, asked_Q: Tensor, remaining: int, pool_size: int) -> Tensor:
