@@ -1,0 +1,118 @@
+"""What the public image benchmarks share: one fixed split, normalisation from the public pool, one error if missing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.error import URLError
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.data.locations import missing
+from pate_torch.data.units import positions
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+
+T = TypeVar("T")
+
+
+def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel of public uint8 images [Q, Ch, H, W], as fractions of 255.
+
+    Of the public pool, never of private records. The usual published constants of these benchmarks are statistics of
+    their training images, which are the private side here.
+    """
+    channels = x.transpose(0, 1).flatten(1)
+    counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
+    level = torch.arange(256, dtype=torch.float64) / 255
+    weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    mean = weight @ level
+    variance = weight @ level.square() - mean.square()
+    std = variance.clamp(min=0).sqrt().clamp(min=1 / 255)  # a constant channel must not divide by zero
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def check_counts(public: int, test: int, private: int | None = None) -> None:
+    """The configurable sizes of the three parts."""
+    checks.integer("dataset.public", public, low=1)
+    checks.integer("dataset.test", test, low=1)
+    if private is not None:
+        checks.integer("dataset.private", private, low=1)
+
+
+def held_out(x: Tensor, y: Tensor, public: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first ``public`` records and the ``test`` after them, in file order: pool x, pool y, test x, test y."""
+    if public + test > len(y):
+        raise checks.fail(
+            "dataset.public + dataset.test",
+            public + test,
+            f"must be at most {len(y)}, the size of the held-out part",
+            "Lower dataset.public or dataset.test.",
+        )
+    return x[:public], y[:public], x[public : public + test], y[public : public + test]
+
+
+def assemble(
+    *,
+    name: str,
+    class_names: tuple[str, ...],
+    private: tuple[Tensor, Tensor],
+    held: tuple[Tensor, Tensor, Tensor, Tensor],
+    nominal_size: int,
+    unit_id: np.ndarray | None = None,
+) -> Dataset:
+    """A benchmark's Dataset from uint8 images and int64 labels; unit ids are positions in the original file."""
+    x, y = private
+    pool_x, pool_y, test_x, test_y = held
+    mean, std = channel_statistics(pool_x)
+    spec = DataSpec(
+        name=name,
+        num_classes=len(class_names),
+        input_shape=tuple(x.shape[1:]),
+        class_names=class_names,
+        mean=mean,
+        std=std,
+        benchmark=True,
+        nominal_size=nominal_size,
+    )
+    return Dataset(
+        spec=spec,
+        private=PrivateData(x, y, positions(len(y)) if unit_id is None else unit_id),
+        pool=PublicPool(pool_x),
+        evaluation=Evaluation(test_x, test_y, pool_y),
+    )
+
+
+def read(name: str, where: Path, download: bool, open_: Callable[[], T]) -> T:
+    """Run a reader; one ValueError says what is missing (and the switch), unreadable, or could not be fetched."""
+    try:
+        return open_()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise missing(name, where, str(error)) from error
+    except (RuntimeError, URLError, OSError) as error:
+        if download:
+            raise checks.fail(
+                "dataset.download",
+                True,
+                f"{name} could not be fetched into {where.absolute()} ({error})",
+                "Check the network, or put the files there by hand.",
+            ) from error
+        if "not found" in str(error):
+            raise missing(name, where) from error
+        raise unreadable(name, where, error) from error
+    except (ValueError, AssertionError, EOFError, KeyError, TypeError, IndexError, pickle.UnpicklingError) as error:
+        raise unreadable(name, where, error) from error
+
+
+def unreadable(name: str, where: Path, error: Exception) -> ValueError:
+    """The error of files that are there but are not what they should be."""
+    return checks.fail(
+        "dataset.name",
+        name,
+        f"its files in {where.absolute()} could not be read ({type(error).__name__}: {error})",
+        "Remove them and fetch them anew with dataset.download=true.",
+    )

@@ -1,0 +1,58 @@
+"""8x8 handwritten digits embedded in scikit-learn: 1,797 real records, no download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from pate_torch import checks, rng
+from pate_torch.data import benchmark, locations
+from pate_torch.types import Dataset
+
+_TOTAL = 1797
+_SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not be private under another's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits:
+    """1,100 private, 450 public and 247 test records, drawn once by a fixed permutation of the file's positions.
+
+    x: uint8 [N, 1, 8, 8], the file's 0..16 scaled to 0..255. Unit ids are positions in the original file.
+
+    Source: UCI Optical Recognition of Handwritten Digits (test part), as shipped by scikit-learn.
+    """
+
+    name: str = "digits"
+    private: int = 1100
+    public: int = 450
+    test: int = 247
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        benchmark.check_counts(self.public, self.test, self.private)
+        if self.private + self.public + self.test > _TOTAL:
+            raise checks.fail(
+                "dataset.private + public + test",
+                self.private + self.public + self.test,
+                f"must be at most {_TOTAL}, the size of the data set",
+            )
+
+    def load(self) -> Dataset:
+        images, labels = load_digits(return_X_y=True)
+        scaled = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+        order = rng.numpy_stream(_SPLIT_SEED, "digits", "split").permutation(_TOTAL)
+        # The private part first and in file order, so that unit ids can be the positions in the original file.
+        chosen = np.sort(order[: self.private])
+        rest = order[self.private :]
+        x, y = torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64))
+        return benchmark.assemble(
+            name=self.name,
+            class_names=tuple("0123456789"),
+            private=(x[chosen], y[chosen]),
+            held=benchmark.held_out(x[rest], y[rest], self.public, self.test),
+            nominal_size=self.private,
+            unit_id=chosen.astype(str),
+        )

@@ -1,0 +1,56 @@
+"""Where data sets lie on disk, and the one message for a data set that is not there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pate_torch import checks
+
+ENVIRONMENT = "PATE_DATA"
+DEFAULT_ROOT = "data"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def data_root(root: str | os.PathLike[str] | None) -> Path:
+    """``root``; where it is None the environment variable PATE_DATA; where that is unset, ``data``."""
+    return Path(root or os.environ.get(ENVIRONMENT) or DEFAULT_ROOT).expanduser()
+
+
+def folder(path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | None) -> Path:
+    """The folder of a benchmark: ``dataset.path`` where given, else the data root."""
+    return Path(path).expanduser() if path else data_root(root)
+
+
+def existing(key: str, path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | None) -> Path:
+    """A user's file or folder, taken from the working directory or else from the data root. ValueError if missing."""
+    if not path:
+        raise checks.fail(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
+    given = Path(path).expanduser()
+    for candidate in (given, data_root(root) / given):
+        if candidate.exists():
+            return candidate
+    looked = f"{given.absolute()}" if given.is_absolute() else f"{given.absolute()} and {data_root(root) / given}"
+    raise checks.fail(key, str(path), "must exist", f"Looked for {looked}; set {key} or data_root.")
+
+
+def missing(name: str, where: Path, reason: str = "") -> ValueError:
+    """The error of a benchmark that is not on disk."""
+    return checks.fail(
+        "dataset.name",
+        name,
+        f"was not found in {where.absolute()}" + (f" ({reason})" if reason else ""),
+        f"Fetch it with dataset.download=true, or set data_root (or the environment variable {ENVIRONMENT}) "
+        "to the folder that holds it.",
+    )
+
+
+def check_name(name: Any) -> str:
+    """The declared name of a data set: the ledger's account and part of a folder name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise checks.fail(
+            "dataset.name", name, "must be letters, digits, '.', '_' and '-', starting with one of the first two"
+        )
+    return name

@@ -1,0 +1,101 @@
+"""Disjoint shards: one privacy unit reaches one teacher, for one of two neighbouring relations.
+
+Either way a unit controls one teacher's vote in every query, so the votes' L2 sensitivity is sqrt(2).
+Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves all later ones into other shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from pate_torch import checks, rng
+from pate_torch.data.units import keyed_hash
+from pate_torch.types import PrivateData, Shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRemove:
+    """Unit -> shard by a keyed BLAKE2b hash of its id, independent of every other record.
+
+    Neighbours differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
+    removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty.
+
+    capacity: most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
+    displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
+
+    Guarantee: adding or removing one unit changes one row of ``Shards`` (apart from the padding's width when
+    capacity is None).
+    """
+
+    name: str = "add_remove"
+    capacity: int | None = None
+
+    adjacency: ClassVar[str] = "add_remove"
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None:
+            checks.integer("partition.capacity", self.capacity, low=1)
+
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+        """index_KS into ``private``; ValueError when there are fewer units than teachers."""
+        units = len(np.unique(private.unit_id))
+        _check_teachers(num_teachers, units, "records" if private.unit == "record" else f"units ({private.unit})")
+        word_N2 = keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
+        shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
+        # lexsort is stable: the records of one unit share both words and keep their order in the file.
+        order_N = np.lexsort((word_N2[:, 1], shard_N))
+        return _rows(order_N, shard_N[order_N], num_teachers, self.capacity, self.adjacency, private.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceOne:
+    """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
+
+    Neighbours differ in the content of one record, both versions valid (a known class, finite features); n is public.
+    The assignment reads no record at all, so replacing one changes nothing of it.
+    """
+
+    name: str = "replace_one"
+
+    adjacency: ClassVar[str] = "replace_one"
+
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+        """index_KS into ``private``; ValueError for group units or fewer records than teachers."""
+        if private.unit != "record":
+            raise checks.fail(
+                "partition",
+                self.name,
+                f"protects single records, but the privacy unit is {private.unit}",
+                "Use partition=add_remove, which keeps all of a unit's records in one shard.",
+            )
+        count = len(private)
+        _check_teachers(num_teachers, count, "records")
+        order_N = rng.numpy_stream(seed, "partition", "replace_one").permutation(count)
+        shard_N = np.arange(count) * num_teachers // count
+        return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
+
+
+def _check_teachers(num_teachers: int, available: int, what: str) -> None:
+    fix = f"There are {available} private {what}, and every teacher needs one of its own."
+    checks.integer("num_teachers", num_teachers, low=1, high=max(available, 1), fix=fix)
+    if available == 0:
+        raise checks.fail("num_teachers", num_teachers, f"cannot be served: there are no private {what}")
+
+
+def _rows(
+    order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
+) -> Shards:
+    """Padded rows from record indices sorted by shard (``shard_N`` non-decreasing)."""
+    sizes_K = np.bincount(shard_N, minlength=num_teachers)
+    start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
+    rank_N = np.arange(len(order_N)) - start_K[shard_N]
+    width = capacity or int(sizes_K.max())
+    kept = rank_N < width
+    index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
+    index_KS[shard_N[kept], rank_N[kept]] = order_N[kept]
+    index = torch.from_numpy(index_KS)
+    return Shards(index, index >= 0, adjacency, unit)

@@ -1,0 +1,43 @@
+"""Stable names of privacy units, and the keyed hash that decides by name alone: roles, shards, order.
+
+A decision made by a keyed hash of one unit's id is independent of every other record, so that adding or removing
+a unit moves nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from pate_torch import rng
+
+
+def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
+    """BLAKE2b of every id under a key of (seed, purpose): uint64 [N, 2], two independent words each."""
+    key = rng.derive(seed, *purpose).to_bytes(8, "big")
+    keyed = hashlib.blake2b(key=key, digest_size=16)
+    digests = bytearray()
+    for name in unit_id:
+        state = keyed.copy()  # a third faster than keying anew: the key's block is compressed once
+        state.update(name.encode())
+        digests += state.digest()
+    return np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def positions(count: int) -> np.ndarray:
+    """Unit ids of a benchmark: the position in the original file, as a string, str [count]."""
+    return np.arange(count).astype(str)
+
+
+def content_id(parts: Iterable[bytes]) -> str:
+    """An id made of a record's own content, so that removing a record renames nobody. Equal records share it.
+
+    Unkeyed, hence as private as the record: it stays in the private store.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
+        state.update(part)
+    return state.hexdigest()
