@@ -35,7 +35,8 @@ class Confident(VoteMechanism):
     """No answer if top + N(0, screen_sigma^2) < threshold, else argmax(n + N(0, sigma^2)). All in votes.
 
     The check's noise is *one* number per query: noise per class before the maximum is another, dearer mechanism.
-    max_answers: stop asking after so many answers (over all rounds), or null. What is not asked costs nothing.
+    max_answers: stop asking after so many answers (over all rounds), or null. What is not asked costs nothing, and the
+    answers are those of a *prefix* of the queries.
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query answered, both Gaussian
     (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the shards' adjacency (the top count has sensitivity 1).
@@ -86,8 +87,8 @@ class Confident(VoteMechanism):
         top_Q = self._counts(votes).max(1).values
         passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
         asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
-        passed_Q[asked:] = False
-        label_Q = torch.full((len(votes),), NO_ANSWER, dtype=torch.int64, device=top_Q.device)
+        passed_Q = passed_Q[:asked]
+        label_Q = torch.full((asked,), NO_ANSWER, dtype=torch.int64, device=top_Q.device)
         label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero()[:, 0]), noise, self.sigma)
         return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
 

@@ -1,0 +1,136 @@
+"""The sparse vector technique over distances to instability: what stability and soft_stability share.
+
+    block: w_hat = w + Lap(lambda)
+    each test: pass if dist + Lap(2 lambda) > w_hat; the first that does not ends the block
+
+``dist`` counts moves of one vote that can never change the winner. Errors in print, put right here: the distance
+``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2 (halve it); BTT18 loops while
+failures <= T, which allows T + 1 (stop at T); BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda)
+noise, a factor 2 short; LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting import events
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.noise import NoiseSource
+
+
+def distance(counts_QC: Tensor) -> Tensor:
+    """max(0, ceil(gap / 2) - 1), int64 [Q]: sensitivity 1, and 0 wherever a neighbour's winner differs."""
+    best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
+    gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
+    return ((gap_Q + 1) // 2 - 1).clamp(min=0)
+
+
+def teachers_to_pass(threshold: float) -> int:
+    """The fewest teachers whose unanimous vote has a distance above ``threshold``."""
+    return 2 * math.floor(threshold) + 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """scale: lambda; threshold: w, both in votes; blocks: thresholds that may be drawn, each pure 2/lambda."""
+
+    scale: float
+    threshold: float
+    blocks: int
+
+    @property
+    def teachers_needed(self) -> int:
+        """Below this many, not even unanimous teachers are answered every other time."""
+        return teachers_to_pass(self.threshold)
+
+
+def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete: bool = False) -> Calibration:
+    """lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
+
+    rho = 2/lambda^2 per block, converted by epsilon = rho + 2 sqrt(rho ln(2/delta)) (Bun & Steinke 2016). The rest:
+    some test whose winner differs between neighbours (then dist = 0) passes. Thresholds and tests are bounded apart,
+    with delta/4 each, which stays true for adaptive queries; the tail of the difference of the two noises would not.
+    """
+    log_term = math.log(2 / delta)
+    scale = (math.sqrt(2 * blocks * (epsilon + log_term)) + math.sqrt(2 * blocks * log_term)) / epsilon
+
+    def margin(width: float, draws: int) -> float:
+        # P(Z > t) = tail exp(-t/width) at most; on the integers the mass at 0 makes the tail a little above 1/2.
+        tail = 1 / (1 + math.exp(-1 / width)) if discrete else 0.5
+        return width * max(0.0, math.log(4 * tail * draws / delta))
+
+    return Calibration(scale=scale, threshold=margin(scale, blocks) + margin(2 * scale, tests), blocks=blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVector(VoteMechanism):
+    """Base of the mechanisms that pay per failure. Subclasses answer; this prices and calibrates.
+
+    epsilon, delta: what the whole release may spend. max_failures: T, after which it stops. Every call of ``release``
+    starts a fresh block, so T + rounds - 1 blocks are paid for.
+    """
+
+    epsilon: float
+    delta: float
+    max_failures: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.epsilon", self.epsilon)
+        checks.delta("mechanism.delta", self.delta)
+        checks.integer("mechanism.max_failures", self.max_failures, low=1)
+
+    def tests(self, num_queries: int) -> int:
+        """How many noisy tests ``num_queries`` queries can take."""
+        return num_queries
+
+    def calibration(self, num_queries: int, rounds: int = 1) -> Calibration:
+        """The scales of a release of ``num_queries`` in ``rounds`` calls."""
+        return calibrate(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            blocks=self.max_failures + rounds - 1,
+            tests=max(1, self.tests(num_queries)),
+            discrete=self.discrete,
+        )
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Refuses an ensemble too small to pass a test even when unanimous, and says how large it would have to be."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        plan = self.calibration(num_queries, rounds)
+        if num_teachers < plan.teachers_needed:
+            raise checks.fail(
+                "num_teachers",
+                num_teachers,
+                f"must be at least {plan.teachers_needed} for mechanism={self.name}: at epsilon={self.epsilon:g}, "
+                f"delta={self.delta:g}, max_failures={self.max_failures}, {num_queries} queries in {rounds} round(s) "
+                f"it needs lambda={plan.scale:.1f} and w={plan.threshold:.1f}, and only a gap above 2w passes",
+                "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
+            )
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Every block that may be started, and one delta."""
+        return self._events(self.calibration(num_queries, rounds).blocks, num_queries, rounds)
+
+    def _events(self, blocks: int, num_queries: int, rounds: int, *, first: bool = True) -> tuple[Event, ...]:
+        pure = 2 / self.calibration(num_queries, rounds).scale
+        return (
+            events.PureDP(epsilon=pure, count=blocks),
+            events.Delta(delta=self.delta / 2, count=int(first)),
+        )
+
+    def _fresh_threshold(self, plan: Calibration, noise: NoiseSource, device: torch.device) -> Tensor:
+        """w_hat of a new block, a scalar tensor."""
+        return plan.threshold + noise.laplace((1,), plan.scale, device)[0].double()
+
+
+def first_failure(noisy_Q: Tensor, threshold: Tensor, start: int) -> int:
+    """The first index from ``start`` on whose noisy distance does not exceed the threshold; len(noisy_Q) if none."""
+    below = (noisy_Q[start:] <= threshold).nonzero()
+    return start + int(below[0]) if len(below) else len(noisy_Q)

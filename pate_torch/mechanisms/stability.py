@@ -1,0 +1,48 @@
+"""Stability and sparse vector: exact winners where no few votes could change them; only failures are paid for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pate_torch.mechanisms.sparse_vector import SparseVector, distance, first_failure
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stability(SparseVector):
+    """The exact plurality where dist + Lap(2 lambda) > w + Lap(lambda), else "no answer"; stops at the T-th failure.
+
+    dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow
+    from (epsilon, delta, T, queries, rounds). The answers are those of a *prefix* of the queries when it stops early.
+
+    Guarantee: (epsilon, delta) for the whole release, adaptive queries included, under the shards' adjacency (one
+    teacher changes its vote: dist has sensitivity 1). Charged: pure 2/lambda for every block started (a threshold, up
+    to its first failure), and delta/2 once for an unstable query that passes.
+    Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (see ``sparse_vector`` for the errors put right).
+    """
+
+    name: str = "stability"
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer until the T-th failure. Raises ValueError for a source of another kind of noise."""
+        self._accept(noise)
+        device = votes.counts_QC.device
+        plan = self.calibration(context.num_queries, context.rounds)
+        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * plan.scale, device)
+        label_Q = votes.plurality()
+        start, blocks, failures = 0, 0, context.failures
+        # Between failures the threshold stands still, so one pass finds the next failure.
+        while start < len(votes) and failures < self.max_failures:
+            blocks += 1
+            stop = first_failure(noisy_Q, self._fresh_threshold(plan, noise, device), start)
+            if stop < len(votes):
+                label_Q[stop] = NO_ANSWER
+                failures += 1
+                stop += 1
+            start = stop
+        first = blocks > 0 and context.answered + context.failures == 0
+        incurred = self._events(blocks, context.num_queries, context.rounds, first=first)
+        return Answers(label_Q[:start].to(torch.int64), incurred)
