@@ -1,0 +1,269 @@
+"""Everything a report may say, and its plain files. Releasable by type: votes, shards and tensors cannot enter.
+
+Writers: ``summary.json`` (fixed keys), ``privacy.json`` (the statement for machines, with a schema),
+``README.md`` (the model card); ``report.html`` is written by ``page``. A run that is not private claims no epsilon
+in any of them: the numbers are null.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pate_torch import checks
+from pate_torch.reporting import statement
+from pate_torch.reporting.intervals import Share
+from pate_torch.reporting.statement import PrivacyFacts
+
+SCHEMA_VERSION = 1
+NO_ANSWER = -1
+
+FILES = {
+    "report.html": "This report as one page, to be opened in any browser.",
+    "summary.json": "The figures, unrounded.",
+    "privacy.json": "The privacy statement for machines.",
+    "release.json": "What was asked, of whom, at what price.",
+    "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
+    "student.safetensors": "The student's weights.",
+    "README.md": "The model card.",
+    "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
+}
+
+# Why a baseline may be shown outside the owner's house.
+BECAUSE = {
+    "public": "learnt from public data alone",
+    "released": "learnt from released labels alone",
+    "published": "a published figure",
+    "benchmark": "measured on private records, which may be shown because this data set is a public benchmark",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An accuracy to compare with, and the reason why it is releasable (a key of ``BECAUSE``)."""
+
+    name: str
+    accuracy: float
+    because: str
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("baseline.because", self.because, BECAUSE)
+        _ = self.share
+
+    @property
+    def share(self) -> Share:
+        return Share(value=self.accuracy, size=self.size)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """Public points with the labels released for them. image: uint8 [E, Ch, H, W], Ch 1 or 3; query: pool indices."""
+
+    image: np.ndarray
+    label: tuple[int, ...]
+    query: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.image)
+        if not isinstance(self.image, np.ndarray) or self.image.dtype != np.uint8:
+            raise checks.fail("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
+        if len(shape) != 4 or shape[1] not in (1, 3):
+            raise checks.fail("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
+        if not shape[0] == len(self.label) == len(self.query):
+            raise checks.fail(
+                "examples.label", len(self.label), f"must be one per image ({shape[0]}), as examples.query"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleasedReport(PrivacyFacts):
+    """The privacy facts, what became of the release, and what may be shown of it.
+
+    ``seconds`` per stage. epsilon_curve: price at ``delta`` of this release's first q questions, q = 1..Q;
+    account_curve: the account's total at the same moments. confusion: student's test counts [truth, predicted].
+    ``student_size``/``label_size``: how many points the two accuracies were measured on. student_curves: tag ->
+    ((step, value), ...). ``created``: a date for people to read.
+    """
+
+    student: str
+    seconds: Mapping[str, float]
+    student_accuracy: float | None = None
+    label_accuracy: float | None = None
+    teachers_id: str | None = None
+    release_id: str | None = None
+    ledger_head: str | None = None
+    student_size: int | None = None
+    label_size: int | None = None
+    class_names: tuple[str, ...] = ()
+    epsilon_curve: tuple[float, ...] = ()
+    account_curve: tuple[float, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    student_curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    examples: Examples | None = None
+    baselines: tuple[Baseline, ...] = ()
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("seconds", "parameters", "student_curves"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
+        for item in fields(self):
+            _releasable(item.name, getattr(self, item.name))
+        for name in ("student_accuracy", "label_accuracy"):
+            if getattr(self, name) is not None:
+                checks.between(name, getattr(self, name), 0, 1)
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        for name in ("epsilon_curve", "account_curve"):
+            curve = getattr(self, name)
+            if curve and len(curve) != self.queries_asked:
+                raise checks.fail(name, len(curve), f"must have one value per question asked ({self.queries_asked})")
+            if any(later < earlier for earlier, later in itertools.pairwise(curve)):
+                raise checks.fail(name, "decreasing", "a price never falls as questions are added")
+        size = len(self.confusion)
+        if any(len(row) != size for row in self.confusion):
+            raise checks.fail("confusion", size, "must be square")
+        if size and self.class_names and len(self.class_names) != size:
+            raise checks.fail("class_names", len(self.class_names), f"must have {size} entries")
+
+    @property
+    def student_share(self) -> Share | None:
+        size = self.student_size or sum(map(sum, self.confusion)) or None
+        return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=size)
+
+    @property
+    def label_share(self) -> Share | None:
+        size = self.label_size or self.queries_answered or None
+        return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=size)
+
+    @property
+    def class_shares(self) -> tuple[Share | None, ...]:
+        """The student's accuracy on each true class; None where the test set has none of it."""
+        return tuple(
+            Share(value=row[true] / sum(row), size=sum(row)) if sum(row) else None
+            for true, row in enumerate(self.confusion)
+        )
+
+    def class_name(self, label: int) -> str:
+        return self.class_names[label] if 0 <= label < len(self.class_names) else str(label)
+
+
+def _releasable(name: str, value: Any) -> None:
+    """Plain finite values only. TypeError for anything else: what is private is a type of its own, and stops here."""
+    if value is None or isinstance(value, str | bool | int):
+        return
+    if isinstance(value, float):
+        checks.number(name, value)
+    elif isinstance(value, tuple):
+        for item in value:
+            _releasable(name, item)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _releasable(f"{name}.{key}", item)
+    elif isinstance(value, Baseline | Examples | statement.OtherRelease) and is_dataclass(value):
+        for item in fields(value):
+            inner = getattr(value, item.name)
+            if not isinstance(inner, np.ndarray):  # checked by Examples
+                _releasable(f"{name}.{item.name}", inner)
+    else:
+        raise TypeError(f"{name}: {type(value).__name__} may not enter a released report (plain values only)")
+
+
+def summary(report: ReleasedReport) -> dict[str, Any]:
+    """The fixed keys of summary.json. Every epsilon of a run that is not private is null."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dataset": report.dataset,
+        "mechanism": report.mechanism,
+        "student": report.student,
+        "num_teachers": report.num_teachers,
+        "queries_asked": report.queries_asked,
+        "queries_answered": report.queries_answered,
+        "epsilon": report.claimed_epsilon,
+        "epsilon_ex_post": report.claimed_epsilon_ex_post,
+        "delta": report.delta,
+        "accountant": report.accountant,
+        "adjacency": report.adjacency,
+        "unit": report.unit,
+        "epsilon_charged": report.claimed_epsilon_charged,
+        "budget_epsilon": report.budget_epsilon,
+        "student_accuracy": report.student_accuracy,
+        "label_accuracy": report.label_accuracy,
+        "private": report.private,
+        "teachers_id": report.teachers_id,
+        "release_id": report.release_id,
+        "ledger_head": report.ledger_head,
+        "seconds": dict(report.seconds),
+    }
+
+
+def privacy(report: PrivacyFacts) -> dict[str, Any]:
+    """The statement for machines; ``privacy_schema`` describes it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "private": report.private,
+        "headline": statement.headline(report),
+        "guarantee": {
+            "definition": "(epsilon, delta)-differential privacy",
+            "epsilon": report.claimed_epsilon,
+            "delta": report.delta,
+            "adjacency": report.adjacency,
+            "unit": report.unit,
+            "route": report.accountant,
+            "symbols": statement.symbols(report),
+            "plain_words": list(statement.plain_words(report)),
+        },
+        "mechanism": {
+            "name": report.mechanism,
+            "parameters": dict(report.parameters),
+            "noise": report.noise,
+            "num_teachers": report.num_teachers,
+            "queries_asked": report.queries_asked,
+            "queries_answered": report.queries_answered,
+        },
+        "composition": {
+            "dataset": report.dataset,
+            "this_release": report.claimed_epsilon,
+            "this_release_ex_post": report.claimed_epsilon_ex_post,
+            "account_total": report.claimed_epsilon_charged,
+            "account_cap": report.budget_epsilon,
+            "labels_reused": report.reused,
+        },
+        "other_releases": [
+            {"release_id": other.release_id, "what": other.what, "epsilon": other.epsilon}
+            for other in report.other_releases
+        ],
+        "assumptions": list(statement.assumptions(report)),
+        "not_covered": list(statement.not_covered(report)),
+    }
+
+
+def privacy_schema() -> dict[str, Any]:
+    """The JSON schema of privacy.json, shipped with the package."""
+    return json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+
+
+def strict_json(content: Mapping[str, Any]) -> str:
+    """JSON that every reader accepts: NaN and infinity raise ValueError."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_summary(report: ReleasedReport, path: Path) -> None:
+    """summary.json, unrounded."""
+    path.write_text(strict_json(summary(report)), encoding="utf-8")
+
+
+def write_privacy(report: PrivacyFacts, path: Path) -> None:
+    """privacy.json."""
+    path.write_text(strict_json(privacy(report)), encoding="utf-8")

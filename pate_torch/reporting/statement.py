@@ -1,0 +1,300 @@
+"""The privacy statement: who is protected, from what, by how much, on what assumptions, and what it leaves out.
+
+An epsilon is never shown without its delta, adjacency, unit and route: ``PrivacyFacts.terms`` is the one place
+that spells them, and every writer goes through it. Shown epsilons are rounded up, stored ones not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal
+
+import numpy as np
+
+from pate_torch import checks
+
+NOT_PRIVATE = "NOT PRIVATE"
+WARNING = (
+    "NOT PRIVATE: the noise of this run was seeded or switched off, so that an outsider can recompute it and take it "
+    "away again. No privacy guarantee holds, whatever the parameters say. Such a run is for tests: do not publish it."
+)
+
+Scalar = bool | int | float | str | None
+
+ROUTES = {
+    "gdp": "exact Gaussian accounting",
+    "gaussian": "exact Gaussian accounting",
+    "rdp": "Rényi accounting",
+    "pld": "privacy loss distributions",
+    "zcdp": "zero-concentrated accounting",
+    "pure": "pure composition",
+}
+
+
+def show_epsilon(epsilon: float) -> str:
+    """Three decimals, or three digits when small; rounded up, since a guarantee is never rounded down."""
+    checks.non_negative("epsilon", epsilon)
+    exact = Decimal(epsilon)
+    decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact.adjusted()
+    return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
+
+
+def show_delta(delta: float) -> str:
+    """Every digit that was given: 1e-05 -> '1e-5'."""
+    return np.format_float_scientific(delta, trim="-", exp_digits=1)
+
+
+def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
+    """The largest share of members any membership test can find at this share of false alarms.
+
+    Source: Wasserman & Zhou (2010); Kairouz, Oh & Viswanath (2015): with misses b and false alarms a,
+    e^epsilon a + b >= 1 - delta and a + e^epsilon b >= 1 - delta, and nothing more.
+    """
+    low = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    high = 1 - math.exp(-epsilon) * (1 - delta - false_alarms)
+    return min(1.0, low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRelease:
+    """Something else released from the same private data; ``epsilon`` is its own guarantee, None where it has none."""
+
+    release_id: str
+    what: str
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            checks.non_negative("other_releases.epsilon", self.epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyFacts:
+    """What the statement is made of; releasable, every one.
+
+    epsilon: the guarantee of this release alone (data-independent or sanitised); ``epsilon_ex_post``: what had been
+    spent when the run stopped, not a guarantee; ``epsilon_charged``: the account's total, all releases composed;
+    ``budget_epsilon``: the account's cap; all at ``delta``. ``accountant``: the route that gave epsilon.
+    ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
+    is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
+    ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
+    training without teachers (DP-SGD).
+    """
+
+    dataset: str
+    mechanism: str
+    num_teachers: int
+    queries_asked: int
+    queries_answered: int
+    epsilon: float | None
+    delta: float
+    accountant: str
+    adjacency: str
+    unit: str
+    private: bool
+    epsilon_ex_post: float | None = None
+    epsilon_charged: float | None = None
+    budget_epsilon: float | None = None
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    noise: str = "torch"
+    declared_size: int | None = None
+    reused: bool = False
+    other_releases: tuple[OtherRelease, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.integer("num_teachers", self.num_teachers, low=0)
+        checks.integer("queries_asked", self.queries_asked, low=0)
+        checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
+        checks.delta("delta", self.delta)
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        checks.one_of("noise", self.noise, ("torch", "discrete"))
+        checks.boolean("private", self.private)
+        checks.boolean("reused", self.reused)
+        if self.unit != "record" and not (self.unit.startswith("group:") and len(self.unit) > len("group:")):
+            raise checks.fail("unit", self.unit, "must be 'record' or 'group:<column>'")
+        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "budget_epsilon"):
+            value = getattr(self, name)
+            if value is not None:
+                checks.non_negative(name, value)
+        if self.private and self.epsilon is None:
+            raise checks.fail(
+                "epsilon", None, "must be a number in a private run", "Without a price nothing is released."
+            )
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """The epsilon that may be claimed: None unless the run is private."""
+        return self.epsilon if self.private else None
+
+    @property
+    def claimed_epsilon_ex_post(self) -> float | None:
+        return self.epsilon_ex_post if self.private else None
+
+    @property
+    def claimed_epsilon_charged(self) -> float | None:
+        return self.epsilon_charged if self.private else None
+
+    @property
+    def unit_words(self) -> str:
+        return "one record" if self.unit == "record" else f"all records of one {self.unit.removeprefix('group:')}"
+
+    @property
+    def adjacency_words(self) -> str:
+        if self.adjacency == "add_remove":
+            return f"add or remove {self.unit_words}"
+        return f"replace {self.unit_words} by any other"
+
+    @property
+    def route_words(self) -> str:
+        long = ROUTES.get(self.accountant)
+        return f"{long} ({self.accountant})" if long else self.accountant
+
+    @property
+    def terms(self) -> str:
+        """What an epsilon means nothing without."""
+        return (
+            f"delta = {show_delta(self.delta)}; neighbours: {self.adjacency_words} ({self.adjacency}); "
+            f"unit: {self.unit}; route: {self.route_words}"
+        )
+
+    def with_terms(self, epsilon: float) -> str:
+        return f"epsilon = {show_epsilon(epsilon)} ({self.terms})"
+
+    @property
+    def parameters_words(self) -> str:
+        return ", ".join(f"{name} = {value}" for name, value in self.parameters.items() if value is not None)
+
+
+def headline(facts: PrivacyFacts) -> str:
+    """One line: the guarantee with its terms, or that there is none."""
+    if facts.claimed_epsilon is None:
+        return f"{NOT_PRIVATE}: no guarantee"
+    return facts.with_terms(facts.claimed_epsilon)
+
+
+def symbols(facts: PrivacyFacts) -> str:
+    """The guarantee as an inequality."""
+    if facts.claimed_epsilon is None:
+        return "For no epsilon: Pr[M(D) ∈ S] may be 1 where Pr[M(D′) ∈ S] is 0."
+    relation = "D and D′ that differ by " + {
+        "add_remove": f"{facts.unit_words} added or removed",
+        "replace_one": f"{facts.unit_words} replaced",
+    }.get(facts.adjacency, facts.adjacency)
+    return (
+        f"For all {relation}, and every set S of outcomes: Pr[M(D) ∈ S] ≤ exp(ε) · Pr[M(D′) ∈ S] + δ, "
+        f"with ε = {show_epsilon(facts.claimed_epsilon)} and δ = {show_delta(facts.delta)}."
+    )
+
+
+def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
+    """The guarantee for someone who has never seen one, in a few paragraphs."""
+    if facts.claimed_epsilon is None:
+        return (WARNING,)
+    eps = facts.claimed_epsilon
+    found = attack_bound(eps, facts.delta, 0.01)
+    verb = "added or removed" if facts.adjacency == "add_remove" else "replaced by any other"
+    many = (
+        "every record"
+        if facts.unit == "record"
+        else f"every {facts.unit.removeprefix('group:')}, with all its records,"
+    )
+    return (
+        f"This release protects {many} of {facts.dataset}: everything in it would have come out almost as likely "
+        f"with {facts.unit_words} {verb}, whoever looks, and whatever else they know.",
+        f"How almost: someone who tests whether {facts.unit_words} took part, and is wrong about 1 % of those "
+        f"that did not, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that did. "
+        f"With no protection it could be 100 %, with perfect protection 1 %.",
+        _how(facts),
+    )
+
+
+def _how(facts: PrivacyFacts) -> str:
+    given = f" ({facts.parameters_words})" if facts.parameters else ""
+    if facts.num_teachers == 0:
+        return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
+    return (
+        f"How: {facts.num_teachers} teachers, each trained on its own share of the records, voted on "
+        f"{facts.queries_asked} public questions. The mechanism {facts.mechanism}{given} added noise to the votes, and "
+        f"only its {facts.queries_answered} answers left. The student learnt from public points and these answers."
+    )
+
+
+def composition(facts: PrivacyFacts) -> tuple[tuple[str, float | None, str], ...]:
+    """(name, epsilon or None, what it covers): this release, the account's total and its cap; empty if not private."""
+    if facts.claimed_epsilon is None:
+        return ()
+    rows: list[tuple[str, float | None, str]] = [
+        (
+            "This release alone",
+            facts.claimed_epsilon,
+            "Everything in this folder, and nothing outside it. The guarantee.",
+        )
+    ]
+    if facts.epsilon_ex_post is not None and facts.epsilon_ex_post != facts.claimed_epsilon:
+        rows.append(
+            ("Spent when it stopped (ex post)", facts.epsilon_ex_post, "Depends on the answers: not a guarantee.")
+        )
+    free = " The labels had been paid for before: this run added nothing." if facts.reused else ""
+    rows.append(
+        (
+            "All releases from these data",
+            facts.epsilon_charged,
+            "The account's total in the ledger, all composed." + free,
+        )
+    )
+    rows.append(
+        ("Cap of the account", facts.budget_epsilon, "A release that would pass it is refused before noise is drawn.")
+    )
+    return tuple(rows)
+
+
+def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
+    """What must be true for the guarantee to hold."""
+    rows = []
+    if facts.num_teachers:
+        rows.append(
+            f"{facts.unit_words[0].upper()}{facts.unit_words[1:]} reached exactly one of the {facts.num_teachers} "
+            "teachers, and no teacher learnt anything from outside its own share."
+        )
+    if not facts.private:
+        rows.append("The noise was NOT secret: it was seeded or switched off. This alone voids the guarantee.")
+    elif facts.noise == "discrete":
+        rows.append(
+            "The noise is exact and discrete, and comes from the operating system's entropy, unknown to anyone."
+        )
+    else:
+        rows.append(
+            "The noise is seeded by the operating system's entropy, unknown to anyone, and computed in floating point: "
+            "the guarantee is for real numbers, and attacks on the last bits are not excluded (noise=discrete does)."
+        )
+    rows.append(
+        "The list of classes, the normalisation constants and the configuration are public: nothing in them came from "
+        "private records."
+    )
+    if facts.declared_size is not None:
+        rows.append(f"The declared number of records, {facts.declared_size}, is public.")
+    elif facts.adjacency == "replace_one":
+        rows.append("The number of records is public.")
+    rows.append(
+        "The public points and the labels used for measuring are public, and disjoint from the private records."
+    )
+    return tuple(rows)
+
+
+def not_covered(facts: PrivacyFacts) -> tuple[str, ...]:
+    """What the guarantee says nothing about."""
+    rows = [
+        "Time: how long the computation took, and anything else seen of the machine while it ran.",
+        "The owner's own looks at private results: a parameter chosen after seeing votes, teachers' accuracies or "
+        "data-dependent prices is a release that nobody charged.",
+        "The public pool: its points are shown as they are.",
+        "Anything from the same records published by other means than this ledger's account.",
+        "What holds of the population: a pattern among many records can be learnt, and is meant to be.",
+    ]
+    if facts.unit == "record":
+        rows.append(
+            "Several records of one person together: the guarantee is for one record (set a group column for persons)."
+        )
+    return tuple(rows)
