@@ -1,0 +1,52 @@
+"""The released student on disk: one safetensors file whose header says how to build the network.
+
+No pickle anywhere: loading a student runs no code from the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from pate_torch import checks, networks
+from pate_torch.protocols import Student
+from pate_torch.types import DataSpec
+
+FORMAT = "pate_torch.student/1"
+
+
+def save(student: Student, path: Path) -> None:
+    """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
+    spec = dataclasses.asdict(student.spec)
+    header = {"format": FORMAT, "network": json.dumps(student.network), "spec": json.dumps(spec)}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata=header)
+    partial.replace(path)
+
+
+def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
+    """The student in ``path``. Raises ValueError when the file is missing, damaged or not a student of ours."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise checks.fail("student", str(path), f"is missing or not a safetensors file ({error})") from error
+    if header.get("format") != FORMAT:
+        raise checks.fail("student", str(path), f"has format {header.get('format')!r}, not {FORMAT!r}")
+    try:
+        network: dict[str, Any] = json.loads(header["network"])
+        spec = json.loads(header["spec"])
+        spec = DataSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in spec.items()})
+        module = networks.build(**network)
+        module.load_state_dict(tensors)
+    except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+        raise checks.fail("student", str(path), f"does not fit the network its header describes ({error})") from error
+    return Student(network=network, module=module.to(device).eval(), spec=spec)

@@ -1,0 +1,8 @@
+"""PATE from private data to a released student: compose a configuration, hand over to the pipeline."""
+
+import sys
+
+from pate_torch.command import train
+
+if __name__ == "__main__":
+    sys.exit(train())
