@@ -1,0 +1,176 @@
+"""Features learnt from public points without any label, so at no cost in privacy.
+
+Two distorted copies of a point must be told to belong together among the copies of the other points of the batch.
+Used to choose what to ask (points that stand for a cluster), to start a student or teachers from, or as a frozen
+input. Everything here is a function of public points, the recipe and the seed, and so releasable.
+
+Source: Chen et al. 2020 (SimCLR), the normalised-temperature cross-entropy of its equation 1.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import checks, networks, rng
+from pate_torch.augment import Affine
+from pate_torch.protocols import Progress, silent
+from pate_torch.types import DataSpec
+from pate_torch.views import as_affine, strong_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Representation:
+    """A recipe for an encoder.
+
+    network, network_options: see networks.build; the encoder is that network without its last linear layer.
+    steps, batch_size (points; each gives two copies), learning_rate, temperature: of the contrastive loss.
+    projection: width of the throw-away layers between the features and the loss. augment: geometric ranges, widened
+    by ``strong_view``; null: only cutout and contrast.
+    """
+
+    name: str = "contrastive"
+    network: str = "small_cnn"
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 600
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    weight_decay: float = 1e-4
+    temperature: float = 0.2
+    projection: int = 128
+    augment: Affine | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("representation.steps", self.steps, low=0)
+        checks.integer("representation.batch_size", self.batch_size, low=2)
+        checks.positive("representation.learning_rate", self.learning_rate)
+        checks.non_negative("representation.weight_decay", self.weight_decay)
+        checks.positive("representation.temperature", self.temperature)
+        checks.integer("representation.projection", self.projection, low=2)
+        as_affine(self.augment)
+
+    def learn(
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> nn.Module:
+        """The encoder, in evaluation mode: normalised floats [B, ...] -> features [B, D].
+
+        x_P: raw public points [P, ...]. A recipe is learnt once in a process for the same points, seed and device
+        (queries and students ask for the same one), and handed out as a copy.
+        """
+        key = self._key(x_P, spec, seed, device)
+        if key not in _LEARNT:
+            _LEARNT[key] = self._train(x_P.to(device), spec, seed, progress)
+            while len(_LEARNT) > _KEPT:
+                _LEARNT.popitem(last=False)
+        return copy.deepcopy(_LEARNT[key])
+
+    def features(
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Tensor:
+        """Unit-length features of the public points, float32 [P, D], on the CPU."""
+        return encode(self.learn(x_P, spec, seed=seed, device=device, progress=progress), x_P, spec)
+
+    def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
+        network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
+        network = networks.initialise(network, rng.torch_stream(seed, "representation", "initial"))
+        encoder = headless(network).to(x_P.device)
+        width = encoder.eval()(spec.normalise(x_P[:1])).shape[1]
+        head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
+        _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
+        head.to(x_P.device)
+        draws = rng.torch_stream(seed, "representation", "views")
+        view = strong_view(spec, as_affine(self.augment))
+        size = min(self.batch_size, len(x_P))
+        optimiser = torch.optim.AdamW(
+            [*encoder.parameters(), *head.parameters()], lr=self.learning_rate, weight_decay=self.weight_decay
+        )
+        for step in range(self.steps if len(x_P) > 1 else 0):
+            for group in optimiser.param_groups:
+                group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            encoder.train()
+            x = x_P[torch.randperm(len(x_P), generator=draws)[:size].to(x_P.device)]
+            pair = torch.cat([view(x, spec, draws), view(x, spec, draws)])
+            loss = contrast(head(encoder(pair)), self.temperature)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            progress(step + 1, self.steps)
+        return encoder.eval()
+
+    def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
+        content = hashlib.blake2b(x_P.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+        return (repr(self), repr(spec), content, str(x_P.dtype), str(tuple(x_P.shape)), str(seed), str(device))
+
+
+def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
+    """Orthogonal weights, zero biases. ``networks.initialise`` would start the last layer, here the output, at zero."""
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            nn.init.orthogonal_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
+
+
+# Two recipes at a time: one for the questions, one for the student.
+_KEPT = 2
+_LEARNT: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
+
+
+def contrast(z_2BD: Tensor, temperature: float) -> Tensor:
+    """Mean cross-entropy of finding a row's other copy, B rows below or above it, among all other rows."""
+    z = F.normalize(z_2BD.float(), dim=1)
+    similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
+    partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
+    return F.cross_entropy(similarity, partner)
+
+
+def last_linear(network: nn.Module) -> str:
+    """The name of a network's classifier: its last linear layer. Raises ValueError where there is none."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    if not names:
+        raise ValueError("representation: the network needs a last linear layer apart from its trunk")
+    return names[-1]
+
+
+def headless(network: nn.Module) -> nn.Module:
+    """The network with its classifier replaced by the identity, in place; returns it."""
+    network.set_submodule(last_linear(network), nn.Identity())
+    return network
+
+
+def transfer(encoder: nn.Module, network: nn.Module) -> None:
+    """Copy the encoder's weights into a network of the same design; its classifier keeps its own."""
+    head = last_linear(network)
+    missing, unexpected = network.load_state_dict(encoder.state_dict(), strict=False)
+    if unexpected or any(not name.startswith(head + ".") for name in missing):
+        raise ValueError("representation.network: must be the student's network with the same network_options")
+
+
+@torch.no_grad()
+def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
+    """Unit-length features of raw points, float32 [P, D], on the CPU."""
+    device = next(encoder.parameters()).device
+    encoder.eval()
+    parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
+    return F.normalize(torch.cat(parts), dim=1)

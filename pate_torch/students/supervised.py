@@ -1,0 +1,31 @@
+"""The plain student: cross-entropy on the released labels, under augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pate_torch.protocols import Log
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.views import weak_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervised(GradientStudent):
+    """Uses the answered points alone: quick, a baseline, and the model that guides rounds of questions."""
+
+    name: str = "supervised"
+
+    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+        """Mean corrected cross-entropy of a batch of distorted labelled points."""
+        view = weak_view(problem.spec, self.affine)
+        draws = problem.stream("views")
+        order = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+
+        def loss(model: nn.Module, step: int) -> Tensor:
+            chosen = next(order).to(problem.query_Q.device)
+            x = view(problem.x_P[problem.query_Q[chosen]], problem.spec, draws)
+            return label_loss(model(x).float(), problem.label_Q[chosen], problem.flip).mean()
+
+        return loss

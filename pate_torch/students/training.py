@@ -1,0 +1,228 @@
+"""What the gradient-trained students share: the task on its device, label noise, batches, averaged weights, the loop.
+
+A student's checkpoint is always the exponential average of the weights after the last step. Nothing is selected: there
+are no private data to select on, and evaluation labels never come here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import checks, networks, rng
+from pate_torch.augment import Affine
+from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.representation import Representation, transfer
+from pate_torch.types import DataSpec
+from pate_torch.views import as_affine
+
+Objective = Callable[[nn.Module, int], Tensor]
+"""(model in training mode, step) -> scalar loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A student's task, checked, on the device it is trained on. x_P: raw points; flip: label error to correct for."""
+
+    spec: DataSpec
+    x_P: Tensor
+    query_Q: Tensor
+    label_Q: Tensor
+    flip: float
+    seed: int
+
+    def stream(self, *names: str | int) -> torch.Generator:
+        """The CPU generator of one named use of randomness."""
+        return rng.torch_stream(self.seed, "student", *names)
+
+
+def pose(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> Problem:
+    """Check a task and move it. ``label_noise``: share of wrong labels expected besides the mechanism's flips.
+
+    Raises ValueError when there are no labels, or labels and points do not fit together.
+    """
+    query_Q, label_Q = task.query_Q.cpu().long(), task.label_Q.cpu().long()
+    if len(query_Q) == 0:
+        raise ValueError(
+            "labels: no public point has a released label, so there is nothing to learn from. Ask more questions "
+            "(num_queries), or let more of them be answered (a lower mechanism.threshold)."
+        )
+    if len(query_Q) != len(label_Q):
+        raise ValueError(f"labels: {len(label_Q)} labels for {len(query_Q)} questions")
+    checks.integer("label", int(label_Q.min()), low=0, fix="Pass answered questions only.")
+    checks.integer("label", int(label_Q.max()), high=task.spec.num_classes - 1)
+    checks.integer("query", int(query_Q.min()), low=0)
+    checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
+    flip = 0.0 if task.flip_probability is None else checks.between("flip_probability", task.flip_probability, 0, 1)
+    # Either source of error makes a label wrong; both at once cancel too rarely to matter. At (C-1)/C a label says
+    # nothing: stay below, so that the corrected loss still has a gradient.
+    wrong = min(1 - (1 - flip) * (1 - label_noise), 0.95 * (1 - 1 / task.spec.num_classes))
+    return Problem(task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed)
+
+
+def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
+    """Cross-entropy of the label as it was released, [B]: forward correction with symmetric flips.
+
+    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with
+    flip > 0 a label that the model firmly contradicts loses its pull, so wrong labels weigh little once the rest is
+    learnt. Source: Patrini et al. 2017, "forward" correction.
+    """
+    log_p_B = -F.cross_entropy(logits_BC, label_B, reduction="none")
+    if flip == 0:
+        return -log_p_B
+    spread = flip / (logits_BC.shape[1] - 1)
+    return -torch.log((1 - flip - spread) * log_p_B.exp() + spread)
+
+
+def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end."""
+    rest = torch.zeros(0, dtype=torch.int64)
+    while True:
+        while len(rest) < size:
+            rest = torch.cat([rest, torch.randperm(count, generator=generator)])
+        yield rest[:size]
+        rest = rest[size:]
+
+
+class Average:
+    """The exponential average of a model's weights and float buffers; young averages forget faster."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay = decay
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        weight = 1 - min(self.decay, self.updates / (self.updates + 9))
+        for mine, theirs in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
+            if mine.is_floating_point():
+                mine.lerp_(theirs.detach(), weight)
+            else:
+                mine.copy_(theirs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientStudent(ABC):
+    """A student trained by gradient descent; a subclass gives the loss.
+
+    network, network_options: see networks.build. steps, batch_size: labelled points a step. ema: decay of the averaged
+    weights. augment: pate_torch.augment.Affine or a mapping of its fields; None: no geometric distortion.
+    representation: learn the network's trunk from the public points first, without labels. label_noise: share of
+    wrong labels expected besides the mechanism's flips (the ensemble's own mistakes). precision: float32, bfloat16
+    (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so results then depend on the machine).
+    """
+
+    name: str
+    network: str = "small_cnn"
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 500
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    weight_decay: float = 1e-3
+    ema: float = 0.99
+    augment: Affine | Mapping[str, Any] | None = None
+    representation: Representation | None = None
+    label_noise: float = 0.0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        checks.integer("student.steps", self.steps, low=1)
+        checks.integer("student.batch_size", self.batch_size, low=1)
+        checks.positive("student.learning_rate", self.learning_rate)
+        checks.non_negative("student.weight_decay", self.weight_decay)
+        checks.between("student.ema", self.ema, 0, 1)
+        checks.between("student.label_noise", self.label_noise, 0, 1)
+        checks.one_of("student.precision", self.precision, ("float32", "bfloat16", "auto"))
+        as_affine(self.augment)
+
+    @property
+    def affine(self) -> Affine | None:
+        """``augment`` as it is used."""
+        return as_affine(self.augment)
+
+    @abstractmethod
+    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+        """The loss of one step. ``average``: the averaged model, which an objective may ask for its opinion."""
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student:
+        """Train on released labels and public points; the student is the averaged model after the last step.
+
+        Raises ValueError without labels. Everything logged is a function of released values and public points.
+        """
+        problem = pose(task, seed, device, self.label_noise)
+        spec = task.spec
+        description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
+        model = self.initial(problem, description)
+        curves: dict[str, list[tuple[int, float]]] = {}
+
+        def record(tag: str, value: float, step: int) -> None:
+            curves.setdefault(tag, []).append((step, value))
+            log(tag, value, step)
+
+        average = Average(model, self.ema)
+        self._descend(model, average, self.objective(problem, average, record), progress, record)
+        return Student(description, average.module, spec, curves)
+
+    def initial(self, problem: Problem, description: dict[str, Any]) -> nn.Module:
+        """The network before the first step: fresh, or with a trunk learnt from the public points."""
+        model = networks.initialise(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
+        if self.representation is not None:
+            device = problem.x_P.device
+            transfer(self.representation.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)
+        return model
+
+    def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, log: Log) -> None:
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        plain = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        optimiser = torch.optim.AdamW(groups, lr=self.learning_rate)
+        for step in range(self.steps):
+            for group in optimiser.param_groups:
+                group["lr"] = self.learning_rate * cosine(step, self.steps)
+            model.train()
+            with mixed(self.precision, next(model.parameters()).device):
+                value = loss(model, step)
+            if not bool(torch.isfinite(value)):
+                raise FloatingPointError(f"student loss is {value.item()} at step {step}: lower student.learning_rate")
+            optimiser.zero_grad(set_to_none=True)
+            value.backward()
+            optimiser.step()
+            average.update(model)
+            if step % max(1, self.steps // 50) == 0 or step == self.steps - 1:
+                log("student/loss", value.item(), step)
+            progress(step + 1, self.steps)
+
+
+def cosine(step: int, steps: int, warmup: float = 0.05) -> float:
+    """Share of the peak learning rate: a short linear rise, then half a cosine down to a hundredth."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def mixed(precision: str, device: torch.device) -> Any:
+    """A context for the forward pass."""
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+        precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
