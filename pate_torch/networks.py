@@ -1,0 +1,288 @@
+"""Networks of teachers and students: built by name, described by plain data, initialised from one stream.
+
+Every network maps normalised floats [B, *input_shape] to logits [B, C]. A description (name, shape, classes, options)
+is all that is needed to build it again, so that weights are stored without code.
+
+Teachers use the ones without batch normalisation: its running statistics are neither parameters nor the same for a
+teacher trained alone and one trained beside others. All layers here have a stacked form in ``teachers/stacked.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pate_torch import checks
+
+Description = dict[str, Any]
+
+
+class Residual(nn.Module):
+    """shortcut(x) + branch(x)."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.branch(x)
+
+
+def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise checks.fail(
+            "network",
+            name,
+            f"needs images of at least {smallest}x{smallest}, the data have shape {input_shape}",
+            "Feature rows go with network=logistic or network=mlp.",
+        )
+    return input_shape[0], input_shape[1], input_shape[2]
+
+
+def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias)
+
+
+def _half(size: int) -> int:
+    return (size + 1) // 2
+
+
+def _normaliser(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(8, channels), channels)
+
+
+def _dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
+    """Hidden layers with ReLU, then the logits."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return [*layers, nn.Linear(sizes[-1], num_classes)]
+
+
+def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Multinomial logistic regression; starts at zero, where its convex loss is log C."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
+    """Dense layers with ReLU."""
+    return nn.Sequential(nn.Flatten(), *_dense([math.prod(input_shape), *hidden], num_classes))
+
+
+def lean_cnn(
+    input_shape: tuple[int, ...], num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
+) -> nn.Module:
+    """Two 3x3 convolutions of stride 2, then dense: strides do the work of pooling at a quarter of the arithmetic."""
+    depth, height, width = _image("lean_cnn", input_shape, 4)
+    first, second = channels
+    size = second * _half(_half(height)) * _half(_half(width))
+    return nn.Sequential(
+        _conv(depth, first, stride=2),
+        nn.ReLU(),
+        _conv(first, second, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        *_dense([size, hidden], num_classes),
+    )
+
+
+def convnet(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    channels: Sequence[int] = (64, 128),
+    hidden: Sequence[int] = (384, 192),
+) -> nn.Module:
+    """The teachers of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
+
+    Local response normalisation is left out: it costs time and gains nothing with today's initialisation.
+    """
+    depth, height, width = _image("convnet", input_shape, 8)
+    first, second = channels
+    size = second * (height // 4) * (width // 4)
+    return nn.Sequential(
+        _conv(depth, first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        _conv(first, second, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *_dense([size, *hidden], num_classes),
+    )
+
+
+def _block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
+    """Pre-activation residual block (He et al. 2016)."""
+    branch = nn.Sequential(
+        _normaliser(norm, inputs),
+        nn.ReLU(),
+        _conv(inputs, outputs, stride=stride, bias=False),
+        _normaliser(norm, outputs),
+        nn.ReLU(),
+        _conv(outputs, outputs, bias=False),
+    )
+    same = inputs == outputs and stride == 1
+    shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+    return Residual(branch, shortcut)
+
+
+def _residual_net(depth: int, widths: Sequence[int], blocks: int, norm: str, num_classes: int) -> nn.Module:
+    layers: list[nn.Module] = [_conv(depth, widths[0], bias=False)]
+    inputs = widths[0]
+    for stage, outputs in enumerate(widths[1:]):
+        for block in range(blocks):
+            layers.append(_block(inputs, outputs, 2 if stage and not block else 1, norm))
+            inputs = outputs
+    head = [_normaliser(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, *head, nn.Linear(inputs, num_classes))
+
+
+def resnet(
+    input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
+) -> nn.Module:
+    """Small residual network with group normalisation, fit for teachers."""
+    depth, _, _ = _image("resnet", input_shape, 8)
+    checks.one_of("network.norm", norm, ("group", "batch"))
+    return _residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
+
+
+def wide_resnet(
+    input_shape: tuple[int, ...], num_classes: int, *, depth: int = 16, widen: int = 2, norm: str = "batch"
+) -> nn.Module:
+    """WRN-depth-widen (Zagoruyko and Komodakis 2016): 16-2 has 0.7 M parameters, 28-2 has 1.5 M."""
+    channels, _, _ = _image("wide_resnet", input_shape, 8)
+    checks.one_of("network.norm", norm, ("group", "batch"))
+    if depth < 10 or (depth - 4) % 6:
+        raise checks.fail("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
+    widths = [16, 16 * widen, 32 * widen, 64 * widen]
+    return _residual_net(channels, widths, (depth - 4) // 6, norm, num_classes)
+
+
+def small_cnn(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    channels: Sequence[int] = (32, 64),
+    hidden: int = 128,
+    norm: str = "batch",
+) -> nn.Module:
+    """Student for images of about 8x8: two convolutions, one pooling, dense."""
+    depth, height, width = _image("small_cnn", input_shape, 4)
+    checks.one_of("network.norm", norm, ("group", "batch"))
+    first, second = channels
+    size = second * (height // 2) * (width // 2)
+    return nn.Sequential(
+        _conv(depth, first, bias=False),
+        _normaliser(norm, first),
+        nn.ReLU(),
+        _conv(first, second, bias=False),
+        _normaliser(norm, second),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *_dense([size, hidden], num_classes),
+    )
+
+
+def cnn(
+    input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch"
+) -> nn.Module:
+    """Student for 28x28 or 32x32: five normalised 3x3 convolutions, two of them strided, then dense.
+
+    1.1 M parameters on 28x28 at the default width; nine tenths of them dense, where they cost least time.
+    """
+    depth, height, wide = _image("cnn", input_shape, 8)
+    checks.one_of("network.norm", norm, ("group", "batch"))
+    plan = [(width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
+    layers: list[nn.Module] = []
+    inputs = depth
+    for outputs, stride in plan:
+        layers += [_conv(inputs, outputs, stride=stride, bias=False), _normaliser(norm, outputs), nn.ReLU()]
+        inputs = outputs
+    size = inputs * _half(_half(height)) * _half(_half(wide))
+    return nn.Sequential(*layers, nn.Flatten(), *_dense([size, hidden], num_classes))
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    builder.__name__: builder
+    for builder in (logistic, mlp, lean_cnn, convnet, resnet, small_cnn, cnn, wide_resnet)
+}
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    allowed = [p.name for p in inspect.signature(NETWORKS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option, value in options.items():
+        if option not in allowed:
+            raise checks.fail("network option", option, f"network {name!r} takes {', '.join(allowed) or 'no options'}")
+        if option in ("norm",):
+            continue
+        for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            checks.integer(f"network.{option}", size, low=1)
+
+
+def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
+    """A network of that name for inputs [B, *input_shape], uninitialised in the sense of ``initialise``.
+
+    Raises ValueError for an unknown name or option, and for data the network cannot take.
+    """
+    checks.one_of("network", name, NETWORKS)
+    checks.integer("num_classes", num_classes, low=2)
+    _check_options(name, options)
+    return NETWORKS[name](tuple(int(size) for size in input_shape), num_classes, **options)
+
+
+def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Description:
+    """Plain data (JSON) from which ``rebuild`` makes the same network."""
+    checks.one_of("network", name, NETWORKS)
+    _check_options(name, options)
+    plain = {key: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+             for key, value in options.items()}  # fmt: skip
+    shape = [int(size) for size in input_shape]
+    return {"name": name, "input_shape": shape, "num_classes": int(num_classes), "options": plain}
+
+
+def rebuild(description: Mapping[str, Any]) -> nn.Module:
+    """The network of a ``describe`` result."""
+    try:
+        name, shape = description["name"], description["input_shape"]
+        num_classes, options = description["num_classes"], description["options"]
+    except (KeyError, TypeError):
+        raise checks.fail("network", description, "must hold name, input_shape, num_classes and options") from None
+    return build(name, shape, num_classes, **options)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, generator: torch.Generator) -> nn.Module:
+    """He-normal weights (gain sqrt 2), zero biases, unit normalisation, zero output layer; in place.
+
+    Drawn in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every
+    backend, on every device and in every precision. The zero output layer makes the first loss log C exactly.
+    """
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    for layer in layers:
+        if layer.bias is not None:
+            layer.bias.zero_()
+        if layer is layers[-1]:
+            layer.weight.zero_()
+            continue
+        fan_in = layer.weight[0].numel()
+        drawn = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
+        layer.weight.copy_(drawn)
+    for norm in module.modules():
+        if isinstance(norm, nn.GroupNorm | nn.BatchNorm2d):
+            norm.weight.fill_(1)
+            norm.bias.zero_()
+    return module
+
+
+def num_parameters(module: nn.Module) -> int:
+    """How many numbers a network learns."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,220 @@
+"""Training one chunk of teachers: the same arithmetic as a loop over them, or stacked.
+
+A chunk is a fixed group of teachers with their own records, as uint8, copied out of the private set: nothing here can
+reach another teacher's records. Every teacher draws initialisation, batches and distortions from streams named by
+(seed, teacher), so the group it is trained in changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import augment, networks
+from pate_torch.rng import torch_stream
+from pate_torch.teachers import stacked
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec, PrivateData, Shards
+
+BLOCK = 32
+"""Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
+
+POINTS = 50
+"""Points of a private learning curve."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Chunk:
+    """PRIVATE. The records of teachers first .. first+k-1: x_kS [k, S, ...] (rows past the size are zero), y_kS, size_k."""
+
+    first: int
+    x_kS: Tensor
+    y_kS: Tensor
+    size_k: Tensor
+
+    def __len__(self) -> int:
+        return len(self.size_k)
+
+    @property
+    def teachers(self) -> range:
+        return range(self.first, self.first + len(self))
+
+    def __repr__(self) -> str:
+        return f"Chunk(teachers={self.teachers}, content withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trained:
+    """PRIVATE. Parameters [k, ...] of a chunk, and its learning curves: mean loss and accuracy per teacher, [points, k]."""
+
+    params: stacked.Parameters
+    loss_Pk: Tensor
+    accuracy_Pk: Tensor
+
+
+def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
+    """Copy the records of some teachers out of the private set."""
+    index = shards.index_KS[teachers.start : teachers.stop]
+    mask = shards.mask_KS[teachers.start : teachers.stop]
+    size = mask.sum(1)
+    capacity = max(1, index.shape[1])
+    x = torch.zeros(len(teachers), capacity, *private.x.shape[1:], dtype=private.x.dtype)
+    y = torch.zeros(len(teachers), capacity, dtype=torch.int64)
+    for row in range(len(teachers)):
+        own = index[row][mask[row]]
+        x[row, : len(own)] = private.x[own]
+        y[row, : len(own)] = private.y[own]
+    return Chunk(teachers.start, x, y, size)
+
+
+def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
+    """A teacher's own batches, int32 [steps, B]: permutations of its 0 .. size-1, one after the other."""
+    total = steps * batch_size
+    if size <= 1:
+        return torch.zeros(steps, batch_size, dtype=torch.int32)
+    generator = torch_stream(seed, "teacher", teacher, "batches")
+    epochs = -(-total // size)
+    order = torch.rand(epochs, size, generator=generator).argsort(1).to(torch.int32)
+    return order.flatten()[:total].view(steps, batch_size)
+
+
+class Feed:
+    """Batches of one chunk, in order: x [B, k, ...] normalised and distorted, y [k, B]."""
+
+    def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
+        self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
+        self.x, self.y = chunk.x_kS.to(device), chunk.y_kS.to(device)
+        self.dtype = recipe.torch_dtype
+        shape = (-1, 1, 1) if spec.is_image else (-1,)
+        self.mean = torch.tensor(spec.mean, dtype=self.dtype, device=device).view(shape)
+        self.std = torch.tensor(spec.std, dtype=self.dtype, device=device).view(shape)
+        sizes = chunk.size_k.tolist()
+        self.index = torch.stack(
+            [batches(seed, k, n, recipe.steps, recipe.batch_size) for k, n in zip(chunk.teachers, sizes, strict=True)],
+            dim=1,
+        )  # [steps, k, B]
+        self.generators = [torch_stream(seed, "teacher", k, "augment") for k in chunk.teachers]
+
+    def _maps(self, steps: int) -> Tensor | None:
+        """Distortions of the next ``steps`` batches, [steps, B, k, 2, 3]."""
+        if self.recipe.augment is None:
+            return None
+        affine, batch = self.recipe.augment, self.recipe.batch_size
+        drawn = [affine.draw(steps * batch, self.spec.input_shape, g) for g in self.generators]
+        return torch.stack([d.view(steps, batch, 2, 3) for d in drawn], dim=2).to(self.device)
+
+    def _images(self, x: Tensor, maps: Tensor | None) -> Tensor:
+        x = x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
+        if maps is not None:
+            assert self.recipe.augment is not None
+            flat = augment.warp(x.flatten(0, 1), maps.flatten(0, 1), self.recipe.augment.padding)
+            x = flat.view(x.shape)
+        return x.sub_(self.mean).div_(self.std)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        row = torch.arange(len(self.chunk), device=self.device)
+        for start in range(0, self.recipe.steps, BLOCK):
+            index = self.index[start : start + BLOCK].to(self.device, torch.int64)
+            maps = self._maps(len(index))
+            for t, index_kB in enumerate(index):
+                x = self.x[row, index_kB.T]
+                yield self._images(x, None if maps is None else maps[t]), self.y[row[:, None], index_kB]
+
+
+def make_optimiser(params: list[Tensor], recipe: TeacherRecipe) -> torch.optim.Optimizer:
+    """Element-wise optimisers only: nothing is normed or clipped across teachers."""
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(
+            params, lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
+        )
+    return torch.optim.AdamW(params, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
+
+
+def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 arithmetic where the recipe asks for it."""
+    if recipe.dtype == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def point_of(step: int, steps: int) -> int:
+    """Which point of the learning curve a step belongs to."""
+    return step * min(POINTS, steps) // steps
+
+
+def _losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
+    """Mean loss per teacher, [k]."""
+    flat = logits_kBC.flatten(0, 1)
+    flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+    return F.cross_entropy(flat, y_kB.flatten(), reduction="none", label_smoothing=smoothing).view(y_kB.shape).mean(1)
+
+
+def _run(
+    forward: Callable[[Tensor], Tensor], params: list[Tensor], feed: Feed, recipe: TeacherRecipe, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
+    optimiser = make_optimiser(params, recipe)
+    points = min(POINTS, recipe.steps)
+    curves = torch.zeros(3, points, len(feed.chunk), device=device)
+    for step, (x, y) in enumerate(feed):
+        optimiser.param_groups[0]["lr"] = recipe.rate(step)
+        with arithmetic(recipe, device):
+            logits = forward(x)
+        losses = _losses(logits, y, recipe.label_smoothing)
+        optimiser.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        optimiser.step()
+        with torch.no_grad():
+            point = point_of(step, recipe.steps)
+            curves[0, point] += losses.detach()
+            curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
+            curves[2, point] += 1
+    return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
+
+
+def train_stacked(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> Trained:
+    """All teachers of the chunk at once."""
+    module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
+    generators = [torch_stream(seed, "teacher", k, "init") for k in chunk.teachers]
+    initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
+    params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
+    feed = Feed(chunk, spec, recipe, seed, device)
+    loss, accuracy = _run(
+        lambda x: stacked.forward(module, params, x), list(params.values()), feed, recipe, device
+    )
+    return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
+
+
+def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> Trained:
+    """One teacher after the other: the plain program, and the reference of the tests."""
+    done: list[Trained] = []
+    for row, teacher in enumerate(chunk.teachers):
+        alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))
+        module: nn.Module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
+        networks.initialise(module, torch_stream(seed, "teacher", teacher, "init"))
+        module.to(device, recipe.torch_dtype)
+        feed = Feed(alone, spec, recipe, seed, device)
+        loss, accuracy = _run(
+            lambda x, net=module: net(x[:, 0])[None], list(module.parameters()), feed, recipe, device  # type: ignore[misc]
+        )
+        params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
+        done.append(_finish(params, alone, loss, accuracy))
+    return Trained(
+        {name: torch.cat([t.params[name] for t in done]) for name in done[0].params},
+        torch.cat([t.loss_Pk for t in done], 1),
+        torch.cat([t.accuracy_Pk for t in done], 1),
+    )
+
+
+def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> Trained:
+    """An empty shard's teacher learnt nothing: its parameters are zero, and it votes a constant."""
+    empty = chunk.size_k == 0
+    for parameter in params.values():
+        parameter[empty] = 0
+    loss[:, empty], accuracy[:, empty] = 0, 0
+    return Trained(params, loss, accuracy)

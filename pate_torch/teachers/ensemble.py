@@ -1,0 +1,87 @@
+"""K trained teachers of one architecture: stacked parameters, and how they vote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch import networks
+from pate_torch.protocols import Progress, silent
+from pate_torch.teachers import stacked, voting
+from pate_torch.types import DataSpec, Votes
+
+CHUNK = 16
+"""Teachers evaluated together."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ensemble:
+    """PRIVATE. ``network``: a description (networks.py); ``params``: [K, ...] each; ``trained_K``: bool.
+
+    A teacher whose shard was empty is not trained and votes class 0. ``members``: which of ``num_teachers`` teachers
+    these are, when only some are here (one rank's share); None when all are.
+    """
+
+    network: dict[str, Any]
+    params: stacked.Parameters
+    trained_K: Tensor
+    spec: DataSpec
+    members: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        teachers = len(self.trained_K)
+        if self.trained_K.dtype != torch.bool or teachers < 1:
+            raise ValueError("ensemble: trained_K must be a bool tensor with at least one teacher")
+        expected = {name: tuple(p.shape) for name, p in self._module().named_parameters()}
+        found = {name: tuple(p.shape) for name, p in self.params.items()}
+        if found != {name: (teachers, *shape) for name, shape in expected.items()}:
+            raise ValueError(f"ensemble: parameters {found} do not fit {teachers} networks {self.network['name']!r}")
+
+    def __len__(self) -> int:
+        return len(self.trained_K)
+
+    def __repr__(self) -> str:
+        return f"Ensemble({len(self)} teachers, {self.network['name']}, content withheld)"
+
+    def _module(self) -> torch.nn.Module:
+        return networks.rebuild(self.network)
+
+    def select(self, members: tuple[int, ...]) -> Ensemble:
+        """Some of the teachers, still knowing who they are."""
+        index = torch.tensor(members, dtype=torch.int64)
+        params = {name: p[index] for name, p in self.params.items()}
+        return Ensemble(self.network, params, self.trained_K[index], self.spec, members)
+
+    @torch.no_grad()
+    def predictions(
+        self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Tensor:
+        """Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
+
+        Non-finite logits vote class 0, so that a teacher which diverged still has exactly one vote.
+        """
+        module = self._module().to(device)
+        dtype = next(iter(self.params.values())).dtype
+        out = torch.zeros(len(self), len(x), dtype=torch.int64)
+        for first in range(0, len(self), CHUNK):
+            rows = slice(first, min(first + CHUNK, len(self)))
+            params = {name: p[rows].to(device) for name, p in self.params.items()}
+            for start in range(0, len(x), batch):
+                part = self.spec.normalise(x[start : start + batch].to(device), dtype)
+                logits = stacked.forward(module, params, part.unsqueeze(1))
+                label = torch.where(logits.isfinite().all(2), logits.argmax(2), 0)
+                out[rows, start : start + batch] = label.cpu()
+            progress(rows.stop, len(self))
+        out[~self.trained_K] = 0
+        return out
+
+    def votes(
+        self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Votes:
+        """PRIVATE. Every teacher's one vote on each point."""
+        if self.members is not None:
+            raise ValueError("this rank holds only its own teachers: use distributed.votes")
+        return voting.count(self.predictions(x, batch, device, progress), self.network["num_classes"])

@@ -1,0 +1,93 @@
+"""How every teacher is trained: public constants only, the same for all, whatever is in their shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from pate_torch import checks, networks
+from pate_torch.augment import Affine
+from pate_torch.types import DataSpec
+
+BACKENDS = ("auto", "loop", "vectorised", "processes")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherRecipe:
+    """network: a name of ``networks.NETWORKS``, ``options`` its options. ``steps`` of ``batch_size`` records each.
+
+    Every teacher takes exactly ``steps`` steps, whatever the size of its shard: the number of epochs follows from
+    the shard, so that one shard's size changes nobody else's arithmetic.
+
+    backend: how teachers share the machine; all give the same teachers up to rounding. ``chunk`` teachers are stacked
+    (None: chosen from the network and the device alone); ``workers``: processes (None: one per core).
+    dtype: float32, float64, or bf16 (float32 parameters, bfloat16 arithmetic). ``compile``: fuse a step by torch.compile.
+    """
+
+    network: str = "lean_cnn"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 900
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    optimiser: str = "adam"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    schedule: str = "cosine"
+    augment: Affine | None = None
+    backend: str = "auto"
+    chunk: int | None = None
+    workers: int | None = None
+    dtype: str = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        checks.one_of("network", self.network, networks.NETWORKS)
+        checks.integer("steps", self.steps, low=1)
+        checks.integer("batch_size", self.batch_size, low=1)
+        checks.positive("learning_rate", self.learning_rate)
+        checks.one_of("optimiser", self.optimiser, ("adam", "sgd"))
+        checks.between("momentum", self.momentum, 0, 0.9999)
+        checks.non_negative("weight_decay", self.weight_decay)
+        checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
+        checks.one_of("schedule", self.schedule, ("cosine", "constant"))
+        checks.one_of("backend", self.backend, BACKENDS)
+        checks.one_of("dtype", self.dtype, DTYPES)
+        checks.boolean("compile", self.compile)
+        for name in ("chunk", "workers"):
+            if getattr(self, name) is not None:
+                checks.integer(name, getattr(self, name), low=1)
+        object.__setattr__(self, "options", dict(self.options or {}))
+        if isinstance(self.augment, Mapping):
+            object.__setattr__(self, "augment", Affine(**self.augment))
+        if self.augment is not None and not isinstance(self.augment, Affine):
+            raise checks.fail("augment", self.augment, "must be null or the fields of pate_torch.augment.Affine")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of parameters and optimiser state."""
+        return DTYPES[self.dtype]
+
+    def rate(self, step: int) -> float:
+        """Learning rate at step 0 .. steps-1."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the data do not fit the recipe."""
+        if self.augment is not None and not spec.is_image:
+            raise checks.fail("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
+        networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
+
+    def configuration(self) -> dict[str, Any]:
+        """What decides the trained teachers, as plain data: the backend and the number of workers do not."""
+        plain = asdict(self)
+        for name in ("backend", "workers", "chunk", "compile"):
+            plain.pop(name)
+        return plain
