@@ -1,30 +1,36 @@
 """The source of privacy noise, kept apart from every seeded stream.
 
-Seeded by the operating system's entropy. ``insecure_seed`` makes a run repeatable and its guarantee void: everything
-such a run writes says NOT PRIVATE.
+Every bit comes from the operating system's entropy, not from a generator seeded by it: torch's generator on the CPU
+keeps only 32 bits of its seed, few enough to try them all. ``insecure_seed`` makes a run repeatable and its guarantee
+void: everything such a run writes says NOT PRIVATE.
 """
 
 from __future__ import annotations
 
-import secrets
+import math
+import os
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch import checks, discrete_noise
+
+_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
 
 
 @dataclass(eq=False)
 class NoiseSource:
-    """Draws noise on the device that holds the votes, in float64 (continuous) or int64 (discrete).
+    """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
 
-    kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace over the system's entropy).
+    kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace). Continuous noise is rounded to
+    float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise cannot.
     """
 
     kind: str = "torch"
     insecure_seed: int | None = None
-    _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, repr=False)
+    _generator: torch.Generator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.one_of("noise", self.kind, ("torch", "discrete"))
@@ -35,39 +41,48 @@ class NoiseSource:
                     "insecure_noise_seed",
                     self.insecure_seed,
                     "must be null with noise=discrete",
-                    "It draws from the operating system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
+                    "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
                 )
+            self._generator = torch.Generator().manual_seed(self.insecure_seed)
 
     @property
     def private(self) -> bool:
         """False when the noise could be known to an outsider."""
         return self.insecure_seed is None
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            seed = secrets.randbits(63) if self.insecure_seed is None else self.insecure_seed
-            self._generators[device] = torch.Generator(device=device).manual_seed(seed)
-        return self._generators[device]
-
-    def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
-        """Independent N(0, sigma^2), float64; sigma in votes."""
-        checks.positive("sigma", sigma)
-        return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device)) * sigma
-
-    def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
-        """Independent Lap(scale), float64; scale in votes."""
-        checks.positive("scale", scale)
-        signed = self.exponential(shape, device) - self.exponential(shape, device)
-        return signed * scale
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Independent U(0, 1), float64, strictly between 0 and 1."""
+        size = math.prod(shape)
+        if self._generator is not None:
+            bits = torch.randint(1 << _BITS, (size,), generator=self._generator)
+        elif size == 0:
+            bits = torch.zeros(0, dtype=torch.int64)
+        else:
+            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64) & ((1 << _BITS) - 1)
+        return ((bits.to(torch.float64) + 0.5) * 2.0**-_BITS).reshape(shape).to(device)
 
     def exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent Exp(1), float64, strictly positive."""
-        return torch.empty(shape, dtype=torch.float64, device=device).exponential_(generator=self._generator(device))
+        return -torch.log(self.uniform(shape, device))
 
     def gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
         return -self.exponential(shape, device).log()
 
-    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent U[0, 1), float64."""
-        return torch.rand(shape, dtype=torch.float64, device=device, generator=self._generator(device))
+    def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
+        """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
+        checks.positive("sigma", sigma)
+        if self.kind == "discrete":
+            return discrete_noise.gaussian(shape, Fraction(sigma)).to(device)
+        size = math.prod(shape)
+        half = (size + 1) // 2
+        radius = torch.sqrt(2 * self.exponential((half,), device))
+        angle = 2 * math.pi * self.uniform((half,), device)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].reshape(shape) * sigma
+
+    def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
+        """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
+        checks.positive("scale", scale)
+        if self.kind == "discrete":
+            return discrete_noise.laplace(shape, Fraction(scale)).to(device)
+        return (self.exponential(shape, device) - self.exponential(shape, device)) * scale

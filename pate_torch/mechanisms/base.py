@@ -11,7 +11,7 @@ from torch import Tensor
 from pate_torch import checks
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.noise import NoiseSource
-from pate_torch.types import Votes
+from pate_torch.types import NO_ANSWER, Votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,9 @@ class VoteMechanism:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
-    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
-        """argmax(n + N(0, sigma^2)) per row, int64 [Q]; ties (discrete noise only) to the lowest class."""
-        counts_QC = self._counts(votes)
-        return (counts_QC + noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device)).argmax(1)
+    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
+        """argmax(n + N(0, sigma^2)) where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]; ties to the lowest class."""
+        counts_PC = self._counts(votes)[passed_Q]
+        label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
+        label_Q[passed_Q] = (counts_PC + noise.gaussian(tuple(counts_PC.shape), sigma, counts_PC.device)).argmax(1)
+        return label_Q

@@ -13,7 +13,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import answer_event
 from pate_torch.noise import NoiseSource
-from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+from pate_torch.types import Answers, Context, Votes
 
 
 def screen_event(sigma: float, count: int, discrete: bool) -> Event:
@@ -88,8 +88,8 @@ class Confident(VoteMechanism):
         passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
         asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
         passed_Q = passed_Q[:asked]
-        label_Q = torch.full((asked,), NO_ANSWER, dtype=torch.int64, device=top_Q.device)
-        label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero()[:, 0]), noise, self.sigma)
+        prefix = votes.take(torch.arange(asked))
+        label_Q = self._gaussian_argmax(prefix, noise, self.sigma, passed_Q)
         return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
 
     def outcome_model(self) -> outcomes.Confident | None:

@@ -125,12 +125,38 @@ class SparseVector(VoteMechanism):
             events.Delta(delta=self.delta / 2, count=int(first)),
         )
 
-    def _fresh_threshold(self, plan: Calibration, noise: NoiseSource, device: torch.device) -> Tensor:
-        """w_hat of a new block, a scalar tensor."""
-        return plan.threshold + noise.laplace((1,), plan.scale, device)[0].double()
 
+class Blocks:
+    """The thresholds of one call of ``release``: drawn when first needed, counted, and gone after a failure."""
 
-def first_failure(noisy_Q: Tensor, threshold: Tensor, start: int) -> int:
-    """The first index from ``start`` on whose noisy distance does not exceed the threshold; len(noisy_Q) if none."""
-    below = (noisy_Q[start:] <= threshold).nonzero()
-    return start + int(below[0]) if len(below) else len(noisy_Q)
+    def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, failures: int, limit: int) -> None:
+        self._plan, self._noise, self._device = plan, noise, device
+        self._failures, self._limit = failures, limit
+        self._threshold: Tensor | None = None
+        self.started = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last failure allowed has happened."""
+        return self._failures >= self._limit
+
+    def threshold(self) -> Tensor:
+        """w_hat of the present block, a scalar."""
+        assert not self.stopped
+        if self._threshold is None:
+            self.started += 1
+            self._threshold = self._plan.threshold + self._noise.laplace((1,), self._plan.scale, self._device)[0]
+        return self._threshold
+
+    def fail(self) -> None:
+        """End the block."""
+        self._failures += 1
+        self._threshold = None
+
+    def next_failure(self, noisy_Q: Tensor, start: int) -> int:
+        """The first index from ``start`` on whose noisy distance does not exceed w_hat; len(noisy_Q) if none.
+
+        Between failures the threshold stands still, so one pass finds the next, where the paper tests query by query.
+        """
+        below = (noisy_Q[start:] <= self.threshold()).nonzero()
+        return start + int(below[0]) if len(below) else len(noisy_Q)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch.mechanisms.sparse_vector import SparseVector, distance, first_failure
+from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise import NoiseSource
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 
@@ -33,16 +33,15 @@ class Stability(SparseVector):
         plan = self.calibration(context.num_queries, context.rounds)
         noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * plan.scale, device)
         label_Q = votes.plurality()
-        start, blocks, failures = 0, 0, context.failures
-        # Between failures the threshold stands still, so one pass finds the next failure.
-        while start < len(votes) and failures < self.max_failures:
-            blocks += 1
-            stop = first_failure(noisy_Q, self._fresh_threshold(plan, noise, device), start)
-            if stop < len(votes):
-                label_Q[stop] = NO_ANSWER
-                failures += 1
-                stop += 1
-            start = stop
-        first = blocks > 0 and context.answered + context.failures == 0
-        incurred = self._events(blocks, context.num_queries, context.rounds, first=first)
-        return Answers(label_Q[:start].to(torch.int64), incurred)
+        blocks = Blocks(plan, noise, device, context.failures, self.max_failures)
+        start = 0
+        while start < len(votes) and not blocks.stopped:
+            query = blocks.next_failure(noisy_Q, start)
+            start = min(query + 1, len(votes))
+            if query < len(votes):
+                label_Q[query] = NO_ANSWER
+                blocks.fail()
+        first = blocks.started > 0 and context.answered + context.failures == 0
+        incurred = self._events(blocks.started, context.num_queries, context.rounds, first=first)
+        # A view would carry the exact labels after the stop along with it.
+        return Answers(label_Q[:start].clone(), incurred)

@@ -1,0 +1,89 @@
+"""Interactive GNMax: pays only where the teachers disagree with the student."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.confident import screen_event
+from pate_torch.mechanisms.gaussian import answer_event
+from pate_torch.noise import NoiseSource
+from pate_torch.types import Answers, Context, Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interactive(VoteMechanism):
+    """Checks how far the votes exceed what the student expects; answers by GNMax where they do.
+
+    If max_c(n_c - K p_c) + N(0, screen_sigma^2) >= threshold: argmax(n + N(0, sigma^2)). Else the student's own label
+    where it is sure (max p > student_confidence), else no answer. p: the student's class probabilities (public); in
+    the first round there is no student, p is uniform, and no label is the student's. All in votes.
+
+    Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query the teachers answer, both
+    Gaussian, under the shards' adjacency (p does not depend on the unit but through earlier answers, and max_c(n_c -
+    K p_c) has sensitivity 1). The guarantee is the cap that ``worst_case`` charges. With discrete noise K p_c is
+    rounded to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
+    Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
+    """
+
+    name: str = "interactive"
+    sigma: float
+    screen_sigma: float
+    threshold: float
+    student_confidence: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.positive("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
+        checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
+
+    def _events(self, asked: int, answered: int) -> tuple[Event, ...]:
+        return (
+            screen_event(self.screen_sigma, asked, self.discrete),
+            answer_event(self.sigma, answered, self.discrete),
+        )
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Every query asked, and every one answered by the teachers."""
+        return self._events(num_queries, num_queries)
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Screen, then answer. Raises ValueError for another kind of noise or ill-formed student probabilities."""
+        self._accept(noise)
+        counts_QC = self._counts(votes)
+        student_QC = _student(votes, context)
+        expected_QC = votes.num_teachers * student_QC
+        excess_QC = counts_QC - (expected_QC.round().to(torch.int64) if self.discrete else expected_QC)
+        screen_Q = noise.gaussian((len(votes),), self.screen_sigma, counts_QC.device)
+        passed_Q = excess_QC.max(1).values + screen_Q >= self.threshold
+        label_Q = self._gaussian_argmax(votes, noise, self.sigma, passed_Q)
+        own_Q = torch.zeros_like(passed_Q)
+        if context.student_QC is not None:
+            confidence_Q, own_label_Q = student_QC.max(1)
+            own_Q = ~passed_Q & (confidence_Q > self.student_confidence)
+            label_Q = torch.where(own_Q, own_label_Q, label_Q)
+        return Answers(label_Q, self._events(len(votes), int(passed_Q.sum())), from_student_Q=own_Q)
+
+
+def _student(votes: Votes, context: Context) -> Tensor:
+    """The student's probabilities on the votes' device, float64 [Q, C]; uniform before there is a student."""
+    shape = votes.counts_QC.shape
+    device = votes.counts_QC.device
+    if context.student_QC is None:
+        return torch.full(shape, 1 / shape[1], dtype=torch.float64, device=device)
+    student_QC = context.student_QC.to(device, torch.float64)
+    if student_QC.shape != shape:
+        raise ValueError(f"student probabilities: shape {tuple(student_QC.shape)}, must be {tuple(shape)}")
+    # Written so that NaN fails.
+    if not bool(((student_QC >= 0) & (student_QC <= 1)).all()) or not bool(
+        ((student_QC.sum(1) - 1).abs() < 1e-3).all()
+    ):
+        raise ValueError("student probabilities: every row must lie in [0, 1] and sum to 1")
+    return student_QC

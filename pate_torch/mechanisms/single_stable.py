@@ -1,0 +1,72 @@
+"""Distance to instability, one query at a time: the exact winner, or nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pate_torch import checks
+from pate_torch.accounting import events
+from pate_torch.accounting.events import Event
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.sparse_vector import distance, teachers_to_pass
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleStable(VoteMechanism):
+    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else "no answer". For few, decisive queries.
+
+    dist = max(0, ceil(gap/2) - 1), in moves of one vote. epsilon and delta are those of *one query*.
+
+    Guarantee: (epsilon, delta) per query under the shards' adjacency (dist has sensitivity 1). Charged: one Laplace
+    coordinate of ratio epsilon, and delta for the winner that differs between neighbours and passes all the same
+    (it then has dist = 0, and passes with probability delta/2; a little more with discrete noise).
+    Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
+    """
+
+    name: str = "single_stable"
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.epsilon", self.epsilon, "It is the price of one query.")
+        checks.delta("mechanism.delta", self.delta)
+
+    @property
+    def threshold(self) -> float:
+        """ln(1/delta)/epsilon, in moves of one vote."""
+        return math.log(1 / self.delta) / self.epsilon
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Refuses an ensemble too small to pass even when unanimous, and says how large it would have to be."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        needed = teachers_to_pass(self.threshold)
+        if num_teachers < needed:
+            raise checks.fail(
+                "num_teachers",
+                num_teachers,
+                f"must be at least {needed} for mechanism={self.name} at epsilon={self.epsilon:g} and "
+                f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that",
+                "Take more teachers, a larger epsilon or delta, or mechanism=gaussian.",
+            )
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Every query asked, answered or not."""
+        noise: Event = (
+            events.PureDP(epsilon=self.epsilon, count=num_queries)
+            if self.discrete
+            else events.Laplace(ratio=self.epsilon, count=num_queries)
+        )
+        return (noise, events.Delta(delta=self.delta, count=num_queries))
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Test every query. Raises ValueError for a source of another kind of noise."""
+        self._accept(noise)
+        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
+        label_Q = torch.where(noisy_Q > self.threshold, votes.plurality(), NO_ANSWER)
+        return Answers(label_Q.to(torch.int64), self.worst_case(len(votes)))

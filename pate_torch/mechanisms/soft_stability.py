@@ -1,0 +1,148 @@
+"""Soft labels by stability: a released score in [0, 1] per query, paid for per failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftVotes:
+    """PRIVATE. score_KQ: each teacher's score in [0, 1] for each query; a unit reaches one row.
+
+    For C classes give every class of a query a score of its own (``per_class``), and plan C times the queries.
+    """
+
+    score_KQ: Tensor
+
+    def __post_init__(self) -> None:
+        score = self.score_KQ
+        if not isinstance(score, Tensor) or score.dim() != 2 or not score.is_floating_point() or len(score) == 0:
+            raise ValueError("soft votes: scores must be a floating-point [teachers, queries] tensor")
+        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
+            raise ValueError("soft votes: every score must lie in [0, 1]")
+
+    @classmethod
+    def per_class(cls, probability_KQC: Tensor) -> SoftVotes:
+        """Class probabilities [K, Q, C] as C scores per query, [K, Q * C]."""
+        return cls(probability_KQC.flatten(1))
+
+    @property
+    def num_teachers(self) -> int:
+        return len(self.score_KQ)
+
+    def __len__(self) -> int:
+        return self.score_KQ.shape[1]
+
+    def histogram(self, bins: int) -> Tensor:
+        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q, bins]."""
+        return _count((self.score_KQ.double() * bins).floor().clamp(max=bins - 1), bins)
+
+    def shifted(self, bins: int) -> Tensor:
+        """The same moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
+        return _count((self.score_KQ.double() * bins + 0.5).floor() - 1, bins - 1)
+
+    def __repr__(self) -> str:
+        return f"SoftVotes({len(self)} queries, content withheld)"
+
+
+def _count(bin_KQ: Tensor, bins: int) -> Tensor:
+    """Histogram of each column, [Q, bins]; what lies outside 0..bins-1 is left out."""
+    index_QK = bin_KQ.to(torch.int64).T
+    inside_QK = (index_QK >= 0) & (index_QK < bins)
+    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
+    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftStability(SparseVector):
+    """Scores by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then "no answer".
+
+    The first histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one;
+    on a second failure (another counted) there is no answer. Released: the centre (2v-1)g/2 of the fullest bin, or v g
+    of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it
+    stops and the answers are those of a *prefix*. One round only: how many failures came before cannot be told from
+    the labels.
+
+    ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
+
+    Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l + T tests (a query may be tested
+    twice). One teacher moves one score: both distances have sensitivity 1.
+    Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
+    """
+
+    name: str = "soft_stability"
+    bins: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
+
+    def tests(self, num_queries: int) -> int:
+        """A query may be tested twice, at most ``max_failures`` times over."""
+        return num_queries + self.max_failures
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """As ``stability``; besides, one round, and two classes (of votes; scores are unlimited)."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        if num_classes != 2:
+            raise checks.fail(
+                "num_classes",
+                num_classes,
+                f"must be 2 for mechanism={self.name}: a score in [0, 1] says how much one class is preferred",
+                "Take mechanism=stability, or release_scores on one score per class.",
+            )
+        if rounds != 1:
+            raise checks.fail("query.rounds", rounds, f"must be 1 for mechanism={self.name}", "Take query=passive.")
+
+    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Scores of two-class votes: a teacher's score is its vote, 0 or 1."""
+        if votes.num_classes != 2:
+            raise checks.fail("num_classes", votes.num_classes, f"must be 2 for mechanism={self.name}")
+        counts_QV = torch.zeros(len(votes), self.bins, dtype=torch.int64, device=votes.counts_QC.device)
+        counts_QV[:, [0, -1]] = votes.counts_QC.to(torch.int64)
+        return self._answer(counts_QV, torch.zeros_like(counts_QV[:, 1:]), noise, context)
+
+    def release_scores(self, soft: SoftVotes, noise: NoiseSource, context: Context) -> Answers:
+        """Scores of soft votes; ``context.num_queries`` counts scores (C per query after ``per_class``)."""
+        return self._answer(soft.histogram(self.bins), soft.shifted(self.bins), noise, context)
+
+    def _answer(self, counts_QV: Tensor, shifted_QV: Tensor, noise: NoiseSource, context: Context) -> Answers:
+        self._accept(noise)
+        if context.rounds != 1 or context.failures or context.answered:
+            raise checks.fail("query.rounds", context.rounds, f"must be 1 for mechanism={self.name}")
+        device, size = counts_QV.device, len(counts_QV)
+        plan = self.calibration(context.num_queries)
+        # A column of zeros stands beside a single shifted bin, so that there is a second largest.
+        padded_QV = torch.nn.functional.pad(shifted_QV, (0, 1))
+        noisy_Q = distance(counts_QV) + noise.laplace((size,), 2 * plan.scale, device)
+        noisy_shifted_Q = distance(padded_QV) + noise.laplace((size,), 2 * plan.scale, device)
+        score_Q = (2 * counts_QV.argmax(1).double() + 1) / (2 * self.bins)
+        shifted_score_Q = (padded_QV.argmax(1).double() + 1) / self.bins
+
+        blocks = Blocks(plan, noise, device, 0, self.max_failures)
+        start = 0
+        while start < size and not blocks.stopped:
+            query = blocks.next_failure(noisy_Q, start)
+            start = min(query + 1, size)
+            if query == size:
+                break
+            score_Q[query] = torch.nan
+            blocks.fail()
+            if blocks.stopped:
+                break
+            if bool(noisy_shifted_Q[query] > blocks.threshold()):
+                score_Q[query] = shifted_score_Q[query]
+            else:
+                blocks.fail()
+        score_Q = score_Q[:start].clone()  # a view would carry the rest along
+        label_Q = torch.where(score_Q.isnan(), NO_ANSWER, (score_Q >= 0.5).to(torch.int64))
+        incurred = self._events(blocks.started, context.num_queries, 1, first=blocks.started > 0)
+        return Answers(label_Q, incurred, score_Q=score_Q)
