@@ -1,0 +1,103 @@
+"""Virtual adversarial training with entropy minimisation: smooth where the public points lie, decided between them.
+
+Needs no distortion that keeps the class, so it serves feature rows as well as images.
+
+Source: Miyato et al. 2018, equations 5-8 (local distributional smoothness, one power iteration) and section 3.4
+(conditional entropy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import checks
+from pate_torch.protocols import Log
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.views import weak_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vat(GradientStudent):
+    """Cross-entropy, plus the change under the worst small disturbance, plus the entropy of the predictions.
+
+    radius: length of the disturbance over the square root of the number of features (so: a typical change of one
+    normalised feature). probe: length, likewise, of the finite difference that finds its direction. smooth, entropy:
+    weights of the two terms.
+    """
+
+    name: str = "vat"
+    steps: int = 600
+    unlabelled_batch: int = 128
+    radius: float = 0.15
+    probe: float = 1e-3
+    smooth: float = 1.0
+    entropy: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("student.unlabelled_batch", self.unlabelled_batch, low=1)
+        checks.positive("student.radius", self.radius)
+        checks.positive("student.probe", self.probe)
+        checks.non_negative("student.smooth", self.smooth)
+        checks.non_negative("student.entropy", self.entropy)
+
+    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+        """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
+        spec, device = problem.spec, problem.x_P.device
+        view, draws = weak_view(spec, self.affine), problem.stream("views")
+        labelled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        unlabelled = batches(len(problem.x_P), self.unlabelled_batch, problem.stream("unlabelled"))
+
+        def loss(model: nn.Module, step: int) -> Tensor:
+            chosen = next(labelled).to(device)
+            x = view(problem.x_P[next(unlabelled).to(device)], spec, draws)
+            labelled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
+            logits = model(torch.cat([labelled_x, x])).float()
+            supervised = label_loss(logits[: len(chosen)], problem.label_Q[chosen], problem.flip).mean()
+            ours = logits[len(chosen) :]
+            undecided = -(ours.softmax(1) * ours.log_softmax(1)).sum(1).mean()
+            uneven = self._change(model, x, draws)
+            if step % max(1, self.steps // 50) == 0:
+                log("student/smoothness", uneven.item(), step)
+                log("student/entropy", undecided.item(), step)
+            return supervised + self.smooth * uneven + self.entropy * undecided
+
+        return loss
+
+    def _change(self, model: nn.Module, x: Tensor, draws: torch.Generator) -> Tensor:
+        """Mean divergence between the prediction at x and at its adversarial neighbour."""
+        with frozen_statistics(model):
+            here = model(x).float().log_softmax(1).detach()
+            direction = unit(torch.randn(x.shape, generator=draws).to(x.device)).requires_grad_()
+            probed = F.kl_div(
+                model(x + self.probe * direction).float().log_softmax(1), here, log_target=True, reduction="batchmean"
+            )
+            (gradient,) = torch.autograd.grad(probed, direction)
+            worst = x + self.radius * unit(gradient)
+            return F.kl_div(model(worst).float().log_softmax(1), here, log_target=True, reduction="batchmean")
+
+
+def unit(x: Tensor) -> Tensor:
+    """Every point scaled to root-mean-square 1 (zero stays zero)."""
+    flat = x.flatten(1)
+    return (flat / flat.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)).view_as(x)
+
+
+class frozen_statistics:
+    """Batch normalisation uses the batch's statistics but does not record them: disturbed points are not data."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    def __enter__(self) -> None:
+        self.momenta = [layer.momentum for layer in self.layers]
+        for layer in self.layers:
+            layer.momentum = 0.0
+
+    def __exit__(self, *_: object) -> None:
+        for layer, momentum in zip(self.layers, self.momenta, strict=True):
+            layer.momentum = momentum
