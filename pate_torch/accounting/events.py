@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, ClassVar, Union
 
 from pate_torch import checks
@@ -23,6 +24,11 @@ class _Event:
 
     def __post_init__(self) -> None:
         checks.integer(f"{type(self).__name__}.count", self.count, low=0)
+        # NumPy scalars compare equal to Python's but do not serialise: one fact, one canonical form.
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                object.__setattr__(self, f.name, int(value) if f.name == "count" else float(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +143,20 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Equal facts joined into one with their counts summed, zero counts dropped, in order of first appearance.
+
+    Every route starts here, so this is where anything but an event is refused (ValueError): never priced as zero.
+    """
+    counts: dict[Event, int] = {}
+    for event in events:
+        if _KINDS.get(getattr(event, "kind", "")) is not type(event):
+            raise checks.fail("event", event, f"must be one of {', '.join(c.__name__ for c in _KINDS.values())}")
+        one = replace(event, count=1)
+        counts[one] = counts.get(one, 0) + event.count
+    return tuple(replace(one, count=count) for one, count in counts.items() if count)
+
+
 def to_json(events: Iterable[Event]) -> str:
     """Canonical JSON (sorted keys, exact floats): what the ledger stores and hashes."""
     rows = [{"kind": e.kind, **{f.name: getattr(e, f.name) for f in fields(e)}} for e in events]
@@ -145,8 +165,11 @@ def to_json(events: Iterable[Event]) -> str:
 
 def from_json(text: str) -> tuple[Event, ...]:
     """Inverse of ``to_json``. An unknown kind or field raises ValueError: it is never priced as zero."""
+    rows = json.loads(text)
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise checks.fail("events", text[:80], "must be a JSON list of objects")
     events = []
-    for row in json.loads(text):
+    for row in rows:
         kind = row.pop("kind", None)
         if kind not in _KINDS:
             raise checks.fail(

@@ -1,0 +1,91 @@
+"""The smallest noise, or the largest number of queries, that a privacy target allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from scipy.optimize import brentq
+
+from pate_torch import checks
+from pate_torch.accounting.epsilon import routes
+from pate_torch.accounting.events import Event
+
+_LOW, _HIGH = 1e-9, 1e12
+_MARGIN = 1e-11  # relative: what is returned still fits after the rounding of whoever prices it again
+
+
+def price(events: Iterable[Event], delta: float, route: str | None = None) -> float:
+    """Epsilon by one named route, or the smallest (None)."""
+    values = routes(events, delta)
+    if route is None or set(values) == {"none"}:
+        return min(values.values())
+    if route not in values:
+        raise checks.fail("route", route, f"must be one that prices these events: {', '.join(values)}")
+    return values[route]
+
+
+def smallest_sigma(
+    plan: Callable[[float], Iterable[Event]], *, epsilon: float, delta: float, route: str | None = None
+) -> float:
+    """Smallest noise sigma for which ``plan(sigma)`` costs at most epsilon, accurate to 1e-9 and never below.
+
+    ``plan``: noise in votes -> the worst-case events of the whole release; its price must fall as sigma grows.
+    ``route``: None for the smallest valid price, or one route's name ("gdp", "rdp", ...). Raises ValueError when no
+    sigma up to 1e12 reaches epsilon.
+    """
+    target = checks.positive("epsilon", epsilon) * (1 - _MARGIN)
+    checks.delta("delta", delta)
+
+    def excess(log_sigma: float) -> float:
+        value = price(plan(math.exp(log_sigma)), delta, route)
+        return min(value, 1e12) - target
+
+    low = high = 0.0
+    while excess(high) > 0:
+        low, high = high, high + math.log(2)
+        if high > math.log(_HIGH):
+            raise checks.fail("epsilon", epsilon, "is out of reach for this plan, however large its noise")
+    while excess(low) <= 0:
+        low, high = low - math.log(2), low
+        if low < math.log(_LOW):
+            return math.exp(low)
+    root = brentq(excess, low, high, xtol=1e-11, rtol=1e-12)
+    step = 1e-11
+    while excess(root) > 0:
+        root, step = root + step, 2 * step
+    return math.exp(root)
+
+
+def most_queries(
+    plan: Callable[[int], Iterable[Event]], *, epsilon: float, delta: float, route: str | None = None, high: int = 10**9
+) -> int:
+    """Largest number of queries (at most ``high``) for which ``plan(queries)`` costs at most epsilon; 0 if not one."""
+    checks.positive("epsilon", epsilon)
+    checks.delta("delta", delta)
+
+    def fits(queries: int) -> bool:
+        return price(plan(queries), delta, route) <= epsilon
+
+    if not fits(1):
+        return 0
+    good, bad = 1, 2
+    while bad <= high and fits(bad):
+        good, bad = bad, 2 * bad
+    bad = min(bad, high + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def liu2021_sigma(*, queries: int, epsilon: float, delta: float) -> float:
+    """The noise LZCW21 Algorithm 1 prints (line 1), for comparison only: sigma on the count of ones, in votes.
+
+    sigma = [ sqrt(2 l ln(1/delta)) + sqrt(2 l ln(1/delta) + 2 epsilon l) ] / (2 epsilon), the root of the zCDP closed
+    form l/(2 sigma^2) + sqrt(2 l ln(1/delta)) / sigma = epsilon. Valid, and about a third more noise than needed.
+    """
+    checks.integer("queries", queries, low=1)
+    checks.positive("epsilon", epsilon)
+    spread = 2 * queries * -math.log(checks.delta("delta", delta))
+    return (math.sqrt(spread) + math.sqrt(spread + 2 * epsilon * queries)) / (2 * epsilon)
