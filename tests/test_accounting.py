@@ -439,7 +439,7 @@ def test_fails_closed():
 
 
 def test_the_price_covers_a_real_release():
-    """Two classes, votes (5, 5) against (6, 4): the law of the released label, and that 2/3 of mu would not cover it."""
+    """Votes (5, 5) against (6, 4): the law of the released label is covered, and by 2/3 of mu it would not be."""
     sigma = 1.0
     wins = 0.5 * math.erfc(-2 / (ROOT2 * sigma) / ROOT2)  # the gap of 2 carries noise of deviation sqrt(2) sigma
     spread = wins - 0.5  # its delta at epsilon 0

@@ -27,8 +27,10 @@ class _Event:
         # NumPy scalars compare equal to Python's but do not serialise: one fact, one canonical form.
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Real) and not isinstance(value, bool):
-                object.__setattr__(self, f.name, int(value) if f.name == "count" else float(value))
+            if f.name == "count":
+                object.__setattr__(self, f.name, int(value))
+            elif isinstance(value, Real) and not isinstance(value, bool):
+                object.__setattr__(self, f.name, float(value))
 
 
 @dataclass(frozen=True, kw_only=True)

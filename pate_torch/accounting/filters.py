@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -140,7 +140,7 @@ class Filter:
 
     def _unit(self, event: Event) -> float:
         if self.order is not None:
-            value = float(rdp.curve([_one(event)], self.order)[0])
+            value = float(rdp.curve([replace(event, count=1)], self.order)[0])
             if math.isfinite(value):
                 return value
             raise checks.fail("event", event, f"has no finite Renyi divergence at this account's order {self.order!r}")
@@ -154,10 +154,6 @@ class Filter:
                 " noise, say) must be planned when the account opens, which then gets an rdp filter.",
             )
         return mu**2
-
-
-def _one(event: Event) -> Event:
-    return type(event)(**{**event.__dict__, "count": 1})
 
 
 def _best_order(planned: tuple[Event, ...], epsilon: float, delta: float) -> float:
