@@ -1,0 +1,195 @@
+"""Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
+
+What they bound is the *forward* divergence D_a(M(D) || M(D')) alone, D being the data at hand; the reverse can exceed
+it. ``exact.py`` computes both. Every price here is a function of private votes: for the data's owner, never published
+(``sanitised_release.py``), and additive only for queries that do not depend on earlier answers.
+
+Every curve is ln(1 + H)/(a-1) with a tiny H >= 0, computed as such: it holds its relative precision down to 1e-300.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr
+
+from pate_torch import checks
+from pate_torch.accounting import rdp, vote_rows
+from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
+from pate_torch.accounting.vote_rows import Array, Counts
+
+_CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache, which is worth a factor of three
+
+
+def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
+    """Forward Renyi price of all the queries together, float64 [A].
+
+    votes: integers [Q, C], rows summing to K. orders: [A], each above 1. Confident: the threshold's price plus GNMax's
+    for *every* question asked (neither the realised nor the expected number of answers is valid).
+    Raises ValueError for malformed votes or orders.
+    """
+    grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
+    total_A = np.zeros_like(orders_A)
+    for start in range(0, len(grouped), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        rows_UC, count_U = grouped.rows_UC[part], grouped.count_U[part]
+        total_A += count_U @ theorem_rows(model, rows_UC, orders_A)
+    assert np.isfinite(total_A).all()
+    return total_A
+
+
+def theorem_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> Array:
+    """Forward Renyi price of one query with each of these (sorted, descending) vote rows, [U, A]."""
+    match model:
+        case Gnmax():
+            return gnmax_curve(gnmax_log_q(rows_UC, model.sigma), model.sigma, orders_A)
+        case Confident():
+            log_q_U = threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
+            screen_UA = gnmax_curve(log_q_U, math.sqrt(2) * model.screen_sigma, orders_A)
+            return screen_UA + theorem_rows(Gnmax(sigma=model.sigma), rows_UC, orders_A)
+        case Lnmax():
+            cap_A = data_independent_rdp(model, orders_A)
+            return pure_curve(lnmax_log_q(rows_UC, model.scale), 2 / model.scale, cap_A, orders_A)
+        case Exponential():
+            cap_A = data_independent_rdp(model, orders_A)
+            return pure_curve(exponential_log_q(rows_UC, model.rate), 2 * model.rate, cap_A, orders_A)
+    raise checks.fail("model", model, "has no data-dependent theorem")
+
+
+def data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
+    """The publishable price of one query, whatever the votes, [A]; of one question *asked* for Confident."""
+    orders_A = vote_rows.validated_orders(orders)
+    match model:
+        case Gnmax():
+            return orders_A / model.sigma**2
+        case Confident():
+            return orders_A / (2 * model.screen_sigma**2) + orders_A / model.sigma**2
+        case Lnmax():  # a moved vote shifts two coordinates by one each
+            return 2 * rdp.laplace(1 / model.scale, orders_A)
+        case Exponential():
+            return rdp.bounded_range(2 * model.rate, orders_A)
+    raise checks.fail("model", model, "has no data-independent curve")
+
+
+# ---- how unlikely the answer is not the plurality: ln q -------------------------------------------------------------
+
+
+def gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
+    """ln sum_{i != top} P(N(0, 2 sigma^2) > n_top - n_i), at most ln(1 - 1/C), [U] (PATE 2018, Prop. 7)."""
+    gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
+    # Gaps are integers: a table costs K evaluations instead of Q (C-1).
+    table = log_ndtr(-np.arange(gaps_UC.max() + 1) / (math.sqrt(2) * sigma))
+    return _capped(_logsumexp_rows(table[gaps_UC]), rows_UC)
+
+
+def lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
+    """ln sum_{i != top} (2 + g d_i) / (4 e^{g d_i}), g = 1/scale, at most ln(1 - 1/C), [U] (PATE 2017, Lemma 4)."""
+    gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
+    x = np.arange(gaps_UC.max() + 1) / scale
+    return _capped(_logsumexp_rows((np.log((2 + x) / 4) - x)[gaps_UC]), rows_UC)
+
+
+def exponential_log_q(rows_UC: Counts, rate: float) -> Array:
+    """ln of the exact probability of any other answer, P(c) proportional to exp(rate n_c), [U]."""
+    log_odds_U = _logsumexp_rows(-rate * (rows_UC[:, :1] - rows_UC[:, 1:]).astype(np.float64))
+    return _capped(log_odds_U - np.logaddexp(0, log_odds_U), rows_UC)
+
+
+def threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
+    """ln of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]; exact at any distance from it."""
+    return log_ndtr(-np.abs(top_U - threshold) / sigma)
+
+
+def _logsumexp_rows(x_UC: Array) -> Array:
+    top_U1 = x_UC.max(1, keepdims=True)
+    return np.log(np.exp(x_UC - top_U1).sum(1)) + top_U1[:, 0]
+
+
+def _capped(log_q_U: Array, rows_UC: Counts) -> Array:
+    return np.minimum(log_q_U, math.log1p(-1 / rows_UC.shape[1]))
+
+
+# ---- the two theorems ------------------------------------------------------------------------------------------------
+
+
+def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
+    """PATE 2018, Theorem 6 with the orders of Prop. 10, and a/sigma^2 wherever that is smaller or all there is, [U, A].
+
+    mu2 = sigma sqrt(ln 1/q), mu1 = mu2 + 1, e_i = mu_i/sigma^2; for a <= mu1, mu2 > 1, q e^{e2} < 1 and
+    ln q <= (mu2 - 1) e2 - mu2 ln( mu1/(mu1-1) mu2/(mu2-1) ):
+    R(a) = ln[ (1-q) A^{a-1} + q B^{a-1} ]/(a-1), A = (1-q)/(1 - (q e^{e2})^{1 - 1/mu2}), B = e^{e1} q^{-1/(mu1-1)}.
+    """
+    independent_A = orders_A / sigma**2
+    valid_U = gnmax_valid(log_q_U, sigma)
+    curve_UA = np.broadcast_to(independent_A, (len(log_q_U), len(orders_A))).copy()
+    if valid_U.any():
+        log_q_V = log_q_U[valid_U]
+        mu1_V1 = 1 + sigma * np.sqrt(-log_q_V)[:, None]
+        dependent_VA = gnmax_log_moment(log_q_V, sigma, orders_A) / (orders_A - 1)
+        usable_VA = (orders_A <= mu1_V1) & (dependent_VA < independent_A)
+        curve_UA[valid_U] = np.where(usable_VA, dependent_VA, independent_A)
+    return curve_UA
+
+
+def gnmax_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
+    """Where the theorem holds, apart from a <= mu1. Once true it stays true as q falls.
+
+    With L = ln 1/q the conditions read sqrt(L) > 1/sigma (both the first two) and
+    2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ): the left side rises with L and the right side falls.
+    """
+    root_l = np.sqrt(-log_q)
+    mu2 = sigma * root_l
+    inside = mu2 > 1
+    mu2 = np.where(inside, mu2, 2.0)
+    return inside & (2 * root_l >= 1 / sigma + sigma * np.log1p(2 / (mu2 - 1)))
+
+
+def gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
+    """(a-1) R(a) of the theorem, [U, A]; meaningful only where it is valid."""
+    root_l_U = np.sqrt(-log_q_U)
+    mu2_U = sigma * root_l_U
+    log_1q_U = _log1mexp(log_q_U)
+    log_a_U = log_1q_U - _log1mexp((log_q_U + root_l_U / sigma) * (1 - 1 / mu2_U))
+    log_b_U = (mu2_U + 1) / sigma**2 + root_l_U / sigma
+    return _log_two_terms(log_1q_U, log_a_U, log_q_U, log_b_U, orders_A)
+
+
+def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) -> Array:
+    """PATE 2017, Theorem 3, for any epsilon-DP mechanism that answers otherwise with probability at most q, [U, A].
+
+    R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1), and only there
+    (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or all there is.
+    """
+    curve_UA = np.broadcast_to(cap_A, (len(log_q_U), len(orders_A))).copy()
+    valid_U = log_q_U < -np.logaddexp(0, epsilon)
+    if valid_U.any():
+        dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
+        curve_UA[valid_U] = np.minimum(dependent_VA, cap_A)
+    return curve_UA
+
+
+def pure_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
+    """(a-1) R(a) of Theorem 3, [U, A]; meaningful only where q < 1/(e^eps + 1)."""
+    log_1q_U = _log1mexp(log_q_U)
+    log_a_U = log_1q_U - _log1mexp(log_q_U + epsilon)
+    return _log_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
+
+
+def _log_two_terms(log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array) -> Array:
+    """ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A]; the first term is near 1 and the sum near 0, hence expm1."""
+    first_UA = log_1q_U[:, None] + log_a_U[:, None] * (orders_A - 1)
+    second_UA = log_q_U[:, None] + log_b_U[:, None] * (orders_A - 1)
+    with np.errstate(over="ignore", under="ignore"):
+        log_UA = np.log1p(np.expm1(first_UA) + np.exp(second_UA))
+    overflow_UA = np.isinf(log_UA)
+    if overflow_UA.any():
+        log_UA[overflow_UA] = np.logaddexp(first_UA[overflow_UA], second_UA[overflow_UA])
+    return np.maximum(log_UA, 0.0)
+
+
+def _log1mexp(x: Array) -> Array:
+    """ln(1 - e^x) for x < 0, without cancellation at either end (Maechler 2012)."""
+    with np.errstate(under="ignore"):
+        return np.where(x > -math.log(2), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))

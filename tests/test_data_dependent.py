@@ -1,0 +1,271 @@
+"""The published data-dependent curves against mpmath, published values, a loop, and the exact divergence."""
+
+import functools
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from pate_torch.accounting import data_dependent, rdp, vote_rows
+from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
+
+mpmath.mp.dps = 340  # q goes down to 1e-300 and 1 - q must keep its digits
+ORDERS = np.array([1.25, 2, 8, 10, 20, 32, 50, 120])
+
+
+def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 0) -> np.ndarray:
+    """Votes whose consensus varies from unanimous to none."""
+    rng = np.random.default_rng(seed)
+    accuracy = rng.beta(4, 1, queries)
+    probability = (1 - accuracy[:, None]) * rng.dirichlet(np.full(classes, 0.5), queries)
+    probability[:, 0] += accuracy
+    probability = np.take_along_axis(probability, rng.permuted(np.tile(np.arange(classes), (queries, 1)), axis=1), 1)
+    return rng.multinomial(teachers, probability / probability.sum(1, keepdims=True))
+
+
+@functools.cache
+def mp_tail(gap: int, sigma: float) -> mpmath.mpf:
+    return mpmath.erfc(gap / (2 * mpmath.mpf(sigma))) / 2
+
+
+def mp_gnmax(row: np.ndarray, sigma: float, order: float) -> float:
+    """PATE 2018, Theorem 6, in 340 digits, condition by condition as printed."""
+    counts = sorted((int(n) for n in row), reverse=True)
+    s, a = mpmath.mpf(sigma), mpmath.mpf(order)
+    q = sum(mp_tail(counts[0] - n, sigma) for n in counts[1:])
+    return mp_gnmax_of_q(min(q, 1 - mpmath.mpf(1) / len(counts)), s, a)
+
+
+def mp_gnmax_of_q(q: mpmath.mpf, s: mpmath.mpf, a: mpmath.mpf) -> float:
+    mu2 = s * mpmath.sqrt(mpmath.log(1 / q))
+    mu1 = mu2 + 1
+    e1, e2 = mu1 / s**2, mu2 / s**2
+    independent = a / s**2
+    if not (a <= mu1 and mu2 > 1 and q * mpmath.exp(e2) < 1):
+        return float(independent)
+    if q > mpmath.exp((mu2 - 1) * e2) / (mu1 / (mu1 - 1) * mu2 / (mu2 - 1)) ** mu2:
+        return float(independent)
+    big_a = (1 - q) / (1 - (q * mpmath.exp(e2)) ** ((mu2 - 1) / mu2))
+    big_b = mpmath.exp(e1) / q ** (1 / (mu1 - 1))
+    return float(min(independent, mpmath.log((1 - q) * big_a ** (a - 1) + q * big_b ** (a - 1)) / (a - 1)))
+
+
+def mp_threshold(top: int, threshold: float, sigma: float, order: float) -> float:
+    s = mpmath.sqrt(2) * mpmath.mpf(sigma)
+    q = mpmath.erfc(abs(threshold - top) / s) / 2
+    return mp_gnmax_of_q(q, s, mpmath.mpf(order))
+
+
+def mp_pure(q: mpmath.mpf, epsilon: float, order: float) -> float:
+    """PATE 2017, Theorem 3, without any data-independent price; infinite outside its region."""
+    e0, a = mpmath.mpf(epsilon), mpmath.mpf(order)
+    if not q < 1 / (mpmath.exp(e0) + 1):
+        return math.inf
+    first = (1 - q) * ((1 - q) / (1 - mpmath.exp(e0) * q)) ** (a - 1)
+    return float(mpmath.log(first + q * mpmath.exp(e0 * (a - 1))) / (a - 1))
+
+
+def mp_lnmax_q(row: np.ndarray, scale: float) -> mpmath.mpf:
+    counts = sorted((int(n) for n in row), reverse=True)
+    gaps = [mpmath.mpf(counts[0] - n) / scale for n in counts[1:]]
+    return min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(counts))
+
+
+# ---- published values ------------------------------------------------------------------------------------------------
+
+ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("row", "sigma", "log_q", "curve"),
+    [
+        (
+            ROW,
+            40,
+            -9.119733711451717,
+            {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3},
+        ),
+        (
+            [240, 5, 5] + 7 * [0],
+            40,
+            -9.1154664087313,
+            {2: 3.58329057277e-5, 8: 4.75095163021e-5, 32: 4.01404692596e-4},
+        ),
+        ([200, 50] + 8 * [0], 40, -5.1791523112596, {8: 0.00165488418923, 32: 0.00617548466484}),
+        ([250] + 9 * [0], 20, -39.975783151575, {2: 7.67668387478e-18}),
+    ],
+)
+def test_gnmax_published_values(row, sigma, log_q, curve):
+    assert data_dependent.gnmax_log_q(np.array([row]), sigma)[0] == pytest.approx(log_q, rel=1e-12)
+    assert data_dependent.theorem_rdp(Gnmax(sigma=sigma), [row], list(curve)) == pytest.approx(
+        list(curve.values()), rel=1e-9
+    )
+
+
+def test_lnmax_published_values():
+    assert data_dependent.lnmax_log_q(np.array([ROW]), 20)[0] == pytest.approx(-8.495128803091019, rel=1e-12)
+    curve = data_dependent.theorem_rdp(Lnmax(scale=20), [ROW], [2, 10, 20, 50])
+    assert curve == pytest.approx([4.3006433690e-5, 5.4651568595e-5, 8.2629960760e-5, 5.6966699904e-4], rel=1e-9)
+
+
+def test_threshold_published_values():
+    from scipy.special import log_ndtr
+
+    assert log_ndtr((240 - 200) / 150) == pytest.approx(-0.502300252345562, rel=1e-12)
+    log_q = data_dependent.threshold_log_q(np.array([240]), 200, 150)
+    assert math.log1p(-math.exp(log_q[0])) == pytest.approx(-0.502300252345562, rel=1e-12)
+    orders = np.array([2.0, 10, 20, 50])
+    assert data_dependent.gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(orders / (2 * 150**2))
+
+
+def test_epsilon_of_many_equal_queries():
+    orders = np.arange(2, 200)
+    curve = data_dependent.theorem_rdp(Gnmax(sigma=40), [[240, 5, 5] + 7 * [0]] * 286, orders)
+    assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
+
+
+# ---- against mpmath and a loop ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.7, 5, 20, 40, 100])
+def test_gnmax_against_mpmath_row_by_row(sigma):
+    votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
+    fast = data_dependent.theorem_rows(Gnmax(sigma=sigma), vote_rows.group(votes).rows_UC, ORDERS)
+    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in vote_rows.group(votes).rows_UC]
+    assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
+
+
+def test_a_release_is_the_sum_over_its_queries():
+    votes = np.concatenate([simulated(300), [ROW, ROW, ROW]])
+    model = Gnmax(sigma=40)
+    one_by_one = sum(data_dependent.theorem_rdp(model, row[None], ORDERS) for row in votes)
+    assert data_dependent.theorem_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1, 20, 60])
+def test_lnmax_against_mpmath_row_by_row(scale):
+    rows = vote_rows.group(simulated(80)).rows_UC
+    cap = 2 * rdp.laplace(1 / scale, ORDERS)
+    fast = data_dependent.theorem_rows(Lnmax(scale=scale), rows, ORDERS)
+    loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
+    assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
+    assert (fast <= np.minimum(2 / scale, ORDERS * (2 / scale) ** 2 / 2) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 1])
+def test_exponential_against_mpmath_row_by_row(rate):
+    rows = vote_rows.group(simulated(60)).rows_UC
+    cap = rdp.bounded_range(2 * rate, ORDERS)
+    fast = data_dependent.theorem_rows(Exponential(rate=rate), rows, ORDERS)
+    loop = []
+    for row in rows:
+        others = sum(mpmath.exp(mpmath.mpf(rate) * int(n - row[0])) for n in row[1:])
+        q = min(others / (1 + others), 1 - mpmath.mpf(1) / len(row))
+        loop.append([mp_pure(q, 2 * rate, a) for a in ORDERS])
+    assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
+
+
+@pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (20, 2), (0, 1)])
+def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
+    model = Confident(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
+    votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
+    rows = vote_rows.group(votes).rows_UC
+    loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
+    assert data_dependent.theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
+
+
+def test_validity_threshold_is_monotone_and_as_printed():
+    for sigma in (0.3, 1.0, 7.0, 40.0, 300.0):
+        log_q = -np.geomspace(1e-4, 200, 400)
+        fast = data_dependent.gnmax_valid(log_q, sigma)
+        assert (np.diff(fast.astype(int)) >= 0).all()
+        for value, inside in zip(log_q[::7], fast[::7], strict=True):
+            q, s = mpmath.exp(value), mpmath.mpf(sigma)
+            mu2 = s * mpmath.sqrt(-value)
+            mu1, e2 = mu2 + 1, mu2 / s**2
+            printed = mu2 > 1 and q * mpmath.exp(e2) < 1
+            printed = printed and value <= (mu2 - 1) * e2 - mu2 * mpmath.log(mu1 / (mu1 - 1) * mu2 / (mu2 - 1))
+            assert inside == printed
+
+
+def test_the_popular_region_of_theorem_3_is_wrong():
+    """At eps = 2, q = .4 < 1/2, a = 3 the formula lies below a pair of laws that *is* eps-DP; so q < 1/(e^eps + 1)."""
+    epsilon, q, order = 2.0, 0.4, 3.0
+    p, neighbour = np.array([1 - q, q]), np.array([1 - q * math.exp(-epsilon), q * math.exp(-epsilon)])
+    assert (np.abs(np.log(p / neighbour)) <= epsilon + 1e-12).all()
+    true = math.log((p**order * neighbour ** (1 - order)).sum()) / (order - 1)
+    base = (1 - q) / (1 - math.exp(epsilon) * q)
+    formula = math.log((1 - q) * base ** (order - 1) + q * math.exp(epsilon * (order - 1))) / (order - 1)
+    assert formula < true
+    price = data_dependent.pure_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
+    assert price == epsilon > true
+
+
+# ---- grouping and refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
+def test_grouping_is_unique_over_sorted_rows(teachers, classes):
+    votes = simulated(300, classes, teachers, seed=1)
+    grouped = vote_rows.group(votes)
+    rows, counts = np.unique(np.sort(votes, 1)[:, ::-1], axis=0, return_counts=True)
+    assert sorted(map(tuple, grouped.rows_UC)) == sorted(map(tuple, rows))
+    assert (grouped.rows_UC[grouped.inverse_Q] == np.sort(votes, 1)[:, ::-1]).all()
+    assert dict(zip(map(tuple, grouped.rows_UC), grouped.count_U, strict=True)) == dict(
+        zip(map(tuple, rows), counts, strict=True)
+    )
+
+
+def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
+    votes = simulated(50)
+    shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
+    for model in (Gnmax(sigma=40), Lnmax(scale=20), Exponential(rate=0.1)):
+        one, two = (data_dependent.theorem_rdp(model, v, ORDERS) for v in (votes, shuffled))
+        assert one == pytest.approx(two, rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        np.array([[1.0, 2.0]]),
+        np.array([[np.nan, 2.0]]),
+        np.array([[True, False]]),
+        [[3, -1]],
+        [[1, 2], [2, 2]],
+        [[0, 0]],
+        [[3]],
+        [3, 1],
+        np.zeros((0, 3), int),
+    ],
+)
+def test_malformed_votes_are_refused(votes):
+    with pytest.raises(ValueError, match="votes"):
+        data_dependent.theorem_rdp(Gnmax(sigma=40), votes, [2.0])
+
+
+@pytest.mark.parametrize("orders", [[], [1], [1.0, 2.0], [0.5], [math.nan], [math.inf], [[2.0]], ["two"], None, [True]])
+def test_malformed_orders_are_refused(orders):
+    with pytest.raises(ValueError, match="order"):
+        data_dependent.theorem_rdp(Gnmax(sigma=40), [ROW], orders)
+
+
+def test_integer_orders_do_not_overflow():
+    curve = data_dependent.theorem_rdp(Gnmax(sigma=40), [ROW], list(range(2, 4000)))
+    assert (curve > 0).all() and (np.diff(curve) >= 0).all()
+
+
+def test_confident_charges_the_screen_and_the_answer_of_every_question():
+    votes = simulated(40)
+    model = Confident(screen_sigma=150, threshold=200, sigma=40)
+    screen = sum(np.array([mp_threshold(int(row.max()), 200, 150, a) for a in ORDERS]) for row in votes)
+    answer = data_dependent.theorem_rdp(Gnmax(sigma=40), votes, ORDERS)
+    assert data_dependent.theorem_rdp(model, votes, ORDERS) == pytest.approx(screen + answer, rel=1e-9)
+
+
+def test_small_cases_never_pass_the_data_independent_price():
+    rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6]
+    for model in (Gnmax(sigma=2.0), Lnmax(scale=2.0), Exponential(rate=0.5)):
+        cap = data_dependent.data_independent_rdp(model, ORDERS)
+        assert (data_dependent.theorem_rows(model, vote_rows.group(rows).rows_UC, ORDERS) <= cap * (1 + 1e-12)).all()
