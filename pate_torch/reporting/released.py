@@ -42,7 +42,7 @@ BECAUSE = {
     "public": "learnt from public data alone",
     "released": "learnt from released labels alone",
     "published": "a published figure",
-    "benchmark": "measured on private records, which may be shown because this data set is a public benchmark",
+    "benchmark": "from private records, shown because this is a public benchmark",
 }
 
 
@@ -237,11 +237,17 @@ def privacy(report: PrivacyFacts) -> dict[str, Any]:
             "this_release": report.claimed_epsilon,
             "this_release_ex_post": report.claimed_epsilon_ex_post,
             "account_total": report.claimed_epsilon_charged,
+            "account_route": report.charged_accountant or report.accountant,
             "account_cap": report.budget_epsilon,
             "labels_reused": report.reused,
         },
         "other_releases": [
-            {"release_id": other.release_id, "what": other.what, "epsilon": other.epsilon}
+            {
+                "release_id": other.release_id,
+                "what": other.what,
+                "epsilon": other.epsilon if report.private else None,
+                "route": other.accountant or None,
+            }
             for other in report.other_releases
         ],
         "assumptions": list(statement.assumptions(report)),

@@ -16,20 +16,21 @@ import numpy as np
 from pate_torch import checks
 
 NOT_PRIVATE = "NOT PRIVATE"
-WARNING = (
-    "NOT PRIVATE: the noise of this run was seeded or switched off, so that an outsider can recompute it and take it "
-    "away again. No privacy guarantee holds, whatever the parameters say. Such a run is for tests: do not publish it."
+WHY_NOT = (
+    "The noise of this run was seeded or switched off, so that an outsider can recompute it and take it away again. "
+    "No privacy guarantee holds, whatever the parameters say. Such a run is for tests: do not publish it."
 )
+WARNING = f"{NOT_PRIVATE}. {WHY_NOT}"
 
 Scalar = bool | int | float | str | None
 
 ROUTES = {
     "gdp": "exact Gaussian accounting",
-    "gaussian": "exact Gaussian accounting",
     "rdp": "Rényi accounting",
     "pld": "privacy loss distributions",
     "zcdp": "zero-concentrated accounting",
     "pure": "pure composition",
+    "none": "nothing was released",
 }
 
 
@@ -46,6 +47,11 @@ def show_delta(delta: float) -> str:
     return np.format_float_scientific(delta, trim="-", exp_digits=1)
 
 
+def show_route(accountant: str) -> str:
+    """gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
+    return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
+
+
 def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
     """The largest share of members any membership test can find at this share of false alarms.
 
@@ -59,15 +65,22 @@ def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRelease:
-    """Something else released from the same private data; ``epsilon`` is its own guarantee, None where it has none."""
+    """Something else released from the same private data.
+
+    ``epsilon`` is its own guarantee at the report's delta and adjacency, by the route ``accountant``; None where it
+    has none.
+    """
 
     release_id: str
     what: str
     epsilon: float | None = None
+    accountant: str = ""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             checks.non_negative("other_releases.epsilon", self.epsilon)
+            if not self.accountant:
+                raise checks.fail("other_releases.accountant", self.accountant, "must name the route that gave epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +89,8 @@ class PrivacyFacts:
 
     epsilon: the guarantee of this release alone (data-independent or sanitised); ``epsilon_ex_post``: what had been
     spent when the run stopped, not a guarantee; ``epsilon_charged``: the account's total, all releases composed;
-    ``budget_epsilon``: the account's cap; all at ``delta``. ``accountant``: the route that gave epsilon.
+    ``budget_epsilon``: the account's cap; all at ``delta``. ``accountant``: the route that gave epsilon (and the
+    account's total, unless ``charged_accountant`` names another).
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
@@ -96,6 +110,7 @@ class PrivacyFacts:
     private: bool
     epsilon_ex_post: float | None = None
     epsilon_charged: float | None = None
+    charged_accountant: str | None = None
     budget_epsilon: float | None = None
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     noise: str = "torch"
@@ -148,16 +163,18 @@ class PrivacyFacts:
 
     @property
     def route_words(self) -> str:
-        long = ROUTES.get(self.accountant)
-        return f"{long} ({self.accountant})" if long else self.accountant
+        return show_route(self.accountant)
 
     @property
     def terms(self) -> str:
         """What an epsilon means nothing without."""
-        return (
-            f"delta = {show_delta(self.delta)}; neighbours: {self.adjacency_words} ({self.adjacency}); "
-            f"unit: {self.unit}; route: {self.route_words}"
-        )
+        return f"{self.setting}; route: {self.route_words}"
+
+    @property
+    def setting(self) -> str:
+        """The terms that every epsilon of an account shares: all but the route."""
+        neighbours = f"{self.adjacency_words} ({self.adjacency})"
+        return f"delta = {show_delta(self.delta)}; neighbours: {neighbours}; unit: {self.unit}"
 
     def with_terms(self, epsilon: float) -> str:
         return f"epsilon = {show_epsilon(epsilon)} ({self.terms})"
@@ -203,7 +220,7 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
     return (
         f"This release protects {many} of {facts.dataset}: everything in it would have come out almost as likely "
         f"with {facts.unit_words} {verb}, whoever looks, and whatever else they know.",
-        f"How almost: someone who tests whether {facts.unit_words} took part, and is wrong about 1 % of those "
+        f"What that means: someone who tests whether {facts.unit_words} took part, and is wrong about 1 % of those "
         f"that did not, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that did. "
         f"With no protection it could be 100 %, with perfect protection 1 %.",
         _how(facts),
@@ -221,31 +238,48 @@ def _how(facts: PrivacyFacts) -> str:
     )
 
 
-def composition(facts: PrivacyFacts) -> tuple[tuple[str, float | None, str], ...]:
-    """(name, epsilon or None, what it covers): this release, the account's total and its cap; empty if not private."""
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One line of the account: an epsilon (None: unknown, or no cap), the route that gave it, and what it covers."""
+
+    name: str
+    epsilon: float | None
+    route: str
+    covers: str
+
+
+def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
+    """This release, the account's total and its cap; empty if not private."""
     if facts.claimed_epsilon is None:
         return ()
-    rows: list[tuple[str, float | None, str]] = [
-        (
-            "This release alone",
-            facts.claimed_epsilon,
-            "Everything in this folder, and nothing outside it. The guarantee.",
+    route = facts.route_words
+    rows = [
+        Price(
+            name="This release alone",
+            epsilon=facts.claimed_epsilon,
+            route=route,
+            covers="The guarantee: of everything in this folder, and of nothing outside it.",
         )
     ]
     if facts.epsilon_ex_post is not None and facts.epsilon_ex_post != facts.claimed_epsilon:
-        rows.append(
-            ("Spent when it stopped (ex post)", facts.epsilon_ex_post, "Depends on the answers: not a guarantee.")
-        )
+        spent = "What had been used when the run stopped. It depends on the answers, so it is not a guarantee."
+        rows.append(Price(name="Spent (ex post)", epsilon=facts.epsilon_ex_post, route=route, covers=spent))
     free = " The labels had been paid for before: this run added nothing." if facts.reused else ""
     rows.append(
-        (
-            "All releases from these data",
-            facts.epsilon_charged,
-            "The account's total in the ledger, all composed." + free,
+        Price(
+            name="All releases together",
+            epsilon=facts.epsilon_charged,
+            route=show_route(facts.charged_accountant or facts.accountant),
+            covers="Everything charged to these data in the ledger, composed." + free,
         )
     )
     rows.append(
-        ("Cap of the account", facts.budget_epsilon, "A release that would pass it is refused before noise is drawn.")
+        Price(
+            name="Cap",
+            epsilon=facts.budget_epsilon,
+            route="set by the owner",
+            covers="What all releases together may reach. A release that would pass it is refused.",
+        )
     )
     return tuple(rows)
 
@@ -254,9 +288,10 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
     rows = []
     if facts.num_teachers:
+        who = "Each record" if facts.unit == "record" else f"A{facts.unit_words[1:]}"
         rows.append(
-            f"{facts.unit_words[0].upper()}{facts.unit_words[1:]} reached exactly one of the {facts.num_teachers} "
-            "teachers, and no teacher learnt anything from outside its own share."
+            f"{who} reached exactly one of the {facts.num_teachers} teachers, and no teacher learnt anything from "
+            "outside its own share."
         )
     if not facts.private:
         rows.append("The noise was NOT secret: it was seeded or switched off. This alone voids the guarantee.")

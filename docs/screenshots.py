@@ -1,0 +1,91 @@
+"""Pictures of a run, for the documentation: python docs/screenshots.py <run folder> <where to put them>
+
+Takes release/report.html in light, dark and at a phone's width, and TensorBoard on release/tensorboard. Needs
+chromium (Debian: apt-get install chromium). Shows released values alone: the private folder is never opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+# Without the WebGL switches TensorBoard's Time Series lines stay blank in a headless browser.
+SWITCHES = (
+    "--headless --no-sandbox --disable-gpu --disable-webgl --disable-3d-apis --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars"
+).split()
+BOARDS = {"timeseries": 1100, "scalars": 1000, "custom_scalars": 900, "images": 1300, "text": 1100, "hparams": 600}
+
+
+def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = False, wait: int = 0) -> None:
+    """One picture. ``wait``: milliseconds of the browser's own time for a page that loads as it goes."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("screenshots: no chromium found (Debian: apt-get install chromium)")
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, *SWITCHES, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        command += [f"--screenshot={picture.resolve()}"]
+        command += [f"--virtual-time-budget={wait}"] * bool(wait)
+        command += ["--blink-settings=preferredColorScheme=" + ("0" if dark else "1")]
+        subprocess.run([*command, address], check=True, capture_output=True, timeout=120)
+    print(picture)
+
+
+def framed(page: Path, width: int, height: int) -> str:
+    """A page that shows ``page`` at a phone's width: a headless window is never narrower than 500 pixels."""
+    frame = page.with_name(".frame.html")
+    style = f"border:0;width:{width}px;height:{height}px;display:block"
+    frame.write_text(f'<body style="margin:0"><iframe src="{page.name}" style="{style}"></iframe></body>')
+    return frame.resolve().as_uri()
+
+
+def report(page: Path, out: Path) -> None:
+    address = page.resolve().as_uri()
+    shoot(address, out / "report-light.png", 1180, 4300)
+    shoot(address, out / "report-dark.png", 1180, 4300, dark=True)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(page, folder))
+        shoot(framed(copy, 360, 7600), out / "report-phone.png", 500, 7600)
+
+
+def tensorboard(logs: Path, out: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
+    server = subprocess.Popen([*command, "--load_fast=false"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(60):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        time.sleep(5)  # the first load of the event files
+        for board, height in BOARDS.items():
+            shoot(f"http://127.0.0.1:{port}/#{board}", out / f"tensorboard-{board}.png", 1400, height, wait=8000)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run folder (it holds release/)")
+    parser.add_argument("out", type=Path, help="where the pictures go")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    report(given.run / "release" / "report.html", given.out)
+    if (given.run / "release" / "tensorboard").is_dir():
+        tensorboard(given.run / "release" / "tensorboard", given.out)
+
+
+if __name__ == "__main__":
+    main()

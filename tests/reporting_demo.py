@@ -1,0 +1,84 @@
+"""A made-up report to look at and to test with: no number in it was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from pate_torch.reporting.released import Baseline, Examples, ReleasedReport
+from pate_torch.reporting.statement import OtherRelease
+
+QUERIES = 286
+EPSILON = 2.4353597494239
+
+
+def examples(count: int = 24) -> Examples:
+    digits = load_digits()
+    image = (digits.images[:count] / 16 * 255).astype(np.uint8)[:, None]
+    return Examples(
+        image=image, label=tuple(int(y) for y in digits.target[:count]), query=tuple(range(11, 11 + 7 * count, 7))
+    )
+
+
+def confusion(classes: int = 10, each: int = 100) -> tuple[tuple[int, ...], ...]:
+    rows = []
+    for true in range(classes):
+        row = [0] * classes
+        row[(true + 3) % classes] = true % 4
+        row[(true + 5) % classes] += true % 3
+        row[true] += each - sum(row)
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def demo(**changes: Any) -> ReleasedReport:
+    """A plausible private run; ``changes`` replace fields."""
+    counts = confusion()
+    hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
+    growth = tuple(float(EPSILON * (q / QUERIES) ** 0.55) for q in range(1, QUERIES)) + (EPSILON,)
+    fields: dict[str, Any] = dict(
+        dataset="digits",
+        mechanism="gaussian",
+        parameters={"sigma": 40.0},
+        num_teachers=250,
+        queries_asked=QUERIES,
+        queries_answered=QUERIES,
+        epsilon=EPSILON,
+        delta=1e-5,
+        accountant="gdp",
+        adjacency="add_remove",
+        unit="record",
+        private=True,
+        epsilon_charged=(1.6**2 + EPSILON**2) ** 0.5,
+        budget_epsilon=4.0,
+        student="fixmatch",
+        seconds={"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},
+        student_accuracy=hits,
+        label_accuracy=0.951,
+        teachers_id="00000000000000aa",
+        release_id="00000000000000bb",
+        ledger_head="c" * 64,
+        class_names=tuple("0123456789"),
+        epsilon_curve=growth,
+        account_curve=tuple((1.6**2 + e * e) ** 0.5 for e in growth),
+        confusion=counts,
+        student_curves={
+            "student/loss": tuple((s, 2.3 * 0.985**s + 0.05 * (s % 3)) for s in range(0, 300, 5)),
+            "student/confident_share": tuple((s, 1 - 0.9 * 0.98**s) for s in range(0, 300, 5)),
+        },
+        examples=examples(),
+        baselines=(
+            Baseline(name="Published PATE", accuracy=0.98, because="published"),
+            Baseline(name="Ensemble without noise", accuracy=0.981, because="benchmark", size=1000),
+            Baseline(name="Clusters of the public points", accuracy=0.81, because="public", size=1000),
+        ),
+        other_releases=(
+            OtherRelease(
+                release_id="00000000000000cc", what="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
+            ),
+        ),
+        created="made-up figures, for tests",
+    )
+    return ReleasedReport(**(fields | changes))
