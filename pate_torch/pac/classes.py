@@ -1,0 +1,296 @@
+"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, none twice.
+
+A class is "what a learner may answer". Its *dichotomies* on points x_1..x_n are the distinct label vectors
+(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number by ``sauer_shelah(n, vc_dimension)``.
+NB20's relabelling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
+waste time, it would change the law that their privacy proofs speak of.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from pate_torch import checks
+from pate_torch.pac.planar import on_positive_side
+from pate_torch.pac.sample import Bools, Floats, Ints, points
+from pate_torch.protocols import HypothesisClass
+
+
+def sauer_shelah(n: int, vc_dimension: int) -> int:
+    """The most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
+    return sum(math.comb(n, i) for i in range(min(n, vc_dimension) + 1))
+
+
+def distinct(labelings_Mn: Bools) -> Ints:
+    """The first row of each distinct labelling, in their original order."""
+    packed = np.packbits(labelings_Mn, axis=1)
+    if packed.shape[1] == 0:
+        return np.zeros(min(1, len(packed)), dtype=np.int64)
+    rows = np.ascontiguousarray(packed).view(np.dtype((np.void, packed.shape[1]))).ravel()
+    return np.sort(np.unique(rows, return_index=True)[1]).astype(np.int64)
+
+
+def cuts(value_n: Floats) -> Floats:
+    """-inf, one cut between every two neighbouring distinct values (lower < cut <= upper), +inf."""
+    v = np.unique(value_n)
+    middle = v[:-1] / 2 + v[1:] / 2
+    # Between adjacent floats the midpoint rounds to the lower one, which would put it on the wrong side.
+    middle = np.where((middle > v[:-1]) & (middle <= v[1:]), middle, v[1:])
+    return np.concatenate(([-np.inf], middle, [np.inf])) if len(v) else np.array([np.inf])
+
+
+def _below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
+    """sum of weight over {i : value_i < cut}, for every cut; O((n + M) log n)."""
+    order = np.argsort(value_n, kind="stable")
+    prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
+    return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
+
+
+class Enumerable(ABC):
+    """A HypothesisClass with what the algorithms need beyond the protocol: representatives and error counts."""
+
+    name: str
+    vc_dimension: int
+
+    @abstractmethod
+    def representatives(self, x: Floats) -> Sequence[Any]:
+        """One hypothesis for each dichotomy of x [n, D]: no two agree on all of x, none is missing."""
+
+    @abstractmethod
+    def predict(self, hypothesis: Any, x: Floats) -> Bools:
+        """The labels of x [n, D], bool [n]."""
+
+    def labelings(self, hypotheses: Sequence[Any], x: Floats) -> Bools:
+        """bool [M, n]."""
+        return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
+
+    def errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
+        """How many of (x, y) each hypothesis gets wrong, int64 [M]. Sensitivity 1."""
+        return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
+
+    def dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
+        """Every labelling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        x = points("x", x)
+        hypotheses = self.representatives(x)
+        return self.labelings(hypotheses, x), list(hypotheses)
+
+
+def representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
+    """One hypothesis per dichotomy of x; any HypothesisClass will do."""
+    if isinstance(hypotheses, Enumerable):
+        return hypotheses.representatives(x)
+    return hypotheses.dichotomies(x)[1]
+
+
+def error_counts(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
+    """How many of (x, y) each candidate gets wrong, int64 [M]; any HypothesisClass will do."""
+    if isinstance(hypotheses, Enumerable):
+        return hypotheses.errors(candidates, x, y)
+    return np.array([np.count_nonzero(hypotheses.predict(h, x) != y) for h in candidates], dtype=np.int64)
+
+
+def erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
+    """Empirical risk minimiser (the first of equals): the non-private learner B_PAC of the papers."""
+    candidates = representatives(hypotheses, x)
+    return candidates[int(np.argmin(error_counts(hypotheses, candidates, x, y)))]
+
+
+def _column(x: Floats, name: str) -> Floats:
+    if x.shape[1] != 1:
+        raise checks.fail("x.shape", x.shape, f"{name} live on the line: one feature per point")
+    return x[:, 0]
+
+
+@dataclass(frozen=True)
+class Thresholds(Enumerable):
+    """h_t(x) = 1[x >= t] on the line, t in [-inf, inf]. VC dimension 1; n + 1 dichotomies of n distinct points."""
+
+    name: str = "thresholds"
+    vc_dimension: int = 1
+
+    def representatives(self, x: Floats) -> Sequence[float]:
+        return cuts(_column(x, self.name)).tolist()
+
+    def predict(self, hypothesis: float, x: Floats) -> Bools:
+        return _column(x, self.name) >= hypothesis
+
+    def errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
+        sign = np.where(y, 1, -1)
+        return np.count_nonzero(~y) + _below(_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Intervals(Enumerable):
+    """h_{a,b}(x) = 1[a <= x < b] on the line. VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points."""
+
+    name: str = "intervals"
+    vc_dimension: int = 2
+
+    def representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
+        cut = cuts(_column(x, self.name))
+        low, high = np.triu_indices(len(cut), k=1)
+        return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
+
+    def predict(self, hypothesis: tuple[float, float], x: Floats) -> Bools:
+        value = _column(x, self.name)
+        return (value >= hypothesis[0]) & (value < hypothesis[1])
+
+    def errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
+        value, sign = _column(x, self.name), np.where(y, -1, 1)
+        low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
+        inside = _below(value, sign, high) - _below(value, sign, low)
+        return np.count_nonzero(y) + inside
+
+
+class Stump(NamedTuple):
+    """1[x_feature >= threshold] if ``above``, its complement if not."""
+
+    feature: int
+    threshold: float
+    above: bool
+
+
+@dataclass(frozen=True)
+class Stumps(Enumerable):
+    """Decision stumps over ``num_features`` features, both directions.
+
+    ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features, an upper bound: each feature cuts out
+    at most two subsets of size floor(k/2) of any k points, one from either end. (Attained for 1, 2 and 3 features.)
+    """
+
+    num_features: int
+    name: str = "stumps"
+
+    def __post_init__(self) -> None:
+        checks.integer("num_features", self.num_features, low=1)
+
+    @property
+    def vc_dimension(self) -> int:  # type: ignore[override]
+        k = 1
+        while math.comb(k + 1, (k + 1) // 2) <= 2 * self.num_features:
+            k += 1
+        return k
+
+    def _features(self, x: Floats) -> Floats:
+        if x.shape[1] != self.num_features:
+            raise checks.fail("x.shape", x.shape, f"must have {self.num_features} features")
+        return x
+
+    def representatives(self, x: Floats) -> Sequence[Stump]:
+        x = self._features(x)
+        stumps = [Stump(0, -np.inf, True), Stump(0, np.inf, True)]
+        rows = [np.packbits(np.stack([np.ones(len(x), bool), np.zeros(len(x), bool)]), axis=1)]
+        for feature in range(self.num_features):
+            inner = cuts(x[:, feature])[1:-1]
+            above = x[None, :, feature] >= inner[:, None]
+            for direction in (True, False):
+                stumps += [Stump(feature, float(t), direction) for t in inner]
+                rows.append(np.packbits(above == direction, axis=1))
+        keep = distinct(np.unpackbits(np.concatenate(rows), axis=1, count=len(x)).astype(bool))
+        return [stumps[i] for i in keep]
+
+    def predict(self, hypothesis: Stump, x: Floats) -> Bools:
+        return (self._features(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.above
+
+    def errors(self, hypotheses: Sequence[Stump], x: Floats, y: Bools) -> Ints:
+        x = self._features(x)
+        feature = np.array([h.feature for h in hypotheses])
+        threshold = np.array([h.threshold for h in hypotheses], dtype=np.float64)
+        above = np.array([h.above for h in hypotheses])
+        wrong = np.empty(len(hypotheses), dtype=np.int64)
+        for j in np.unique(feature):
+            mine = feature == j
+            wrong[mine] = np.count_nonzero(~y) + _below(x[:, j], np.where(y, 1, -1), threshold[mine])
+        return np.where(above, wrong, len(y) - wrong)
+
+
+class HalfPlane(NamedTuple):
+    """The points strictly left of the line tail -> head, and those on it not beyond the tail.
+
+    That is an open half-plane with a boundary ray, the limit of half-planes turned a little about a point between
+    tail and head: on any finite set it labels like a half-plane, and it needs no rounding to write down.
+    """
+
+    tail: tuple[float, float]
+    head: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class HalfPlanes(Enumerable):
+    """Half-planes {x : w.x >= b}, all directions. VC dimension 3; n^2 - n + 2 dichotomies in general position.
+
+    Enumeration: if both labels occur, the two convex hulls have two inner common tangents; along one of them, with
+    the positive points on its left, the positive contact comes first. So every such dichotomy is one ordered pair
+    (tail, head) of distinct points, and in general position exactly one. Orientations are exact (adaptive rational
+    arithmetic), so collinear and repeated points are handled, not perturbed. O(n^3). Hypotheses: bool or HalfPlane.
+    """
+
+    name: str = "half-planes"
+    vc_dimension: int = 3
+
+    def representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
+        spots = np.unique(x, axis=0)
+        if spots.shape[1] != 2:
+            raise checks.fail("x.shape", x.shape, "half-planes live in two dimensions")
+        found: list[bool | HalfPlane] = [True, False]
+        rows = [np.stack([np.ones(len(spots), bool), np.zeros(len(spots), bool)])]
+        for i, tail in enumerate(spots):
+            heads = np.delete(spots, i, axis=0)
+            found += [HalfPlane(tuple(tail.tolist()), tuple(head.tolist())) for head in heads]
+            rows.append(on_positive_side(tail, heads, spots))
+        return [found[i] for i in distinct(np.concatenate(rows))]
+
+    def predict(self, hypothesis: bool | HalfPlane, x: Floats) -> Bools:
+        if isinstance(hypothesis, HalfPlane):
+            return on_positive_side(np.array(hypothesis.tail), np.array([hypothesis.head]), x)[0]
+        return np.full(len(x), bool(hypothesis))
+
+
+Predictor = Callable[[Any], Any] | nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Enumerable):
+    """An explicit list of predictors: callables x [n, D] -> 0/1 labels [n], or networks (logit [n], or logits [n, 2]).
+
+    A hypothesis is an index into the list. The predictors must not have been trained on the sample they are then
+    compared on. VC dimension: at most floor(log2 M).
+    """
+
+    predictors: Sequence[Predictor]
+    name: str = "list"
+
+    def __post_init__(self) -> None:
+        if len(self.predictors) == 0:
+            raise checks.fail("predictors", [], "must hold at least one predictor")
+
+    @property
+    def vc_dimension(self) -> int:  # type: ignore[override]
+        return len(self.predictors).bit_length() - 1
+
+    def representatives(self, x: Floats) -> Sequence[int]:
+        return distinct(self.labelings(range(len(self.predictors)), x)).tolist()
+
+    def predict(self, hypothesis: int, x: Floats) -> Bools:
+        predictor = self.predictors[hypothesis]
+        label = _network_labels(predictor, x) if isinstance(predictor, nn.Module) else np.asarray(predictor(x))
+        if label.shape != (len(x),) or not np.isin(label, (0, 1)).all():
+            raise checks.fail(f"predictors[{hypothesis}]", label.shape, f"must return {len(x)} labels, each 0 or 1")
+        return label.astype(bool)
+
+
+@torch.no_grad()
+def _network_labels(network: nn.Module, x: Floats) -> Bools:
+    network.eval()
+    parameter = next(network.parameters(), torch.zeros(0))
+    out = network(torch.as_tensor(x, dtype=parameter.dtype, device=parameter.device)).cpu()
+    label = out.argmax(1) == 1 if out.dim() == 2 and out.shape[1] == 2 else out.reshape(len(x)) > 0
+    return label.numpy()

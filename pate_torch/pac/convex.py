@@ -1,0 +1,112 @@
+"""The exponential mechanism over a ball of parameters, for a convex loss: drawn approximately, by a Markov chain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+
+from pate_torch import checks
+from pate_torch.accounting.events import BoundedRange, Delta, Event
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.exponential import Chosen
+from pate_torch.pac.sample import Charge, Floats, pay
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HitAndRun:
+    """Hit-and-run in the ball of ``radius``: a uniform direction, then an exact slice along the chord through it.
+
+    ``steps`` from the centre; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
+    ``distance``: a total variation distance to the target that the caller has *proved* for these steps, or None.
+    """
+
+    radius: float
+    steps: int
+    distance: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive("radius", self.radius)
+        checks.integer("steps", self.steps, low=1)
+        if self.distance is not None:
+            checks.between("distance", self.distance, 0, 1)
+
+    def draw(self, log_density: Callable[[Floats], float], dimension: int, noise: NoiseSource) -> Floats:
+        """One point of the ball, float64 [D]. The slice is an interval because the log-density is concave."""
+        point = np.zeros(dimension)
+        level = log_density(point)
+        for _ in range(self.steps):
+            u = noise.uniform((dimension + 1,), _CPU).numpy()
+            direction = ndtri(u[:dimension])
+            direction /= np.linalg.norm(direction)
+            point, level = self._slice(log_density, point, level + math.log(u[dimension]), direction, noise)
+        return point
+
+    def _slice(
+        self,
+        log_density: Callable[[Floats], float],
+        point: Floats,
+        floor: float,
+        direction: Floats,
+        noise: NoiseSource,
+    ) -> tuple[Floats, float]:
+        """Uniform on {t : log-density >= floor} along the chord, by shrinking it towards t = 0 (Neal 2003)."""
+        middle = float(point @ direction)
+        half = math.sqrt(max(0.0, middle**2 + self.radius**2 - float(point @ point)))
+        low, high = -middle - half, -middle + half
+        while True:
+            t = low + (high - low) * float(noise.uniform((1,), _CPU)[0])
+            candidate = point + t * direction
+            level = log_density(candidate)
+            if math.isnan(level):
+                raise ValueError("loss: returned NaN inside the ball")
+            if level >= floor or high - low < 1e-14 * self.radius:
+                return candidate, level
+            low, high = (t, high) if t < 0 else (low, t)
+
+
+def convex_exponential_mechanism(
+    loss_n: Callable[[Floats], Floats],
+    *,
+    n: int,
+    dimension: int,
+    loss_range: float,
+    epsilon: float,
+    sampler: HitAndRun,
+    noise: NoiseSource,
+    charge: Charge | None = None,
+    regulariser: Callable[[Floats], float] = lambda _: 0.0,
+) -> Chosen:
+    """theta in the ball with density ~ exp(epsilon n q / (2 range)), q = -mean loss - g, drawn *approximately*.
+
+    loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length ``loss_range``
+    over the whole ball; regulariser: convex, public. Replace-one, n public.
+    Guarantee: the target distribution is BoundedRange(epsilon). What is released is a Markov chain's draw, at total
+        variation t of the target: (epsilon, (1 + e^epsilon) t)-DP. t is charged as Delta if the sampler states one;
+        if it does not, the guarantee is *approximate*, and either way the result says so.
+    Source: WLF16 Algorithm 1 and Proposition 19 (Applegate & Kannan's chain there); hit-and-run: Lovasz & Vempala 2006.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.positive("loss_range", loss_range)
+    checks.integer("n", n, low=1)
+    checks.integer("dimension", dimension, low=1)
+    rate = epsilon * n / (2 * loss_range)
+
+    def log_density(theta: Floats) -> float:
+        loss = np.asarray(loss_n(theta), dtype=np.float64)
+        if loss.shape != (n,) or np.ptp(loss) > loss_range * (1 + 1e-9):
+            raise checks.fail("loss_n", loss.shape, f"must return {n} losses within an interval of {loss_range:g}")
+        return -rate * (float(loss.mean()) + regulariser(theta))
+
+    incurred: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    if sampler.distance:
+        incurred += (Delta(delta=(1 + math.exp(epsilon)) * sampler.distance),)
+    events = pay(charge, incurred)
+    theta = sampler.draw(log_density, dimension, noise)
+    return Chosen(theta, -1, events, approximate=True)

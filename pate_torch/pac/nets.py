@@ -1,0 +1,71 @@
+"""Explicit constants for the nets and the uniform convergence that the papers leave inside O(.)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import gammaln
+
+
+def log_sauer_shelah(n: float, vc_dimension: int) -> float:
+    """ln sum_{i <= d} C(n, i), for n too large to count."""
+    i = np.arange(min(int(n), vc_dimension) + 1)
+    terms = gammaln(n + 1) - gammaln(i + 1) - gammaln(n - i + 1)
+    return float(np.logaddexp.reduce(terms))
+
+
+def smallest(holds: Callable[[int], bool], low: int = 1) -> int:
+    """The smallest integer >= low where ``holds`` (false, then true) is true: doubling, then bisection."""
+    high = low
+    while not holds(high):
+        low, high = high + 1, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+def net_size(eta: float, beta: float, vc_dimension: int) -> int:
+    """N_net(eta, beta): that many points are an eta-net for a class with probability at least 1 - beta.
+
+    An eta-net meets every symmetric difference of measure above eta. Blumer, Ehrenfeucht, Haussler & Warmuth 1989,
+    Theorem A2.1: m >= 8/eta points miss one with probability at most 2 Pi(2m) 2^(-eta m/2), Pi the growth function of
+    the differences, at most the class's own squared. Sampling without replacement only helps (DF20, after Lemma 1).
+    Source: DF20 Lemma 1, with the constants of Blumer et al.
+    """
+
+    def is_net(m: int) -> bool:
+        log_failure = math.log(2) + 2 * log_sauer_shelah(2 * m, vc_dimension) - eta * m / 2 * math.log(2)
+        return log_failure <= math.log(beta)
+
+    return smallest(is_net, low=math.ceil(8 / eta))
+
+
+def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
+    """So many examples make every consistent hypothesis alpha-accurate with probability 1 - beta, realizable case.
+
+    As ``net_size``, with the growth function of the class once: the target is fixed.
+    Source: Blumer et al. 1989, Theorem A2.1.
+    """
+
+    def enough(m: int) -> bool:
+        log_failure = math.log(2) + log_sauer_shelah(2 * m, vc_dimension) - alpha * m / 2 * math.log(2)
+        return log_failure <= math.log(beta)
+
+    return smallest(enough, low=math.ceil(8 / alpha))
+
+
+def uniform_size(alpha: float, beta: float, vc_dimension: int) -> int:
+    """So many examples make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
+
+    Vapnik & Chervonenkis 1971: failure at most 4 Pi(2m) exp(-alpha^2 m / 8).
+    Source: DF20 Lemma 3, with the constants of Vapnik and Chervonenkis.
+    """
+
+    def enough(m: int) -> bool:
+        log_failure = math.log(4) + log_sauer_shelah(2 * m, vc_dimension) - alpha**2 * m / 8
+        return log_failure <= math.log(beta)
+
+    return smallest(enough)

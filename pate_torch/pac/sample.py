@@ -1,0 +1,115 @@
+"""The private labelled sample of the PAC algorithms, and what they all do before they draw anything."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pate_torch import checks
+from pate_torch.accounting.events import Event
+from pate_torch.noise import NoiseSource
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Charge = Callable[[tuple[Event, ...]], None]
+"""Called with the worst-case events before any noise is drawn; raises to refuse (a ledger's ``reserve``)."""
+
+
+class BelowGuarantee(UserWarning):
+    """The sample is smaller than the theorem needs: privacy holds, the accuracy guarantee says nothing."""
+
+
+def points(name: str, x: Any) -> Floats:
+    """Feature rows as float64 [n, D]; a vector becomes one column. NaN and infinities are refused."""
+    rows = np.asarray(x, dtype=np.float64)
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.ndim != 2:
+        raise checks.fail(f"{name}.shape", rows.shape, "must be [points] or [points, features]")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name}: every feature must be finite (a NaN has no place in an ordering)")
+    return rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sample:
+    """PRIVATE. x: float64 [n, D]; y: bool [n]; n is public.
+
+    ``adjacency``: what a neighbour is. The algorithms here are stated for "replace_one" with a public n
+    (sub-sampling, means and nets all use n); ``require_replace_one`` refuses anything else.
+    """
+
+    x: Floats
+    y: Bools
+    adjacency: str = "replace_one"
+
+    def __post_init__(self) -> None:
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        object.__setattr__(self, "x", points("sample.x", self.x))
+        y = np.asarray(self.y)
+        if y.ndim != 1 or len(y) != len(self.x) or not np.isin(y, (0, 1)).all():
+            raise ValueError(f"sample.y: must be {len(self.x)} labels, each 0 or 1 (map -1/+1 to 0/1 first)")
+        if len(y) == 0:
+            raise ValueError("sample: must hold at least one record")
+        object.__setattr__(self, "y", y.astype(bool))
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Ints | slice) -> Sample:
+        return Sample(self.x[index], self.y[index], self.adjacency)
+
+    def relabelled(self, y: Bools) -> Sample:
+        return Sample(self.x, y, self.adjacency)
+
+    def __repr__(self) -> str:
+        return "Sample(content withheld)"
+
+
+def without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
+    """A uniformly random subset of 0..n-1, from the noise source: amplification by sampling needs it kept secret."""
+    key = noise.uniform((n,), torch.device("cpu")).numpy()
+    return np.argpartition(key, size - 1)[:size].astype(np.int64) if size < n else np.arange(n, dtype=np.int64)
+
+
+def with_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
+    """``size`` independent uniform draws from 0..n-1, from the noise source."""
+    return np.floor(noise.uniform((size,), torch.device("cpu")).numpy() * n).astype(np.int64)
+
+
+def require_replace_one(sample: Sample, algorithm: str) -> None:
+    """Refuse a sample whose adjacency the algorithm's proof does not cover."""
+    if sample.adjacency != "replace_one":
+        raise checks.fail(
+            "sample.adjacency",
+            sample.adjacency,
+            f"{algorithm} is private for replace_one with a public n only",
+            "Removing a record changes n, and with it every sub-sample and every mean.",
+        )
+
+
+def pay(charge: Charge | None, events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Charge first, then noise: every algorithm calls this before its first draw."""
+    if charge is not None and events:
+        charge(events)
+    return events
+
+
+def warn_below(algorithm: str, n: int, needed: Iterable[tuple[str, float]]) -> None:
+    """Warn, by name, of every condition ``(what, smallest value of n)`` that the sample does not meet."""
+    short = [f"{what}: n >= {low:,.0f}" for what, low in needed if n < low]
+    if short:
+        warnings.warn(
+            f"{algorithm}: n = {n:,} is below what its accuracy guarantee needs ({'; '.join(short)}). "
+            "Privacy holds; accuracy is not promised.",
+            BelowGuarantee,
+            stacklevel=3,
+        )

@@ -1,0 +1,59 @@
+"""A private learner with public points: the exponential mechanism over their dichotomies (SSPP)."""
+
+from __future__ import annotations
+
+import math
+
+from pate_torch import checks
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.classes import representatives
+from pate_torch.pac.exponential import Chosen, exponential_mechanism
+from pate_torch.pac.nets import log_sauer_shelah, net_size, uniform_size
+from pate_torch.pac.sample import Charge, Floats, Sample, points, require_replace_one, warn_below
+from pate_torch.protocols import HypothesisClass
+
+
+def sspp_private_size(vc_dimension: int, *, epsilon: float, alpha: float, beta: float) -> int:
+    """Smallest n for excess error alpha with probability 1 - beta, from ``net_size(alpha/4, beta/3, d)`` public points.
+
+    alpha/4 for the cover the public points give, alpha/4 for the exponential mechanism on it
+    (2 (ln M + ln(3/beta)) / (epsilon n) with M <= sum_{i<=d} C(m, i)), and 2 alpha/4 for uniform convergence.
+    Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
+    """
+    public = net_size(alpha / 4, beta / 3, vc_dimension)
+    log_cover = log_sauer_shelah(public, vc_dimension)
+    mechanism = 8 * (log_cover + math.log(3 / beta)) / (epsilon * alpha)
+    return max(math.ceil(mechanism), uniform_size(alpha / 4, beta / 3, vc_dimension))
+
+
+def sspp(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    public_x: Floats,
+    *,
+    epsilon: float,
+    noise: NoiseSource,
+    charge: Charge | None = None,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+) -> Chosen:
+    """A hypothesis of the class, chosen among one per dichotomy of the *public* points by its errors on the sample.
+
+    public_x: [m, D], unlabelled, independent of the sample. If the class labels them in one way only, that one
+    hypothesis is returned free of charge. Warns below ``sspp_private_size`` for (alpha, beta).
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
+    Source: NB20 Algorithm 7.
+    """
+    require_replace_one(sample, "SSPP")
+    checks.positive("epsilon", epsilon)
+    public_x = points("public_x", public_x)
+    if len(public_x) == 0:
+        raise checks.fail("public_x", [], "must hold at least one point")
+    needed = sspp_private_size(hypotheses.vc_dimension, epsilon=epsilon, alpha=alpha, beta=beta)
+    warn_below("SSPP", sample.n, [(f"excess error {alpha:g} with probability {1 - beta:g}", needed)])
+    candidates = representatives(hypotheses, public_x)
+    # The condition on n has just been checked, for a cover of the size the theorem asks for.
+    vacuous = 1 - 1e-12
+    return exponential_mechanism(
+        hypotheses, candidates, sample, epsilon=epsilon, noise=noise, charge=charge, alpha=vacuous
+    )

@@ -1,0 +1,323 @@
+"""One prediction at a time: uniformly stable, then private, with the sample complexity of learning (DF20)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit
+
+from pate_torch import checks
+from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.agnostic import votes_of_shards
+from pate_torch.pac.classes import error_counts, representatives
+from pate_torch.pac.exponential import gumbel_max, log_law
+from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
+from pate_torch.pac.sample import (
+    Bools,
+    Charge,
+    Floats,
+    Ints,
+    Sample,
+    pay,
+    points,
+    require_replace_one,
+    warn_below,
+    without_replacement,
+)
+from pate_torch.protocols import HypothesisClass
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """label_Q: bool [Q], each drawn afresh; events: what all of them cost, composed; price: (name, per prediction)."""
+
+    label_Q: Bools
+    events: tuple[Event, ...]
+    price: tuple[str, float]
+
+
+# --- Theorem 1: the stable predictor -------------------------------------------------------------------------------
+
+
+def stability(gamma: float, share: float, constants: str = "paper") -> float:
+    """How much one replaced record can move P(answer = 1) of the stable predictor, n'/n = ``share`` <= gamma.
+
+    "paper": 3 gamma (DF20 Lemma 7). "sharp": share + (1 - share) tanh(gamma/4). A record is in the subset with
+    probability ``share``; else the candidates stay, and the exponential mechanism, of bounded range gamma, moves the
+    log-odds of any event by at most gamma, hence its probability by at most sigma(gamma/2) - sigma(-gamma/2). (From
+    gamma-DP alone one gets tanh(gamma/2).) For share = gamma: below 1.25 gamma.
+    """
+    checks.one_of("constants", constants, ("paper", "sharp"))
+    return 3 * gamma if constants == "paper" else share + (1 - share) * math.tanh(gamma / 4)
+
+
+def stable_predictor_size(vc_dimension: int, *, gamma: float, alpha: float) -> int:
+    """Smallest n for empirical excess error 3 alpha.
+
+    n' >= N_net(alpha, alpha), n >= n'/gamma, n >= 2 ln tau(n')/(gamma alpha).
+
+    Source: DF20 Lemma 7 (with the net of ``net_size``).
+    """
+    subset = net_size(alpha, alpha, vc_dimension)
+    mechanism = 2 * log_sauer_shelah(subset, vc_dimension) / (gamma * alpha)
+    return math.ceil(max(subset / gamma, mechanism))
+
+
+def stable_law(hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Floats, gamma: float) -> Floats:
+    """PRIVATE. P(answer = 1) on each of x_Q, given the subset ``index``, float64 [Q]."""
+    candidates, utility = _candidates(hypotheses, sample, index)
+    law = np.exp(log_law(utility, gamma / 2))
+    return law @ np.stack([hypotheses.predict(h, x_Q) for h in candidates])
+
+
+def _candidates(hypotheses: HypothesisClass, sample: Sample, index: Ints) -> tuple[Sequence[Any], Ints]:
+    """One hypothesis per dichotomy of the subset, and minus their errors on the whole sample."""
+    candidates = representatives(hypotheses, sample.x[index])
+    return candidates, -error_counts(hypotheses, candidates, sample.x, sample.y)
+
+
+def _subset_size(sample: Sample, hypotheses: HypothesisClass, gamma: float, alpha: float, subset: int | None) -> int:
+    largest = math.floor(gamma * sample.n * (1 + 1e-12))
+    if largest < 1:
+        fix = f"At gamma={gamma:.3g} take n >= {math.ceil(1 / gamma):,}."
+        raise checks.fail("sample.n", sample.n, "the subset of at most gamma n records is empty", fix)
+    if subset is None:
+        return min(largest, net_size(alpha, alpha, hypotheses.vc_dimension))
+    return checks.integer("subset", subset, low=1, high=largest, fix="Stability needs subset <= gamma n.")
+
+
+def _stable_draws(
+    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, gamma: float, subset: int, noise: NoiseSource
+) -> Bools:
+    label_Q = np.empty(len(x_Q), dtype=bool)
+    for q, x in enumerate(x_Q):
+        index = without_replacement(sample.n, subset, noise)
+        candidates, utility = _candidates(hypotheses, sample, index)
+        label_Q[q] = hypotheses.predict(candidates[gumbel_max(utility, gamma / 2, noise)], x[None])[0]
+    return label_Q
+
+
+def _flip(label_Q: Bools, alpha: float, noise: NoiseSource) -> Bools:
+    return label_Q ^ (noise.uniform((len(label_Q),), _CPU).numpy() < alpha)
+
+
+def stable_predictor(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    *,
+    gamma: float,
+    alpha: float,
+    noise: NoiseSource,
+    charge: Charge | None = None,
+    subset: int | None = None,
+    constants: str = "paper",
+) -> Predicted:
+    """Predicts h(x), h drawn from a random subset's dichotomies by its errors on all of S.
+
+    subset: n' <= gamma n; by default the smaller of that and ``net_size(alpha, alpha, d)``. Each point of x_Q gets a
+    fresh subset and draw. Warns below ``stable_predictor_size``.
+    Guarantee: ``stability``-uniformly stable, i.e. (0, stability)-DP, per prediction; charged as Delta. Replace-one.
+    Source: DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there.
+    """
+    require_replace_one(sample, "the stable predictor")
+    checks.between("gamma", gamma, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, open_=True)
+    x_Q = points("x_Q", x_Q)
+    size = _subset_size(sample, hypotheses, gamma, alpha, subset)
+    moved = stability(gamma, size / sample.n, constants)
+    if moved >= 1:
+        raise checks.fail("gamma", gamma, f"promises a stability of {moved:g} only", "Take gamma below 1/3.")
+    needed = stable_predictor_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha)
+    warn_below("stable predictor", sample.n, [(f"empirical excess error {3 * alpha:g}", needed)])
+    events = pay(charge, (Delta(delta=moved, count=len(x_Q)),))
+    label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, noise)
+    return Predicted(label_Q, events, ("stability", moved))
+
+
+# --- Corollary 1: private prediction by flipping -------------------------------------------------------------------
+
+
+def flipping_gamma(epsilon: float, alpha: float, constants: str = "paper") -> float:
+    """The gamma at which flipping with probability alpha gives epsilon-private prediction.
+
+    Flipping makes each answer's probability (1 - 2 alpha) p + alpha >= alpha, so a stability s gives the ratio
+    1 + (1 - 2 alpha) s / alpha at most. "paper": s <= epsilon alpha / 2 with s = 3 gamma, so gamma = epsilon alpha / 6.
+    "sharp": s <= alpha (e^epsilon - 1)/(1 - 2 alpha) with the sharp ``stability`` at share = gamma.
+    """
+    checks.one_of("constants", constants, ("paper", "sharp"))
+    if constants == "paper":
+        return epsilon * alpha / 6
+    allowed = alpha * math.expm1(epsilon) / (1 - 2 * alpha)
+    low, high = 0.0, min(1.0, allowed)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stability(middle, middle, "sharp") <= allowed else (low, middle)
+    return low
+
+
+def private_prediction(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    *,
+    epsilon: float,
+    alpha: float,
+    noise: NoiseSource,
+    charge: Charge | None = None,
+    subset: int | None = None,
+    constants: str = "paper",
+) -> Predicted:
+    """The stable predictor at ``flipping_gamma``, each answer flipped with probability alpha.
+
+    Guarantee: epsilon-DP per prediction, pure; len(x_Q) of them are charged. Replace-one.
+    Source: DF20 Corollary 1, which needs an *achieved* stability of epsilon alpha / 2; hence gamma = epsilon alpha / 6.
+    """
+    require_replace_one(sample, "private prediction")
+    checks.positive("epsilon", epsilon)
+    checks.between("alpha", alpha, 0, 0.5, open_=True, fix="At 1/2 the answer is a coin.")
+    x_Q = points("x_Q", x_Q)
+    gamma = flipping_gamma(epsilon, alpha, constants)
+    checks.between("gamma", gamma, 0, 1, open_=True, fix="Take a smaller epsilon or alpha.")
+    size = _subset_size(sample, hypotheses, gamma, alpha, subset)
+    needed = stable_predictor_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha)
+    warn_below("private prediction", sample.n, [(f"empirical excess error {4 * alpha:g}", needed)])
+    events = pay(charge, (PureDP(epsilon=epsilon, count=len(x_Q)),))
+    label_Q = _flip(_stable_draws(hypotheses, sample, x_Q, gamma, size, noise), alpha, noise)
+    return Predicted(label_Q, events, ("epsilon", epsilon))
+
+
+# --- Theorem 2: the private predictor ------------------------------------------------------------------------------
+
+
+def private_predictor_epsilon(n: int, subset: int, eta: float, constants: str = "paper") -> float:
+    """What one prediction of the private predictor costs, n' = ``subset`` < n.
+
+        ln[ (1 + F n'/(n - n')) e^{3/(eta n)} + n'/n ],   "paper": F = 4 e^6 (needs eta n >= 1)
+                                                          "sharp": F = 4 e^{3c}, c = (eta (n - 1) + 1)/(eta n)
+
+    DF20 Lemma 10 bounds eta (n - 1) + 1, the records on which two matched hypotheses differ, by 2 eta n; each of the
+    three factors e^2 it makes of that is e^c. As eta n grows F falls from 1614 to 80. n'/n covers subsets that are no
+    net: they add alpha n'/n to a probability that the final flip keeps at alpha or above.
+    Requires n' >= N_net(eta, alpha) + 1.
+    Source: DF20 Lemmas 8, 10 and 11, whose O(epsilon) hides these constants.
+    """
+    checks.one_of("constants", constants, ("paper", "sharp"))
+    checks.integer("subset", subset, low=1, high=n - 1)
+    if constants == "paper" and eta * n < 1:
+        raise checks.fail("eta", eta, f"must be at least 1/n = {1 / n:.3g}")
+    spread = 2.0 if constants == "paper" else (eta * (n - 1) + 1) / (eta * n)
+    amplified = 4 * math.exp(3 * spread) * subset / (n - subset)
+    return math.log((1 + amplified) * math.exp(3 / (eta * n)) + subset / n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivatePredictorPlan:
+    """subset: n'; eta: net resolution; num_teachers: of the realizable learner; epsilon: per prediction, computed."""
+
+    subset: int
+    eta: float
+    num_teachers: int
+    epsilon: float
+
+
+def default_eta(vc_dimension: int, alpha: float) -> float:
+    """The largest eta whose 2 eta n ln(1/alpha) teachers each get ``realizable_size(alpha, alpha, d)`` records."""
+    return 1 / (2 * math.log(1 / alpha) * realizable_size(alpha, alpha, vc_dimension))
+
+
+def plan_private_predictor(
+    n: int, vc_dimension: int, *, alpha: float, eta: float | None = None, constants: str = "paper"
+) -> PrivatePredictorPlan:
+    """The smallest admissible subset, the teachers, and what a prediction then costs (compute it before running)."""
+    checks.between("alpha", alpha, 0, 0.5, open_=True)
+    eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, open_=True)
+    subset = net_size(eta, alpha, vc_dimension) + 1
+    if n <= subset:
+        fix = "Its constants are large: see private_predictor_size."
+        raise checks.fail("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
+    teachers = min(n, math.ceil(2 * eta * n * math.log(1 / alpha)))
+    epsilon = private_predictor_epsilon(n, subset, eta, constants)
+    return PrivatePredictorPlan(subset=subset, eta=eta, num_teachers=teachers, epsilon=epsilon)
+
+
+def private_predictor_size(
+    vc_dimension: int, *, epsilon: float, alpha: float, beta: float = 0.1, constants: str = "paper"
+) -> int:
+    """Smallest n for Theorem 2: epsilon-private predictions, excess error O(alpha) with probability 1 - beta.
+
+    The conditions of DF20 Lemma 8 with explicit constants, eta by ``default_eta``.
+    """
+    eta = default_eta(vc_dimension, alpha)
+    subset = net_size(eta, alpha, vc_dimension) + 1
+    low = max(subset + 1, math.ceil(1 / eta), uniform_size(alpha, beta, vc_dimension))
+    return smallest(lambda n: private_predictor_epsilon(n, subset, eta, constants) <= epsilon, low=low)
+
+
+def private_predictor_law(
+    hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Floats, *, eta: float, num_teachers: int
+) -> Floats:
+    """PRIVATE. P(answer = 1) on each of x_Q before the flip, given the subset ``index``, float64 [Q]."""
+    candidates, utility = _candidates(hypotheses, sample, index)
+    law = np.exp(log_law(utility, 1 / (eta * sample.n)))
+    answer_MQ = [_realizable_law(hypotheses, sample, h, x_Q, eta, num_teachers) for h in candidates]
+    return law @ np.stack(answer_MQ)
+
+
+def _realizable_law(
+    hypotheses: HypothesisClass, sample: Sample, labeller: Any, x_Q: Floats, eta: float, num_teachers: int
+) -> Floats:
+    """The exponential vote P(c) ~ exp(n_c/(2 eta n)) of ERMs on shards of S relabelled: 1/(eta n)-private."""
+    relabelled = sample.relabelled(hypotheses.predict(labeller, sample.x))
+    counts_QC = votes_of_shards(hypotheses, relabelled, num_teachers, x_Q).counts_QC.numpy()
+    return expit((counts_QC[:, 1] - counts_QC[:, 0]) / (2 * eta * sample.n))
+
+
+def private_predictor(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    *,
+    alpha: float,
+    noise: NoiseSource,
+    charge: Charge | None = None,
+    epsilon: float | None = None,
+    eta: float | None = None,
+    constants: str = "paper",
+) -> Predicted:
+    """Relabels S by a hypothesis drawn from a random subset's dichotomies, then votes; flips with probability alpha.
+
+    Per prediction: h ~ exp(-err(h)/eta) over the dichotomies of n' random records, S relabelled by h, the exponential
+    vote of ERMs on its shards at 1/(eta n). ``epsilon``: a cap on the *computed* price of one prediction; above it the
+    run is refused and told the n it would take. Without a cap the computed price is charged, whatever it is.
+
+    Guarantee: ``private_predictor_epsilon``-DP per prediction, pure; len(x_Q) of them are charged. Replace-one.
+    Source: DF20 Theorem 2, Lemma 8.
+    """
+    require_replace_one(sample, "the private predictor")
+    x_Q = points("x_Q", x_Q)
+    d = hypotheses.vc_dimension
+    plan = plan_private_predictor(sample.n, d, alpha=alpha, eta=eta, constants=constants)
+    if epsilon is not None and plan.epsilon > checks.positive("epsilon", epsilon):
+        needed = private_predictor_size(d, epsilon=epsilon, alpha=alpha, constants=constants)
+        fix = f"By default at alpha={alpha:g} it takes n >= {needed:,}."
+        raise checks.fail("epsilon", epsilon, f"one prediction costs {plan.epsilon:.4g} at n = {sample.n:,}", fix)
+    needed = private_predictor_size(d, epsilon=epsilon or 1.0, alpha=alpha, constants=constants)
+    warn_below("private predictor", sample.n, [(f"epsilon {epsilon or 1.0:g} and error O({alpha:g})", needed)])
+    events = pay(charge, (PureDP(epsilon=plan.epsilon, count=len(x_Q)),))
+    label_Q = np.empty(len(x_Q), dtype=bool)
+    for q, x in enumerate(x_Q):
+        index = without_replacement(sample.n, plan.subset, noise)
+        candidates, utility = _candidates(hypotheses, sample, index)
+        chosen = candidates[gumbel_max(utility, 1 / (plan.eta * sample.n), noise)]
+        one = _realizable_law(hypotheses, sample, chosen, x[None], plan.eta, plan.num_teachers)
+        label_Q[q] = float(noise.uniform((1,), _CPU)[0]) < one[0]
+    return Predicted(_flip(label_Q, alpha, noise), events, ("epsilon", plan.epsilon))
