@@ -1,0 +1,304 @@
+"""The exponential mechanism and what is built on it alone: exact laws, exact privacy, right draws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from pac_audit import Spy, all_laws, fit, sample_of, worst
+from scipy.stats import kstest
+
+from pate_torch.accounting.events import BoundedRange, Delta
+from pate_torch.noise import NoiseSource
+from pate_torch.pac import exponential
+from pate_torch.pac.boosting import folds, high_confidence
+from pate_torch.pac.classes import Listed, Thresholds
+from pate_torch.pac.convex import HitAndRun, convex_exponential_mechanism
+from pate_torch.pac.exponential import choose, exponential_mechanism, gumbel_max, log_law
+from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.selection import select
+from pate_torch.pac.semi_private import sspp, sspp_private_size
+
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+DOMAIN = np.arange(3.0)
+
+
+def brute_law(records, candidates, rate):
+    """P(t) ~ exp(-rate errors(t)) for thresholds, from the definition."""
+    weight = [math.exp(-rate * sum((x >= t) != y for x, y in records)) for t in candidates]
+    return np.array(weight) / sum(weight)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Runs an algorithm and returns the exact law it draws from, instead of a draw."""
+
+    def law_of(run, module=exponential):
+        seen = []
+        monkeypatch.setattr(module, "gumbel_max", lambda u, rate, noise: seen.append(np.exp(log_law(u, rate))) or 0)
+        run()
+        return seen[-1]
+
+    return law_of
+
+
+@quiet
+def test_sspp_is_private_over_every_pair_of_neighbours(executed):
+    """All 6^3 data sets over three points: executed law = brute force; loss and range at most epsilon, nearly met."""
+    epsilon, hypotheses = 0.8, Thresholds()
+    cuts = hypotheses.representatives(DOMAIN[:, None])
+
+    def law(records):
+        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, noise=NoiseSource())  # noqa: E731
+        found = executed(run)
+        np.testing.assert_allclose(found, brute_law(records, cuts, epsilon / 2), rtol=1e-12)
+        return found
+
+    laws, records_U = all_laws(law, 3, 3)
+    loss, span, _ = worst(laws, records_U)
+    assert span <= epsilon + 1e-9 and loss <= epsilon
+    assert span > 0.99 * epsilon  # the event charged is not just an upper bound
+    doubled = {records: law**2 / (law**2).sum() for records, law in laws.items()}
+    assert worst(doubled, records_U)[1] > 1.9 * epsilon  # a rate without the 1/2 would be caught
+
+
+@quiet
+@pytest.mark.parametrize("records", [((0, 0), (1, 1), (2, 1), (1, 0)), ((2, 1),) * 5, ((0, 0), (1, 0), (2, 0))])
+def test_sspp_draws_from_its_law(records):
+    noise, epsilon = NoiseSource(insecure_seed=1), 1.0
+    counts = np.zeros(4)
+    for _ in range(3000):
+        counts[sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, noise=noise).index] += 1
+    cuts = Thresholds().representatives(DOMAIN[:, None])
+    assert fit(counts, brute_law(records, cuts, epsilon / 2)) > 1e-4
+    assert fit(counts, brute_law(records, cuts, epsilon)) < 1e-6
+
+
+def test_gumbel_max_stays_in_log_space():
+    """Utilities whose exponentials over- and underflow; a chi-square test that rejects twice and half the rate."""
+    utility, rate = np.array([-1e6, -1e6 - 3, -1e6 - 6, -4e6]), 0.25
+    noise = NoiseSource(insecure_seed=2)
+    counts = np.bincount([gumbel_max(utility, rate, noise) for _ in range(4000)], minlength=4)
+    assert counts[3] == 0
+    law = np.exp(log_law(utility, rate))[:3]
+    assert fit(counts[:3], law) > 1e-4
+    for wrong in (rate / 2, rate * 1.5):
+        assert fit(counts[:3], np.exp(log_law(utility, wrong))[:3]) < 1e-6
+
+
+def test_regularised_erm_weighs_the_regulariser_with_n(executed):
+    loss, g, n, epsilon, spread = np.array([0.1, 0.3, 0.2]), np.array([0.4, 0.0, 0.1]), 50, 0.6, 2.0
+    found = executed(
+        lambda: choose(loss, n=n, epsilon=epsilon, noise=NoiseSource(), loss_range=spread, regulariser_M=g)
+    )
+    weight = np.exp(epsilon * n * (-loss - g) / (2 * spread))
+    np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-12)
+
+
+@quiet
+def test_any_loss_is_private_at_its_sensitivity(executed):
+    """Losses in [-1, 1], two records, every neighbour: the range is met exactly at range/n, not at 2 range/n."""
+    epsilon, table = 0.7, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
+
+    def law(records):
+        loss = np.mean([table[z] for z in records], axis=0)
+        return executed(lambda: choose(loss, n=2, epsilon=epsilon, noise=NoiseSource(), loss_range=2.0))
+
+    laws = {records: law(records) for records in itertools.product(table, repeat=2)}
+    _, span, _ = worst(laws, list(table))
+    assert 0.99 * epsilon < span <= epsilon + 1e-9
+
+
+@pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
+def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
+    import pate_torch.pac.selection as selection
+
+    epsilon, sensitivity = 0.9, 2
+    base = np.array([5, 9, 7])
+
+    def law(errors):
+        run = lambda: select(errors, epsilon, NoiseSource(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        return executed(run, selection)
+
+    spans = {}
+    for move in itertools.product((-1, 0, 1), repeat=3):
+        ratio = np.log(law(base)) - np.log(law(base + sensitivity * np.array(move)))
+        spans[move] = np.ptp(ratio)
+    inside = max(span for move, span in spans.items() if set(move) <= set(steps))
+    assert inside == pytest.approx(epsilon, abs=1e-9)
+    # The add/remove rate would be twice too high for replace-one.
+    assert max(spans.values()) == pytest.approx(epsilon * (2 if adjacency == "add_remove" else 1), abs=1e-9)
+
+
+def test_selection_finds_the_best_and_charges_first():
+    spy = Spy(3)
+    index, events = select(np.array([400, 50, 300]), 1.0, spy, spy.charge)
+    assert index == 1 and events == spy.charged == (BoundedRange(eta=1.0),)
+    assert spy.log[0] == "charge" and spy.log.count("charge") == 1
+    counts = np.zeros(3)
+    for _ in range(3000):
+        counts[select(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")[0]] += 1
+    law = np.exp([-4.0, -2.0, -3.0])
+    assert fit(counts, law / law.sum()) > 1e-4
+    assert fit(counts, np.sqrt(law) / np.sqrt(law).sum()) < 1e-6
+
+
+def test_one_candidate_costs_nothing():
+    def refuse(events):
+        raise AssertionError("charged for a choice of one")
+
+    assert select(np.array([7]), 1.0, NoiseSource(), refuse) == (0, ())
+    constant = Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
+    big = Sample(np.zeros(10**6), np.ones(10**6))
+    assert sspp(constant, big, [0.0, 1.0], epsilon=1.0, noise=NoiseSource(), charge=refuse).events == ()
+
+
+# --- WLF16 Theorem 18 --------------------------------------------------------------------------------------------
+
+
+def boosted_law(records, cuts, epsilon, rounds):
+    """The law of the final candidate, by enumerating the folds' winners."""
+    parts = [records[block] for block in folds(len(records), rounds + 1)]
+    law = np.zeros(len(cuts))
+    for winners in itertools.product(range(len(cuts)), repeat=rounds):
+        reach = math.prod(brute_law(p, cuts, epsilon / 2)[w] for p, w in zip(parts[:-1], winners, strict=True))
+        final = brute_law(parts[-1], [cuts[w] for w in winners], epsilon / 2)
+        for place, w in enumerate(winners):
+            law[w] += reach * final[place]
+    return law
+
+
+@quiet
+def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
+    epsilon, cuts = 1.2, [-np.inf, 0.5, np.inf]
+    laws, records_U = all_laws(lambda records: boosted_law(records, cuts, epsilon, 2), 2, 3)
+    loss, span, _ = worst(laws, records_U)
+    assert span <= epsilon + 1e-9 and loss <= epsilon
+    records = ((0, 0), (1, 1), (0, 1), (1, 1), (1, 1))
+    noise, counts = NoiseSource(insecure_seed=4), np.zeros(3)
+    for _ in range(2500):
+        done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, noise=noise)
+        counts[done.index] += 1
+    assert done.events == (BoundedRange(eta=epsilon),)
+    assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
+    assert fit(counts, boosted_law(records, cuts, 2.5 * epsilon, 2)) < 1e-6
+
+
+def test_boosting_takes_log_three_over_failure_folds():
+    with pytest.raises(ValueError, match="6 folds"):
+        high_confidence(
+            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, noise=NoiseSource()
+        )
+    assert [b.stop - b.start for b in folds(11, 4)] == [3, 3, 3, 2]
+
+
+# --- The continuous case -----------------------------------------------------------------------------------------
+
+
+def test_hit_and_run_reaches_its_target():
+    """One dimension against quadrature (which also rejects twice the rate), two by the radius of a flat density."""
+    noise, z = NoiseSource(insecure_seed=5), np.array([0.2, 0.9, 0.4])
+    losses = lambda theta: (theta[0] - z) ** 2 / 4  # noqa: E731
+    draws = [
+        convex_exponential_mechanism(
+            losses,
+            n=3,
+            dimension=1,
+            loss_range=1.0,
+            epsilon=6.0,
+            sampler=HitAndRun(radius=1.0, steps=12),
+            noise=noise,
+            regulariser=lambda theta: 0.1 * float(theta[0] ** 2),
+        )
+        for _ in range(1500)
+    ]
+    assert all(d.approximate and d.events == (BoundedRange(eta=6.0),) for d in draws)
+    grid = np.linspace(-1, 1, 4001)
+
+    def cdf(rate):
+        q = -((grid[:, None] - z) ** 2 / 4).mean(1) - 0.1 * grid**2
+        mass = np.cumsum(np.exp(rate * q))
+        return lambda t: np.interp(t, grid, mass / mass[-1])
+
+    theta = [float(d.hypothesis[0]) for d in draws]
+    assert kstest(theta, cdf(9.0)).pvalue > 1e-3
+    assert kstest(theta, cdf(9.0 * 2)).pvalue < 1e-6
+    flat = [HitAndRun(radius=2.0, steps=25).draw(lambda _: 0.0, 2, noise) for _ in range(600)]
+    radius = np.linalg.norm(flat, axis=1)
+    assert kstest(radius, lambda r: np.clip(r, 0, 2) ** 2 / 4).pvalue > 1e-3
+    assert kstest(radius, lambda r: np.clip(r, 0, 2) / 2).pvalue < 1e-6
+
+
+def test_a_proved_distance_is_charged():
+    spy = Spy()
+    sampler = HitAndRun(radius=1.0, steps=1, distance=1e-6)
+    options = {"n": 2, "dimension": 1, "loss_range": 1.0, "epsilon": 1.0, "noise": spy, "charge": spy.charge}
+    done = convex_exponential_mechanism(lambda _: np.zeros(2), sampler=sampler, **options)
+    assert done.events == spy.charged == (BoundedRange(eta=1.0), Delta(delta=(1 + math.e) * 1e-6))
+    assert done.approximate and spy.log[0] == "charge"
+    with pytest.raises(ValueError, match="loss_n"):
+        convex_exponential_mechanism(lambda t: np.array([0.0, 3.0]), sampler=sampler, **options)
+
+
+# --- Bad input ---------------------------------------------------------------------------------------------------
+
+
+@quiet
+def test_charge_comes_before_noise_and_can_refuse():
+    def refuse(events):
+        raise RuntimeError("over budget")
+
+    records = ((0, 0), (1, 1), (2, 1)) * 3
+    for run in (
+        lambda charge, noise: sspp(
+            Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, noise=noise, charge=charge, alpha=0.99
+        ),
+        lambda charge, noise: high_confidence(
+            Thresholds(), [0.5, 1.5], sample_of(records), epsilon=1.0, failure=0.5, noise=noise, charge=charge
+        ),
+    ):
+        spy = Spy()
+        with pytest.raises(RuntimeError, match="over budget"):
+            run(refuse, spy)
+        assert spy.log == []
+        run(spy.charge, spy)
+        assert spy.log[0] == "charge" and spy.log.count("charge") == 1 and "draw" in spy.log
+
+
+def test_below_the_guarantee_it_warns_and_above_it_does_not():
+    n = math.ceil(2 * math.log(3) / (1.0 * 0.2))
+    cuts = [0.5, 1.5, 2.5]
+    for size in (n, n - 1):
+        sample = sample_of(((1, 1),) * size)
+        run = lambda s=sample: exponential_mechanism(  # noqa: E731
+            Thresholds(), cuts, s, epsilon=1.0, noise=NoiseSource(), alpha=0.2
+        )
+        if size < n:
+            with pytest.warns(BelowGuarantee, match=r"excess empirical error 0\.2"):
+                run()
+        else:
+            run()
+    assert sspp_private_size(1, epsilon=1.0, alpha=0.1, beta=0.1) > sspp_private_size(
+        1, epsilon=1.0, alpha=0.2, beta=0.1
+    )
+
+
+def test_bad_input_is_refused():
+    far = Sample(np.zeros(3), np.ones(3), adjacency="add_remove")
+    with pytest.raises(ValueError, match="replace_one"):
+        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, noise=NoiseSource())
+    near = Sample(np.zeros(3), np.ones(3))
+    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epsilon"):
+            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, noise=NoiseSource())
+    with pytest.raises(ValueError, match="public_x"):
+        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, noise=NoiseSource())
+    with pytest.raises(ValueError, match="candidates"):
+        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, noise=NoiseSource())
+    for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
+        with pytest.raises(ValueError, match="errors_M"):
+            select(errors, 1.0, NoiseSource())
+    with pytest.raises(ValueError, match="loss_range"):
+        choose(np.array([0.0, 3.0]), n=5, epsilon=1.0, noise=NoiseSource())
+    with pytest.raises(ValueError, match="finite"):
+        choose(np.array([0.0, np.nan]), n=5, epsilon=1.0, noise=NoiseSource(), loss_range=9.0)
