@@ -18,9 +18,10 @@ from pathlib import Path
 
 # Without the WebGL switches TensorBoard's Time Series lines stay blank in a headless browser.
 SWITCHES = (
-    "--headless --no-sandbox --disable-gpu --disable-webgl --disable-3d-apis --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars"
-).split()
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-webgl", "--disable-3d-apis", "--disable-quic"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--hide-scrollbars",
+)
 BOARDS = {"timeseries": 1100, "scalars": 1000, "custom_scalars": 900, "images": 1300, "text": 1100, "hparams": 600}
 
 
@@ -48,11 +49,11 @@ def framed(page: Path, width: int, height: int) -> str:
 
 def report(page: Path, out: Path) -> None:
     address = page.resolve().as_uri()
-    shoot(address, out / "report-light.png", 1180, 4300)
-    shoot(address, out / "report-dark.png", 1180, 4300, dark=True)
+    shoot(address, out / "report-light.png", 1180, 4700)
+    shoot(address, out / "report-dark.png", 1180, 4700, dark=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(page, folder))
-        shoot(framed(copy, 360, 7600), out / "report-phone.png", 500, 7600)
+        shoot(framed(copy, 360, 8600), out / "report-phone.png", 500, 8600)
 
 
 def tensorboard(logs: Path, out: Path) -> None:

@@ -14,8 +14,17 @@ from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as TimeLeftColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from pate_torch import checks
@@ -90,7 +99,7 @@ class Stages:
         """A new stage, shown at once, so that what runs is named before its first step is done."""
         stage = _Stage(self, name)
         if self.live is not None:
-            stage.task = self.live.add_task(Text(name).markup, total=None)
+            stage.task = self.live.add_task(escape(name), total=None)
         elif not self.quiet:
             self._line(f"{name} ...")
         return stage
@@ -119,9 +128,8 @@ class Stages:
         print(text, file=self.stream, flush=True)
 
 
-class _TimeLeft(TimeLeftColumn):
+class _TimeLeft(TimeRemainingColumn):
     """Rich's estimate, with the word that says what it is."""
 
-    def render(self, task: object) -> Text:
-        text = super().render(task)  # type: ignore[arg-type]
-        return Text("") if task.finished else Text.assemble(text, (" left", "dim"))  # type: ignore[attr-defined]
+    def render(self, task: Task) -> Text:
+        return Text("") if task.finished else Text.assemble(super().render(task), " left")

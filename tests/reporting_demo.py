@@ -37,7 +37,7 @@ def demo(**changes: Any) -> ReleasedReport:
     """A plausible private run; ``changes`` replace fields."""
     counts = confusion()
     hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
-    growth = tuple(float(EPSILON * (q / QUERIES) ** 0.55) for q in range(1, QUERIES)) + (EPSILON,)
+    growth = tuple(EPSILON * (q / QUERIES) ** 0.55 for q in range(1, QUERIES + 1))
     fields: dict[str, Any] = dict(
         dataset="digits",
         mechanism="gaussian",

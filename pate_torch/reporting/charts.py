@@ -21,7 +21,7 @@ MAX_POINTS = 300  # more cannot be told apart on a page
 
 
 def percent(value: float, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f}\u00a0%"
+    return f"{100 * value:.{digits}f} %"
 
 
 def show_share(share: Share) -> str:

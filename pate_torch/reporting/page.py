@@ -184,10 +184,12 @@ def _growth(report: ReleasedReport) -> Markup | None:
     curves = [Line(name="this release", points=_numbered(report.epsilon_curve))]
     if report.account_curve:
         curves.append(Line(name="all releases together", points=_numbered(report.account_curve), kind="b"))
-    cap, highest = report.budget_epsilon, max(*report.epsilon_curve, *report.account_curve, 0.0)
+    cap, highest = report.budget_epsilon, max(*report.epsilon_curve, *report.account_curve, report.epsilon or 0.0)
     far = cap is not None and cap > 2.5 * highest
+    ends = (1, report.queries_asked)
+    if report.epsilon is not None and report.epsilon > 1.001 * report.epsilon_curve[-1]:
+        curves.append(Line(name="guarantee", points=[(q, report.epsilon) for q in ends], kind="a", flat=True))
     if cap is not None and not far:
-        ends = (1, report.queries_asked)
         curves.append(Line(name="cap", points=[(q, cap) for q in ends], kind="c", flat=True))
     drawn = charts.lines(curves, x_name="questions asked", y_name="epsilon")
     above = f" The cap, {show_epsilon(cap)}, lies above the picture." if cap is not None and far else ""

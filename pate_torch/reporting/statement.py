@@ -37,7 +37,7 @@ ROUTES = {
 def show_epsilon(epsilon: float) -> str:
     """Three decimals, or three digits when small; rounded up, since a guarantee is never rounded down."""
     checks.non_negative("epsilon", epsilon)
-    exact = Decimal(epsilon)
+    exact = Decimal(repr(float(epsilon)))  # the digits people wrote: 2.2 is not 2.2000000000000002
     decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact.adjusted()
     return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TextIO
 
@@ -84,7 +85,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
         rows.append(("Released labels", f"{show_share(report.label_share)} correct"))
     rows += [(base.name, show_share(base.share)) for base in report.baselines]
     if report.release_id:
-        rows.append(("Release", f"labels={report.release_id} (use again: free)"))
+        again = "use again: free" if report.private else NOT_PRIVATE
+        rows.append(("Release", f"labels={report.release_id} ({again})"))
     if report.teachers_id:
         rows.append(("Teachers", f"teachers={report.teachers_id} (use again: charged)"))
     return rows
@@ -119,6 +121,5 @@ def _privacy(report: ReleasedReport) -> list[tuple[str, str]]:
 
 def show_left(report: ReleasedReport) -> str:
     """The cap less the account's total, rounded down."""
-    assert report.budget_epsilon is not None and report.epsilon_charged is not None
-    left = max(0.0, report.budget_epsilon - report.epsilon_charged)
-    return f"{int(left * 1000) / 1000:.3f}"
+    cap, used = (Decimal(repr(float(value or 0.0))) for value in (report.budget_epsilon, report.epsilon_charged))
+    return str(max(Decimal(0), cap - used).quantize(Decimal("0.001"), rounding=ROUND_FLOOR))

@@ -147,7 +147,7 @@ def confusion_figure(report: ReleasedReport) -> Figure:
     """The student's test counts, shaded by share of the row."""
     counts = np.array(report.confusion)
     size = len(counts)
-    side = min(12.0, 2.2 + 0.45 * size)
+    side = min(12.0, 1.6 + 0.36 * size)
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -159,7 +159,7 @@ def confusion_figure(report: ReleasedReport) -> Figure:
     axes.set_ylabel("true")
     for true, guess in zip(*np.nonzero(counts), strict=True):
         ink = "white" if share[true, guess] > 0.5 else "black"
-        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=ink, fontsize=8)
+        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=ink, fontsize=10)
     return figure
 
 
@@ -168,14 +168,14 @@ def examples_figure(report: ReleasedReport) -> Figure:
     shown = report.examples
     assert shown is not None
     count = min(MAX_PICTURES, len(shown.label))
-    columns = min(10, count)
+    columns = min(5, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(1.0 * columns, 1.3 * rows), layout="constrained")
+    figure = Figure(figsize=(0.9 * columns, 1.2 * rows), layout="constrained")
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         axes.axis("off")
         if place < count:
             image = np.moveaxis(shown.image[place], 0, 2)
             axes.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=255)
             label = shown.label[place]
-            axes.set_title(report.class_name(label) if label >= 0 else "no answer", fontsize=9)
+            axes.set_title(report.class_name(label) if label >= 0 else "no answer", fontsize=12)
     return figure

@@ -1,0 +1,235 @@
+"""report.html: self-contained, escaped, and no epsilon without its terms."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from reporting_demo import confusion, demo, examples
+
+from pate_torch.reporting import charts
+from pate_torch.reporting.charts import Line, Row
+from pate_torch.reporting.intervals import Share
+from pate_torch.reporting.markup import Markup, tag, text
+from pate_torch.reporting.page import page, write_page
+from pate_torch.reporting.released import Baseline, Examples
+
+VOID = {"meta", "img", "br", "path", "line", "circle"}
+
+
+class Node:
+    def __init__(self, name, attributes, parent):
+        self.name, self.attributes, self.parent, self.children = name, dict(attributes), parent, []
+
+    @property
+    def words(self):
+        return " ".join(c if isinstance(c, str) else c.words for c in self.children)
+
+    def all(self):
+        yield self
+        for child in self.children:
+            if isinstance(child, Node):
+                yield from child.all()
+
+
+class Tree(HTMLParser):
+    """A strict reader: every tag that opens must close, in order."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.root = self.here = Node("root", {}, None)
+        self.feed(html)
+        self.close()
+        assert self.here is self.root, f"<{self.here.name}> is not closed"
+
+    def handle_starttag(self, name, attributes):
+        node = Node(name, attributes, self.here)
+        self.here.children.append(node)
+        if name not in VOID:
+            self.here = node
+
+    def handle_startendtag(self, name, attributes):
+        self.here.children.append(Node(name, attributes, self.here))
+
+    def handle_endtag(self, name):
+        assert name == self.here.name, f"</{name}> closes <{self.here.name}>"
+        self.here = self.here.parent
+
+    def handle_data(self, data):
+        self.here.children.append(data)
+
+
+def nodes(html):
+    return list(Tree(html).root.all())
+
+
+def test_the_page_needs_nothing_else(tmp_path):
+    write_page(demo(), tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    words = re.sub(r'src="data:image/png;base64,[^"]*"', "", html)
+    assert not re.search(r"https?:|//\w|url\(|@import|javascript:|data:\w", words)
+    for node in nodes(html):
+        assert node.name not in {"script", "link", "iframe", "object", "embed", "base", "form"}
+        assert not {"href", "srcset", "action", "background"} & set(node.attributes)
+        assert node.attributes.get("src", "data:image/png;base64,").startswith("data:image/png;base64,")
+        assert not any(name.startswith("on") for name in node.attributes)
+    policies = [node.attributes["content"] for node in nodes(html) if "http-equiv" in node.attributes]
+    assert policies and policies[0].startswith("default-src 'none'")
+
+
+PRICES = ("2.436", "2.914", "4.000", "1.357")
+
+
+def holder(node):
+    """The nearest element that promises to carry an epsilon with its terms."""
+    while node is not None and "data-epsilon" not in node.attributes:
+        node = node.parent
+    return node
+
+
+def test_every_epsilon_stands_with_delta_adjacency_unit_and_route():
+    seen = set()
+    for node in nodes(page(demo())):
+        for child in node.children:
+            shown = [price for price in PRICES if isinstance(child, str) and price in child]
+            stated = isinstance(child, str) and re.search(r"(ε|epsilon) *[=≤] *[\d.]+", child)
+            if node.name == "style" or not (shown or stated):
+                continue
+            seen.update(shown)
+            assert holder(node) is not None, f"{child!r} stands alone"
+            for term in ("1e-5", "add_remove", "record", "(gdp)"):
+                assert term in holder(node).words, f"{term} is missing beside {child!r}"
+    assert seen == set(PRICES)
+
+
+def test_a_run_that_is_not_private_says_so_first_and_last_and_shows_no_epsilon():
+    html = page(demo(private=False, epsilon_ex_post=2.1))
+    tree = nodes(html)
+    body = next(node for node in tree if node.name == "body")
+    assert body.children[0].attributes["class"] == "banner" and "NOT PRIVATE" in body.children[0].words
+    assert "NOT PRIVATE" in next(node for node in tree if node.name == "title").words
+    assert "NOT PRIVATE" in next(node for node in tree if node.name == "footer").words
+    words = body.words
+    assert not any(price in words for price in (*PRICES, "2.100"))
+    assert not re.search(r"(ε|epsilon) *[=≤]", words)
+
+
+EVIL = "<script>alert('x')</script>\"&"
+
+
+def test_names_are_escaped_everywhere():
+    report = demo(
+        dataset=EVIL,
+        mechanism=EVIL,
+        student=EVIL,
+        unit=f"group:{EVIL}",
+        accountant=EVIL,
+        parameters={EVIL: EVIL},
+        class_names=(EVIL, *"123456789"),
+        baselines=(Baseline(name=EVIL, accuracy=0.5, because="public"),),
+        student_curves={EVIL: ((0, 1.0), (1, 2.0))},
+        seconds={EVIL: 1.0},
+        created=EVIL,
+        release_id=EVIL,
+        teachers_id=EVIL,
+        ledger_head=EVIL,
+    )
+    html = page(report)
+    assert "<script" not in html
+    assert all(node.name != "script" for node in nodes(html))
+    assert EVIL in next(node for node in nodes(html) if node.name == "h1").words
+
+
+def test_markup_escapes_all_but_markup():
+    assert text("<b>&\"'") == "&lt;b&gt;&amp;&quot;&#x27;"
+    assert tag("p", "<", tag("b", "x"), None, 3, class_='"') == '<p class="&quot;">&lt;<b>x</b>3</p>'
+    assert isinstance(tag("p"), Markup)
+
+
+def test_the_page_works_on_a_phone_and_in_the_dark():
+    html = page(demo())
+    assert 'content="width=device-width, initial-scale=1"' in html
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_intervals_and_pictures_are_there():
+    html = page(demo())
+    words = Tree(html).root.words
+    assert "96.7 to 98.5" in words and "97.8" in words
+    pictures = [node for node in nodes(html) if node.name == "img"]
+    assert len(pictures) == 24 and all(p.attributes["alt"] for p in pictures)
+
+
+def test_a_bare_report_has_no_empty_sections():
+    bare = demo(
+        student_accuracy=None, label_accuracy=None, confusion=(), epsilon_curve=(), account_curve=(), examples=None,
+        baselines=(), student_curves={}, other_releases=(), class_names=(), budget_epsilon=None, epsilon_charged=None,
+    )  # fmt: skip
+    tree = nodes(page(bare))
+    assert [n.attributes["id"] for n in tree if n.name == "section"] == ["privacy", "run", "others", "limits", "files"]
+
+
+def test_many_classes_are_listed_by_their_commonest_confusions():
+    report = demo(confusion=confusion(classes=30), class_names=tuple(f"class {c}" for c in range(30)))
+    html = page(report)
+    assert 'class="confusion"' not in html and "Taken for another most often" in html
+
+
+def test_answers_that_are_none_are_called_so():
+    shown = Examples(image=examples(2).image, label=(-1, 3), query=(4, 5))
+    assert "no answer" in page(demo(examples=shown))
+
+
+def test_the_cap_is_drawn_when_near_and_said_when_far():
+    assert '"key c flat"' in page(demo())
+    far = page(demo(budget_epsilon=50.0))
+    assert '"key c flat"' not in far and "The cap, 50.000, lies above" in far
+
+
+def test_an_unfinished_curve_shows_the_guarantee_above_it():
+    assert '"key a flat"' not in page(demo())
+    assert '"key a flat"' in page(demo(epsilon=2.7))
+
+
+@pytest.mark.parametrize(
+    "low,high,most", [(0, 1, 5), (0.7, 1, 4), (0, 286, 4), (1, 3, 5), (-0.3, 2.4e-3, 5), (0, 7e6, 5)]
+)
+def test_ticks_are_round_inside_and_few(low, high, most):
+    values = charts.ticks(low, high, most)
+    assert all(low - 1e-9 <= v <= high + 1e-9 for v in values) and 2 <= len(values) <= most + 1
+    steps = np.diff(values)
+    assert np.allclose(steps, steps[0])
+    assert f"{steps[0]:.0e}"[0] in "1235"  # 1, 2, 2.5 or 5 times a power of ten
+
+
+def test_lines_place_their_points_linearly():
+    html = charts.lines([Line(name="a", points=[(0, 0.0), (5, 5.0), (10, 10.0)])], x_name="x", y_name="y")
+    path = re.search(r'd="M([^"]+)" class="line', html)[1]
+    points = [tuple(map(float, p.split())) for p in path.split("L")]
+    assert points[0] == (0, 100) and points[1][0] == 50 and points[2][0] == 100
+    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1], abs=0.02)
+
+
+def test_long_curves_are_thinned_but_keep_their_ends():
+    points = [(float(i), float(i)) for i in range(10_000)]
+    kept = charts.thinned(points)
+    assert len(kept) <= charts.MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
+
+
+def test_dots_place_shares_on_their_scale():
+    html = charts.dots([Row(name="a", share=Share(value=0.9)), Row(name="b", share=Share(value=0.5))], "x")
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)%"', html)]
+    low = 0.4
+    assert places == pytest.approx([100 * (0.9 - low) / (1 - low), 100 * (0.5 - low) / (1 - low)], abs=1e-3)
+
+
+def test_pictures_keep_their_pixels():
+    import base64
+    import io
+
+    from PIL import Image
+
+    image = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
+    source = re.search(r"base64,([^\"]+)", charts.picture(image, "x"))[1]
+    read = np.asarray(Image.open(io.BytesIO(base64.b64decode(source))))
+    assert np.array_equal(np.moveaxis(read, 2, 0), image)

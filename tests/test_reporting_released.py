@@ -1,0 +1,258 @@
+"""Released reports: nothing private enters by type, files are strict, and a run that is not private claims nothing."""
+
+import json
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from reporting_demo import EPSILON, demo, examples
+
+from pate_torch.reporting.card import card, plain
+from pate_torch.reporting.released import (
+    Baseline,
+    Examples,
+    privacy,
+    privacy_schema,
+    strict_json,
+    summary,
+    write_privacy,
+    write_summary,
+)
+from pate_torch.types import PrivateData, Votes
+
+FIXED_KEYS = [
+    "schema_version",
+    "dataset",
+    "mechanism",
+    "student",
+    "num_teachers",
+    "queries_asked",
+    "queries_answered",
+    "epsilon",
+    "epsilon_ex_post",
+    "delta",
+    "accountant",
+    "adjacency",
+    "unit",
+    "epsilon_charged",
+    "budget_epsilon",
+    "student_accuracy",
+    "label_accuracy",
+    "private",
+    "teachers_id",
+    "release_id",
+    "ledger_head",
+    "seconds",
+]
+
+
+def test_summary_has_the_fixed_keys_unrounded(tmp_path):
+    write_summary(demo(), tmp_path / "summary.json")
+    read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert list(read) == FIXED_KEYS
+    assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 1
+
+
+def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():
+    read = summary(demo(private=False, epsilon_ex_post=2.0))
+    assert list(read) == FIXED_KEYS
+    assert read["private"] is False
+    assert read["epsilon"] is read["epsilon_ex_post"] is read["epsilon_charged"] is None
+
+
+VOTES = Votes(torch.tensor([[3, 1], [0, 4]]), 4)
+DATA = PrivateData(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.array(["a", "b"]))
+
+
+@pytest.mark.parametrize("thing", [VOTES, DATA, torch.ones(2), np.ones(2), np.float32(1), Fraction(1, 2), {1, 2}, b"x"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda x: {"parameters": {"sigma": x}},
+        lambda x: {"baselines": (x,)},
+        lambda x: {"confusion": ((x,),)},
+        lambda x: {"student_curves": {"student/loss": ((0, x),)}},
+        lambda x: {"examples": x},
+        lambda x: {"teachers_id": x},
+    ],
+)
+def test_nothing_but_plain_values_enters(thing, place):
+    with pytest.raises((TypeError, ValueError)):
+        demo(**place(thing))
+
+
+def test_the_refusal_of_votes_names_field_and_type():
+    with pytest.raises(TypeError, match=r"parameters.sigma: Votes may not enter"):
+        demo(parameters={"sigma": VOTES})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"student_accuracy": math.nan},
+        {"label_accuracy": 1.2},
+        {"parameters": {"sigma": math.inf}},
+        {"seconds": {"teachers": math.nan}},
+        {"epsilon_charged": math.nan},
+        {"epsilon_curve": (1.0, math.nan)},
+        {"student_curves": {"student/loss": ((0, math.nan),)}},
+    ],
+)
+def test_nan_and_infinity_are_refused(changes):
+    with pytest.raises(ValueError):
+        demo(**changes)
+
+
+def test_strict_json_refuses_nan():
+    with pytest.raises(ValueError):
+        strict_json({"x": math.nan})
+
+
+def test_curves_must_fit_and_never_fall():
+    with pytest.raises(ValueError, match="one value per question"):
+        demo(epsilon_curve=(1.0, 2.0))
+    with pytest.raises(ValueError, match="never falls"):
+        demo(queries_asked=2, queries_answered=2, epsilon_curve=(2.0, 1.0), account_curve=())
+
+
+def test_a_report_cannot_be_changed():
+    report = demo()
+    with pytest.raises(AttributeError):
+        report.epsilon = 1.0
+    with pytest.raises(TypeError):
+        report.parameters["sigma"] = 1.0
+
+
+def test_a_baseline_must_say_why_it_may_be_shown():
+    with pytest.raises(ValueError, match="because"):
+        Baseline(name="ensemble", accuracy=0.9, because="it is nice")
+
+
+def test_examples_are_bytes_of_images():
+    with pytest.raises(ValueError, match="uint8"):
+        Examples(image=np.zeros((1, 1, 8, 8)), label=(1,), query=(1,))
+    with pytest.raises(ValueError, match="one per image"):
+        Examples(image=examples(2).image, label=(1,), query=(1, 2))
+
+
+def test_class_accuracies_are_the_diagonal_over_the_rows():
+    report = demo(confusion=((8, 2), (0, 0)), class_names=("a", "b"))
+    first, second = report.class_shares
+    assert first.value == 0.8 and first.size == 10 and second is None
+
+
+# --- privacy.json against its schema, by a checker of our own
+
+
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def faults(value, schema, where="$"):
+    """What breaks the schema. Knows the keywords the schema uses; any other is an error of the schema."""
+    known = {"$schema", "title", "description", "type", "enum", "properties", "required", "additionalProperties"}
+    known |= {"items", "minItems", "minLength", "pattern", "minimum", "exclusiveMinimum", "exclusiveMaximum"}
+    assert set(schema) <= known, set(schema) - known
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if not any(isinstance(value, TYPES[k]) and not (isinstance(value, bool) and k != "boolean") for k in kinds):
+        return [f"{where}: not {kinds}"]
+    found = [f"{where}: not one of {schema['enum']}"] if "enum" in schema and value not in schema["enum"] else []
+    if isinstance(value, dict):
+        found += [f"{where}.{key}: missing" for key in schema.get("required", ()) if key not in value]
+        for key, item in value.items():
+            inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", True))
+            found += [f"{where}.{key}: unknown"] if inner is False else []
+            found += faults(item, inner, f"{where}.{key}") if isinstance(inner, dict) else []
+    elif isinstance(value, list):
+        found += [f"{where}: too short"] if len(value) < schema.get("minItems", 0) else []
+        found += [fault for i, item in enumerate(value) for fault in faults(item, schema["items"], f"{where}[{i}]")]
+    elif isinstance(value, str):
+        found += [f"{where}: too short"] if len(value) < schema.get("minLength", 0) else []
+        found += [f"{where}: pattern"] if not re.search(schema.get("pattern", ""), value) else []
+    elif value is not None and not isinstance(value, bool):
+        found += [f"{where}: too small"] if value < schema.get("minimum", -math.inf) else []
+        found += [f"{where}: too small"] if value <= schema.get("exclusiveMinimum", -math.inf) else []
+        found += [f"{where}: too large"] if value >= schema.get("exclusiveMaximum", math.inf) else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"private": False},
+        {"epsilon_ex_post": 2.1, "unit": "group:user", "adjacency": "replace_one"},
+        {"budget_epsilon": None, "epsilon_charged": None, "other_releases": ()},
+    ],
+)
+def test_privacy_json_fits_its_schema(changes, tmp_path):
+    write_privacy(demo(**changes), tmp_path / "privacy.json")
+    read = json.loads((tmp_path / "privacy.json").read_text(), parse_constant=pytest.fail)
+    assert faults(read, privacy_schema()) == []
+
+
+def _broken():
+    for path, value in [
+        (("guarantee", "epsilon"), "2.4"),
+        (("guarantee", "epsilon"), -1),
+        (("guarantee", "delta"), 0),
+        (("guarantee", "adjacency"), "swap"),
+        (("guarantee", "unit"), "person"),
+        (("guarantee", "route"), ""),
+        (("private",), "yes"),
+        (("assumptions",), []),
+        (("surprise",), 1),
+        (("other_releases", 0, "epsilon"), True),
+        (("mechanism", "num_teachers"), 2.5),
+    ]:
+        broken = json.loads(json.dumps(privacy(demo())))
+        place = broken
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        yield broken
+
+
+def test_the_schema_refuses_broken_statements_and_a_library_agrees():
+    jsonschema = pytest.importorskip("jsonschema")
+    library = jsonschema.Draft202012Validator(privacy_schema())
+    assert library.is_valid(privacy(demo()))
+    for broken in _broken():
+        assert faults(broken, privacy_schema())
+        assert not library.is_valid(broken)
+
+
+def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
+    text = json.dumps(privacy(demo(private=False)))
+    assert "NOT PRIVATE" in text and "2.4353" not in text and "2.436" not in text and "1.35647" not in text
+
+
+# --- the model card
+
+
+def test_the_card_states_privacy_accuracy_and_files():
+    text = card(demo())
+    for part in ("epsilon = 2.436", "delta = 1e-5", "add\\_remove", "unit: record", "(gdp)", "97.8 %", "labels.csv"):
+        assert part in text
+
+
+def test_the_card_of_a_run_that_is_not_private_says_so_and_shows_no_epsilon():
+    text = card(demo(private=False))
+    assert text.count("NOT PRIVATE") >= 3
+    assert "2.436" not in text and "may be published;" not in text
+
+
+def test_names_cannot_change_the_card():
+    assert plain("a|b *c* <script>\n# d") == "a\\|b \\*c\\* &lt;script&gt; \\# d"
+    text = card(demo(dataset="<script>x</script>", class_names=tuple("0|2*45<789")))
+    assert "<script>" not in text

@@ -1,0 +1,128 @@
+"""The statement: rounding that never flatters, bounds that are exact, words that name every term."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from reporting_demo import demo
+from scipy.stats import binomtest
+
+from pate_torch.reporting import statement
+from pate_torch.reporting.intervals import wilson
+from pate_torch.reporting.statement import OtherRelease, attack_bound, show_delta, show_epsilon
+
+
+@pytest.mark.parametrize(
+    "epsilon,shown",
+    [
+        (2.4353597494239, "2.436"),
+        (2.0, "2.000"),
+        (2.2, "2.200"),
+        (0.0, "0.000"),
+        (0.1000001, "0.101"),
+        (0.012341, "0.0124"),
+        (3e-7, "3.00E-7"),
+    ],
+)
+def test_epsilon_is_shown_rounded_up(epsilon, shown):
+    assert show_epsilon(epsilon) == shown
+
+
+def test_a_shown_epsilon_is_never_below_the_true_one():
+    for epsilon in np.random.default_rng(0).lognormal(0, 4, 2000):
+        shown = float(show_epsilon(epsilon))
+        assert epsilon <= shown <= epsilon + max(0.001, 0.011 * epsilon)
+
+
+def test_delta_keeps_its_digits():
+    assert show_delta(1e-5) == "1e-5"
+    assert show_delta(2.559e-05) == "2.559e-5"
+    assert show_delta(0.125) == "1.25e-1"
+
+
+@pytest.mark.parametrize("epsilon,delta", [(0.1, 1e-5), (1.0, 1e-3), (2.436, 1e-5), (8.0, 1e-6)])
+@pytest.mark.parametrize("alarms", [1e-4, 0.01, 0.2, 0.7])
+def test_attack_bound_is_reached_by_the_worst_pair_and_not_passed(epsilon, delta, alarms):
+    """The pair that dominates every (epsilon, delta) mechanism, and the best test between the two (Neyman-Pearson)."""
+    half = (1 - delta) / (1 + math.exp(epsilon))
+    member = [delta, half * math.exp(epsilon), half, 0.0]
+    other = member[::-1]
+    found, left = 0.0, alarms
+    for p, q in zip(member, other, strict=True):  # already in order of falling likelihood ratio
+        used = min(q, left)
+        found += p if q == 0 else p * used / q
+        left -= used
+    assert attack_bound(epsilon, delta, alarms) == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.parametrize("hits,size", [(0, 10), (10, 10), (951, 1000), (3, 7)])
+def test_wilson_interval_agrees_with_scipy(hits, size):
+    other = binomtest(hits, size).proportion_ci(0.95, method="wilson")
+    assert wilson(hits / size, size) == pytest.approx((other.low, other.high), abs=1e-12)
+
+
+def test_the_headline_names_every_term():
+    line = statement.headline(demo(adjacency="replace_one", unit="group:user", accountant="rdp"))
+    for term in ("2.436", "delta = 1e-5", "replace_one", "all records of one user", "group:user", "(rdp)"):
+        assert term in line
+
+
+def test_plain_words_quote_the_attack_bound_rounded_up():
+    words = " ".join(statement.plain_words(demo()))
+    percent = float(re.search(r"at most ([\d.]+) % of those that did", words)[1])
+    assert 0 <= percent / 100 - attack_bound(demo().epsilon, 1e-5, 0.01) < 1e-3
+
+
+def test_symbols_state_the_inequality():
+    assert "Pr[M(D) ∈ S] ≤ exp(ε) · Pr[M(D′) ∈ S] + δ" in statement.symbols(demo())
+
+
+def test_discrete_and_continuous_noise_are_told_apart():
+    assert any("floating point" in row for row in statement.assumptions(demo()))
+    assert not any("floating point" in row for row in statement.assumptions(demo(noise="discrete")))
+
+
+def test_a_declared_size_is_an_assumption():
+    assert any("60000" in row for row in statement.assumptions(demo(declared_size=60000)))
+
+
+def test_without_teachers_the_statement_does_not_speak_of_them():
+    report = demo(
+        num_teachers=0, mechanism="dpsgd", queries_asked=0, queries_answered=0, epsilon_curve=(), account_curve=()
+    )
+    text = " ".join(statement.plain_words(report) + statement.assumptions(report))
+    assert "teacher" not in text and "dpsgd" in text
+
+
+def test_composition_tells_guarantee_total_and_cap_apart():
+    names = [price.name for price in statement.composition(demo(epsilon_ex_post=2.1))]
+    assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
+    total = statement.composition(demo(charged_accountant="rdp"))[1]
+    assert "(rdp)" in total.route
+    assert "added nothing" in statement.composition(demo(reused=True))[1].covers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": math.nan},
+        {"epsilon": math.inf},
+        {"epsilon": -1.0},
+        {"epsilon": None},
+        {"delta": 0.0},
+        {"adjacency": "swap"},
+        {"unit": "group:"},
+        {"noise": "none"},
+        {"private": 1},
+        {"queries_answered": 287},
+    ],
+)
+def test_impossible_facts_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        demo(**changes)
+
+
+def test_another_releases_epsilon_needs_its_route():
+    with pytest.raises(ValueError, match="accountant"):
+        OtherRelease(release_id="a", what="b", epsilon=1.0)

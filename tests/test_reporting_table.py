@@ -1,0 +1,91 @@
+"""The closing table: fits 80 columns, plain in a pipe, marks what is private, and never flatters."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from reporting_demo import demo
+
+from pate_torch.reporting.private import OwnerSummary
+from pate_torch.reporting.released import Baseline
+from pate_torch.reporting.table import show_closing, show_left
+
+OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).lines()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(report, stream=None, **more):
+    stream = stream or io.StringIO()
+    show_closing(report, stream=stream, **more)
+    return stream.getvalue()
+
+
+def test_everything_a_newcomer_needs_is_there():
+    text = shown(demo(), owner=OWNER, places={"report": Path("release/report.html")})
+    flat = " ".join(text.replace("|", " ").split())
+    for part in (
+        "one record",
+        "epsilon = 2.436, delta = 1e-5",
+        "add or remove one record (add_remove)",
+        "exact Gaussian accounting (gdp)",
+        "epsilon = 4.000",
+        "1.086 left",
+        "97.8 % (96.7 to 98.5), on 1000 test points",
+        "286 of 286 answered, by 250 teachers",
+        "release/report.html",
+    ):
+        assert part in flat, part
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+@pytest.mark.parametrize("private", [True, False])
+def test_the_table_fits_80_columns(stream, private, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    report = demo(
+        private=private,
+        dataset="a data set with a name that goes on for much longer than a line of any terminal should have to bear",
+        student="x" * 120,
+        parameters={f"parameter_{i}": i for i in range(12)},
+        baselines=(Baseline(name="y" * 90, accuracy=0.5, because="public"),),
+        unit="group:" + "z" * 70,
+    )
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(report, stream(), owner=OWNER)).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_pipe_gets_plain_text():
+    text = shown(demo(), owner=OWNER)
+    assert text.isascii() and "\x1b" not in text
+
+
+def test_what_is_the_owners_is_marked_line_by_line():
+    lines = [line for line in shown(demo(), owner=OWNER).splitlines() if "98.1" in line or "99.3" in line]
+    private = [line for line in lines if "Ensemble, no noise" in line or "Model without privacy" in line]
+    assert len(private) == 2 and all("private, for the owner" in line for line in private)
+
+
+def test_a_run_that_is_not_private_begins_with_it_and_shows_no_epsilon():
+    text = shown(demo(private=False))
+    assert "NOT PRIVATE" in text.splitlines()[0]
+    assert "epsilon" not in text and "use again: free" not in text
+
+
+def test_paths_are_not_folded():
+    path = Path("/" + "long/" * 40 + "report.html")
+    assert str(path) in shown(demo(), places={"report": path})
+
+
+def test_the_budget_left_is_rounded_down():
+    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2)) == "1.800"
+    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2001)) == "1.799"
+    assert show_left(demo(budget_epsilon=2.0, epsilon_charged=2.2)) == "0.000"
+
+
+def test_names_are_not_read_as_markup():
+    assert "[red]x[/red]" in shown(demo(dataset="[red]x[/red]"))

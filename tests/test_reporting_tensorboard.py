@@ -1,0 +1,97 @@
+"""release/tensorboard, read back: the right tags and figures, no machine's name, and no price without privacy."""
+
+import socket
+
+import numpy as np
+import pytest
+from reporting_demo import EPSILON, demo
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pate_torch.reporting.tensorboard import ReleaseBoard
+
+
+def written(folder, report, log=()):
+    with ReleaseBoard(folder, private=report.private) as board:
+        for row in log:
+            board.log(*row)
+        board.write(report)
+    return EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("board")
+    return folder, written(folder, demo())
+
+
+def test_the_tags_are_there(board):
+    tags = board[1].Tags()
+    assert {"student/loss", "student/confident_share", "result/epsilon", "result/student_accuracy"} <= set(
+        tags["scalars"]
+    )
+    expected = {
+        "privacy/epsilon",
+        "privacy/epsilon_all_releases",
+        "privacy/budget_left",
+        "privacy_statement/text_summary",
+    }
+    assert expected <= set(tags["tensors"])
+    assert {"student_test/confusion", "labels/answered"} <= set(tags["images"])
+    assert "custom_scalars__config__" in tags["tensors"]
+    assert "hparams" in board[1].summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
+
+
+def test_epsilon_grows_to_the_guarantee_and_carries_its_terms(board):
+    read = board[1]
+    last = read.Tensors("privacy/epsilon")[-1]
+    assert last.step == 286 and last.tensor_proto.double_val[0] == EPSILON  # double precision, unrounded
+    left = read.Tensors("privacy/budget_left")[-1].tensor_proto.double_val[0]
+    assert left == pytest.approx(4.0 - demo().epsilon_charged)
+    for tag in ("privacy/epsilon", "privacy/budget_left"):
+        terms = read.summary_metadata[tag].summary_description
+        assert all(term in terms for term in ("1e-5", "add_remove", "record", "(gdp)"))
+
+
+def test_the_statement_is_a_page_of_text(board):
+    words = board[1].Tensors("privacy_statement/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert all(term in words for term in ("epsilon = 2.436", "1e-5", "one record", "(gdp)", "does not cover"))
+
+
+def test_file_names_hold_no_machines_name(board):
+    names = [file.name for file in board[0].iterdir()]
+    assert names and all(socket.gethostname() not in name for name in names)
+    assert all(name.startswith("events.out.tfevents.") for name in names)
+
+
+def test_a_second_board_in_the_same_folder_loses_nothing(tmp_path):
+    for step in (1, 2):
+        with ReleaseBoard(tmp_path, private=True) as board:
+            board.log("student/loss", 1.0, step)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [e.step for e in read.Scalars("student/loss")] == [1, 2]
+
+
+def test_curves_logged_live_are_not_written_twice(tmp_path):
+    read = written(tmp_path, demo(), log=[("student/loss", 9.0, 0)])
+    assert [e.value for e in read.Scalars("student/loss")] == [9.0]
+
+
+def test_a_board_refuses_what_is_not_the_students(tmp_path):
+    with ReleaseBoard(tmp_path, private=True) as board, pytest.raises(ValueError, match="student/"):
+        board.log("teachers/loss_mean", 1.0, 0)
+
+
+def test_a_board_must_be_opened_as_what_the_report_is(tmp_path):
+    with ReleaseBoard(tmp_path, private=True) as board, pytest.raises(ValueError, match="private"):
+        board.write(demo(private=False))
+
+
+def test_every_tag_of_a_run_that_is_not_private_says_so_and_no_price_is_shown(tmp_path):
+    read = written(tmp_path, demo(private=False))
+    tags = [tag for kind in ("scalars", "tensors", "images", "histograms") for tag in read.Tags()[kind]]
+    own = [tag for tag in tags if tag != "custom_scalars__config__" and not tag.startswith("_hparams_")]
+    assert own and all(tag.startswith("NOT_PRIVATE/") for tag in own)
+    assert not any("epsilon" in tag or "privacy/" in tag for tag in own)
+    content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"2.436" not in content and b"NOT PRIVATE" in content
+    assert np.float64(EPSILON).tobytes() not in content and np.float32(EPSILON).tobytes() not in content
