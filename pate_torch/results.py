@@ -1,0 +1,188 @@
+"""What a run measured, sorted by who may see it: the released report and the owner's own figures.
+
+The epsilon reported as the guarantee is the price of the release's *plan* (for mechanisms and strategies that may stop
+early: of its caps), which no vote can change. What was incurred is reported beside it as epsilon ex post.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import exact, rdp
+from pate_torch.accounting.data_dependent import theorem_rdp
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.ledger import Ledger
+from pate_torch.protocols import Student
+from pate_torch.reporting import private, released
+from pate_torch.reporting.statement import OtherRelease
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.types import NO_ANSWER, Dataset, Release, Votes
+
+EXAMPLES = 12
+
+
+def report(
+    *,
+    data: Dataset,
+    release: Release,
+    record: Mapping[str, Any],
+    reused: bool,
+    student: Student,
+    student_name: str,
+    ledger: Ledger,
+    seconds: Mapping[str, float],
+    baselines: tuple[released.Baseline, ...] = (),
+) -> released.ReleasedReport:
+    """Everything releasable about a finished run. Evaluation labels are read here, for the first time."""
+    delta = record["delta"]
+    guarantee = accounting.epsilon(release.planned, delta)
+    account = ledger.account(data.spec.name)
+    charged = ledger.spent(data.spec.name)
+    predicted = student.probabilities(data.evaluation.x).argmax(1)
+    truth = data.evaluation.y
+    correct, answered = label_hits(data, release)
+    return released.ReleasedReport(
+        dataset=data.spec.name,
+        mechanism=record["mechanism"],
+        student=student_name,
+        num_teachers=record["num_teachers"],
+        queries_asked=len(release.query_Q),
+        queries_answered=int(release.answered_Q.sum()),
+        epsilon=guarantee.epsilon,
+        epsilon_ex_post=accounting.epsilon(release.events, delta).epsilon,
+        delta=delta,
+        accountant=guarantee.route,
+        adjacency=record["adjacency"],
+        unit=record["unit"],
+        epsilon_charged=charged.epsilon,
+        charged_accountant=charged.route,
+        budget_epsilon=None if account is None else account.budget_epsilon,
+        private=record["private"],
+        parameters=_scalars(record["parameters"]),
+        noise=record["noise"],
+        declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
+        reused=reused,
+        other_releases=tuple(_others(ledger, data.spec.name, release.id)),
+        seconds=dict(seconds),
+        student_accuracy=float((predicted == truth).float().mean()) if len(truth) else None,
+        student_size=len(truth),
+        label_accuracy=correct / answered if answered else None,
+        label_size=answered or None,
+        teachers_id=record["teachers_id"],
+        release_id=release.id,
+        ledger_head=ledger.head(),
+        class_names=data.spec.class_names,
+        epsilon_curve=epsilon_curve(release.events, len(release.query_Q), delta),
+        confusion=confusion(truth, predicted, data.spec.num_classes),
+        student_curves={tag: tuple(points) for tag, points in student.curves.items()},
+        examples=examples(data, release),
+        baselines=baselines,
+        created=datetime.date.today().isoformat(),
+    )
+
+
+def owner_summary(
+    *,
+    data: Dataset,
+    release: Release,
+    votes: Votes,
+    ensemble: Ensemble,
+    model: OutcomeModel | None,
+    rounds: int,
+    delta: float,
+    nonprivate_accuracy: float | None,
+    device: torch.device,
+) -> private.OwnerSummary:
+    """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
+
+    Data-dependent prices compose only when no question depends on an earlier answer: with rounds there is none.
+    """
+    prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
+    hits_KQ = prediction_KQ == data.evaluation.y
+    plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
+    asked = votes.take(release.query_Q)
+    exact_epsilon = theorem_epsilon = None
+    if model is not None and rounds == 1 and len(asked):
+        counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
+        theorem_epsilon = rdp.to_epsilon(orders, theorem_rdp(model, counts, orders), delta)
+        exact_epsilon = rdp.to_epsilon(orders, exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta)
+    return private.OwnerSummary(
+        ensemble_accuracy=float((plurality == data.evaluation.y).float().mean()),
+        teacher_accuracy_mean=float(hits_KQ.float().mean()),
+        epsilon_exact_data_dependent=exact_epsilon,
+        epsilon_pate2018=theorem_epsilon,
+        gap_quantiles=private.gap_quantiles(asked),
+        nonprivate_accuracy=nonprivate_accuracy,
+    )
+
+
+def ensemble_plurality(prediction_KQ: Tensor, num_classes: int) -> Tensor:
+    """PRIVATE. The noiseless winner of each question, int64 [Q]."""
+    from pate_torch.teachers.voting import count
+
+    return count(prediction_KQ, num_classes).plurality()
+
+
+def label_hits(data: Dataset, release: Release) -> tuple[int, int]:
+    """(released labels that are right, labels that can be checked)."""
+    if data.evaluation.pool_y is None:
+        return 0, 0
+    query = release.query_Q[release.answered_Q]
+    return int((data.evaluation.pool_y[query] == release.label_Q[release.answered_Q]).sum()), len(query)
+
+
+def epsilon_curve(incurred: tuple[Event, ...], asked: int, delta: float) -> tuple[float, ...]:
+    """Price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
+    if len(incurred) != 1 or incurred[0].count % max(asked, 1) or not asked:
+        return ()
+    each = incurred[0].count // asked
+    import dataclasses
+
+    # The same route all along, so that the curve does not jump where another becomes the smallest.
+    return tuple(
+        accounting.epsilon((dataclasses.replace(incurred[0], count=each * q),), delta).epsilon for q in range(1, asked + 1)
+    )
+
+
+def confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
+    """Test counts [truth, predicted]."""
+    flat = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)
+    return tuple(tuple(row) for row in flat.view(num_classes, num_classes).tolist())
+
+
+def examples(data: Dataset, release: Release) -> released.Examples | None:
+    """A few answered public images with the label released for them."""
+    if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
+        return None
+    query = release.query_Q[release.answered_Q][:EXAMPLES]
+    label = release.label_Q[release.label_Q != NO_ANSWER][:EXAMPLES]
+    return released.Examples(
+        image=data.pool.x[query].cpu().numpy(), label=tuple(label.tolist()), query=tuple(query.tolist())
+    )
+
+
+def _others(ledger: Ledger, account: str, release_id: str) -> Iterable[OtherRelease]:
+    return ()
+
+
+def _scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in parameters.items() if v is None or isinstance(v, bool | int | float | str)}
+
+
+def write_release(folder: Path, summary: released.ReleasedReport) -> None:
+    """All the files of the release folder but the labels and the student."""
+    from pate_torch.reporting.card import write_card
+    from pate_torch.reporting.page import write_page
+
+    released.write_summary(summary, folder / "summary.json")
+    released.write_privacy(summary, folder / "privacy.json")
+    write_page(summary, folder / "report.html")
+    write_card(summary, folder / "README.md")

@@ -1,0 +1,233 @@
+"""A whole run at a tiny size: what it writes, what it charges, what it reuses, and what it refuses."""
+
+import csv
+import dataclasses
+import json
+import math
+import stat
+
+import pytest
+import torch
+
+from pate_torch import pipeline, released
+from pate_torch.accounting import gdp
+from pate_torch.augment import Affine
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.tensors import Tensors
+from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.random import Random
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.training import TeacherRecipe
+
+SUMMARY_KEYS = {
+    *("schema_version", "dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
+    *("epsilon", "epsilon_ex_post", "delta", "accountant", "adjacency", "unit", "epsilon_charged", "budget_epsilon"),
+    *("student_accuracy", "label_accuracy", "private", "teachers_id", "release_id", "ledger_head", "seconds"),
+}
+
+
+def blobs(seed: int = 0, n: int = 300) -> Tensors:
+    """Three well separated clouds in the plane."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=draw)
+    centre = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
+    x = centre[y] + torch.randn(n, 2, generator=draw)
+    private, public = slice(0, n // 2), slice(n // 2, 3 * n // 4)
+    test = slice(3 * n // 4, n)
+    return Tensors(
+        name="blobs",
+        class_names=3,
+        x=x[private],
+        y=y[private],
+        pool_x=x[public],
+        pool_y=y[public],
+        test_x=x[test],
+        test_y=y[test],
+    )
+
+
+@pytest.fixture
+def plan(tmp_path):
+    student = Supervised(network="mlp", steps=40, augment=None)
+    return pipeline.Plan(
+        source=blobs(),
+        partition=AddRemove(),
+        recipe=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
+        mechanism=Gaussian(sigma=2.0),
+        strategy=Random(),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "runs" / "blobs" / "gaussian" / "first",
+        seed=0,
+        num_teachers=12,
+        num_queries=20,
+        delta=1e-4,
+        opening_budget=50.0,
+        quiet=True,
+    )
+
+
+def again(plan, name, **changes):
+    return dataclasses.replace(plan, folder=plan.folder.parent / name, **changes)
+
+
+def summary(plan):
+    return json.loads((plan.folder / "release" / "summary.json").read_text())
+
+
+def spent(plan):
+    return Ledger(plan.root / "ledger.sqlite").spent("blobs").epsilon
+
+
+def test_a_run_writes_what_the_design_fixes(plan):
+    pipeline.run(plan)
+    found = summary(plan)
+    assert set(found) == SUMMARY_KEYS
+    exact = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    assert found["epsilon"] == pytest.approx(exact, abs=1e-9)
+    assert found["epsilon_charged"] == pytest.approx(exact, abs=1e-9)
+    assert (found["accountant"], found["adjacency"], found["unit"]) == ("gdp", "add_remove", "record")
+    assert found["queries_asked"] == found["queries_answered"] == 20
+    assert found["student_accuracy"] > 0.8  # three separable clouds; a guess gives 0.33
+    assert found["private"] is True
+    for name in ("student.safetensors", "labels.csv", "release.json", "report.html", "privacy.json", "README.md"):
+        assert (plan.folder / "release" / name).is_file()
+    owner = json.loads((plan.folder / "private" / "summary.json").read_text())
+    assert {"ensemble_accuracy", "teacher_accuracy_mean", "epsilon_exact_data_dependent", "epsilon_pate2018"} <= set(owner)
+    assert owner["epsilon_exact_data_dependent"] <= found["epsilon"] * 1.1
+    for folder in (plan.root, plan.folder / "private", plan.root / "teachers"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_released_labels_are_the_release(plan):
+    pipeline.run(plan)
+    rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").open()))
+    assert len({row["query"] for row in rows}) == len(rows) == 20
+    data = plan.source.load()
+    release, _ = released.read(plan.root, summary(plan)["release_id"], data.pool, data.spec)
+    assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
+
+
+def test_the_same_questions_are_not_paid_for_twice(plan):
+    pipeline.run(plan)
+    before = spent(plan)
+    pipeline.run(second := again(plan, "second"))
+    assert spent(plan) == before
+    assert summary(second)["release_id"] == summary(plan)["release_id"]
+
+
+def test_other_questions_to_the_same_teachers_are_charged_to_the_same_account(plan):
+    pipeline.run(plan)
+    other = again(plan, "other", mechanism=Gaussian(sigma=3.0), teachers=summary(plan)["teachers_id"])
+    pipeline.run(other)
+    assert summary(other)["teachers_id"] == summary(plan)["teachers_id"]
+    composed = gdp.epsilon(math.sqrt(40 / 4 + 40 / 9), 1e-4)
+    assert summary(other)["epsilon_charged"] == pytest.approx(composed, abs=1e-9)
+    assert summary(other)["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 3, 1e-4), abs=1e-9)
+
+
+def test_new_teachers_of_the_same_data_share_the_account(plan):
+    pipeline.run(plan)
+    first = spent(plan)
+    pipeline.run(again(plan, "other", num_teachers=10))
+    assert spent(plan) > first
+
+
+def test_a_student_from_paid_labels_costs_nothing(plan):
+    pipeline.run(plan)
+    before = spent(plan)
+    student = Supervised(network="logistic", steps=40, augment=None)
+    pipeline.run(free := again(plan, "free", labels=summary(plan)["release_id"], student=student))
+    assert spent(plan) == before
+    assert summary(free)["epsilon"] == summary(plan)["epsilon"]
+    assert not (free.folder / "private" / "votes.safetensors").exists()
+
+
+def test_a_release_past_the_cap_is_refused_before_a_teacher_is_trained(plan):
+    with pytest.raises(ValueError, match="budget_epsilon"):
+        pipeline.run(dataclasses.replace(plan, budget_epsilon=1.0))
+    assert not (plan.root / "teachers").exists()
+    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()  # the slip did not fix the cap
+
+
+def test_a_second_release_past_the_cap_is_refused_and_charges_nothing(plan):
+    pipeline.run(capped := dataclasses.replace(plan, budget_epsilon=20.0))
+    before = spent(plan)
+    with pytest.raises(BudgetExceeded, match="pass the cap"):
+        pipeline.run(again(capped, "second", seed=1))
+    assert spent(plan) == before
+
+
+def test_teachers_without_their_ledger_are_refused(plan):
+    pipeline.run(plan)
+    for file in plan.root.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="another privacy ledger"):
+        pipeline.run(again(plan, "second", mechanism=Gaussian(sigma=3.0)))
+
+
+def test_teachers_of_other_records_are_refused(plan):
+    pipeline.run(plan)
+    with pytest.raises(ValueError, match="fingerprint"):
+        pipeline.run(again(plan, "second", source=blobs(seed=1), teachers=summary(plan)["teachers_id"]))
+
+
+def test_another_adjacency_is_refused_by_the_account(plan):
+    pipeline.run(plan)
+    with pytest.raises(ValueError, match="adjacency"):
+        pipeline.run(again(plan, "second", partition=ReplaceOne()))
+
+
+def test_seeded_noise_is_not_private_and_says_so(plan):
+    pipeline.run(seeded := dataclasses.replace(plan, insecure_noise_seed=0))
+    found = summary(seeded)
+    assert found["private"] is False
+    assert found["epsilon"] is None
+    for name in ("report.html", "README.md", "privacy.json"):
+        assert "NOT PRIVATE" in (seeded.folder / "release" / name).read_text()
+
+
+def test_secure_noise_differs_between_runs(plan, tmp_path):
+    """With sigma far above the votes, twenty equal labels in a row would be a seeded generator."""
+    noisy = dataclasses.replace(plan, mechanism=Gaussian(sigma=1e4))
+    labels = []
+    for name in ("a", "b"):
+        pipeline.run(one := dataclasses.replace(noisy, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1"))
+        labels.append((one.folder / "release" / "labels.csv").read_text())
+    assert labels[0] != labels[1]
+
+
+def test_confident_reports_its_cap_and_ex_post_apart(plan):
+    mechanism = Confident(screen_sigma=3.0, threshold=9.0, sigma=2.0)
+    pipeline.run(one := dataclasses.replace(plan, mechanism=mechanism))
+    found = summary(one)
+    cap = gdp.epsilon(math.sqrt(20 / 9 + 40 / 4), 1e-4)
+    answered = found["queries_answered"]
+    assert 0 < answered < 20
+    assert found["epsilon"] == pytest.approx(cap, abs=1e-9)
+    assert found["epsilon_ex_post"] == pytest.approx(gdp.epsilon(math.sqrt(20 / 9 + answered * 2 / 4), 1e-4), abs=1e-9)
+
+
+def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_path):
+    """No test label, and no truth about the public pool, reaches the student."""
+    digests = []
+    for name, source in (("a", plan.source), ("b", _shuffled_evaluation(plan.source))):
+        one = dataclasses.replace(
+            plan, source=source, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1", insecure_noise_seed=5
+        )
+        pipeline.run(one)
+        digests.append((one.folder / "release" / "student.safetensors").read_bytes())
+    assert digests[0] == digests[1]
+
+
+def _shuffled_evaluation(source):
+    return dataclasses.replace(source, pool_y=source.pool_y.roll(1), test_y=source.test_y.roll(1))
+
+
+def test_augment_of_feature_rows_is_refused(plan):
+    recipe = dataclasses.replace(plan.recipe, augment=Affine(rotate=5.0))
+    with pytest.raises(ValueError, match="augment"):
+        pipeline.run(dataclasses.replace(plan, recipe=recipe))
