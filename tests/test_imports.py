@@ -35,11 +35,15 @@ ALLOWED = {
     "students": {"types", "checks", "rng", "protocols", "networks", "augment", "views", "representation", "students"},
     "queries": {"types", "checks", "rng", "protocols", "representation", "queries"},
     "data": {"types", "checks", "rng", "augment", "protocols", "data"},
-    "ledger": {"accounting", "checks"},
+    "ledger": {"accounting", "checks", "ledger_accounts", "ledger_chain", "ledger_command"},
+    "ledger_accounts": {"accounting", "ledger_chain"},
+    "ledger_chain": set(),
+    "ledger_command": {"ledger"},
     "labelling": {"types", "checks", "noise", "protocols", "ledger", "accounting.events"},
     "pac": {"types", "checks", "rng", "noise", "protocols", "accounting", "mechanisms", "pac"},
 }
-NEVER = {"accounting": {"torch", "hydra", "omegaconf"}, "ledger": {"torch", "hydra", "omegaconf"}}
+TORCHLESS = ("accounting", "ledger", "ledger_accounts", "ledger_chain", "ledger_command")
+NEVER = {part: {"torch", "hydra", "omegaconf"} for part in TORCHLESS}
 # Released reports are built from released values: votes, shards and private data are not even named there.
 PRIVATE_NAMES = {"Votes", "Shards", "PrivateData"}
 

@@ -1,0 +1,333 @@
+"""The privacy ledger: one account per private data set, which outlives every run, ensemble and student.
+
+    reserve   what the release may cost at worst, before any noise is drawn; refused if it would pass the cap
+    commit    what it did cost, once the answers are written down
+
+A reservation without a commit counts as spent, so a crash can lose answers but never a charge. The account is keyed by
+the *declared name* of the private data: two ensembles trained on the same records share one budget, and a changed
+fingerprint of the content is recorded but charges the same account. Its cap is kept by a filter fixed at opening
+(``accounting.filters``), so the guarantee of all its releases together is the cap, however each was chosen after the
+others. PRIVATE: the file is for the owner of the data.
+
+    python -m pate_torch.ledger verify|show|export|backup|raise-cap|close
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pate_torch import checks
+from pate_torch.accounting.epsilon import Guarantee
+from pate_torch.accounting.events import Event, to_json
+from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.ledger_accounts import Account, BudgetExceeded, Charge, State, apply, exceeded, priced, within
+from pate_torch.ledger_chain import Chain, Entry, LedgerError
+
+__all__ = ["Account", "BudgetExceeded", "Entry", "Ledger", "LedgerError", "Reservation", "default_path"]
+
+
+def default_path() -> Path:
+    """``ledger.sqlite`` under PATE_HOME, or under ``outputs``."""
+    return Path(os.environ.get("PATE_HOME") or "outputs") / "ledger.sqlite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """A release that has been charged at its worst and not yet committed."""
+
+    id: str
+    account: str
+    events: tuple[Event, ...]
+    spend: Spend
+    insecure: bool
+
+
+class Ledger:
+    """The ledger at ``path``; created if there is none and ``create`` holds. Many processes may share one file.
+
+    Raises LedgerError for a file that is damaged, foreign, empty, of a newer version or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
+        self.path = Path(path)
+        self._chain = Chain(self.path, create=create, readonly=readonly)
+        self._accounts: dict[str, State] = {}
+        try:
+            self._catch_up()
+        except LedgerError:
+            self._chain.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._chain.close()
+
+    # ---- accounts -----------------------------------------------------------------------------------------------
+
+    def open_account(
+        self,
+        name: str,
+        *,
+        budget_epsilon: float,
+        delta: float,
+        adjacency: str,
+        unit: str,
+        planned_events: Iterable[Event],
+        filter: str | None = None,
+        delta_reserve: float | None = None,
+    ) -> Account:
+        """Open the account of a private data set, or return the one there is, on its stored terms.
+
+        ``planned_events`` choose the filter (``Filter.plan``) when the account opens and are ignored afterwards;
+        ``filter`` and ``delta_reserve`` overrule that choice. Raises ValueError when the terms asked for differ from
+        the stored ones.
+        """
+        if not name or name != name.strip():
+            raise checks.fail("account", name, "must be a name without spaces around it")
+        checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
+        if not unit:
+            raise checks.fail("unit", unit, 'must say what is protected, such as "record"')
+        with self._chain.writing():
+            self._catch_up()
+            if name in self._accounts:
+                self._same_terms(name, budget_epsilon, delta, adjacency, unit)
+            else:
+                terms = Filter.plan(
+                    planned_events, epsilon=budget_epsilon, delta=delta, kind=filter, delta_reserve=delta_reserve
+                )
+                facts = {
+                    "budget_epsilon": terms.epsilon,
+                    "delta": terms.delta,
+                    "filter": terms.kind,
+                    "order": terms.order,
+                    "delta_reserve": terms.delta_reserve,
+                    "adjacency": adjacency,
+                    "unit": unit,
+                }
+                self._chain.append("open", name, facts)
+        return self.account(name)
+
+    def account(self, name: str) -> Account:
+        """The account as it stands now. Raises LedgerError if there is none of that name."""
+        self._catch_up()
+        return self._state(name).view(name)
+
+    def accounts(self) -> tuple[Account, ...]:
+        """All accounts, in the order they were opened."""
+        self._catch_up()
+        return tuple(state.view(name) for name, state in self._accounts.items())
+
+    def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
+        """Raise an account's cap: a deliberate act of the owner, recorded with its reason.
+
+        From then on the guarantee is the new cap. The filter's theorem takes the cap as fixed in advance: a cap that
+        is raised because of what was released is the owner's promise, not the theorem's.
+        """
+        checks.positive("budget_epsilon", budget_epsilon)
+        _reason(reason)
+        with self._chain.writing():
+            self._catch_up()
+            state = self._state(name)
+            if budget_epsilon <= state.filter.epsilon:
+                raise checks.fail(
+                    "budget_epsilon",
+                    budget_epsilon,
+                    f"must be above the present cap {state.filter.epsilon!r}",
+                    "A cap cannot be lowered; close the account to end its spending.",
+                )
+            facts = {"budget_epsilon": float(budget_epsilon), "before": state.filter.epsilon, "reason": reason}
+            self._chain.append("raise_cap", name, facts)
+        return self.account(name)
+
+    def close_account(self, name: str, reason: str) -> Account:
+        """End an account's spending for good; releases already reserved may still commit."""
+        _reason(reason)
+        with self._chain.writing():
+            self._catch_up()
+            if self._state(name).closed:
+                raise LedgerError(f"account={name!r}: is closed already.")
+            self._chain.append("close", name, {"reason": reason})
+        return self.account(name)
+
+    # ---- charges ------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        account: str,
+        events: Iterable[Event],
+        *,
+        fingerprint: str,
+        mechanism: str,
+        run: str,
+        note: str = "",
+        insecure: bool = False,
+    ) -> Reservation:
+        """Charge a whole release at its worst, before anything is drawn.
+
+        ``insecure``: the noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
+        Raises BudgetExceeded when the cap would be passed, LedgerError when the charge cannot be written.
+        """
+        events = tuple(events)
+        checks.boolean("insecure", insecure)
+        with self._chain.writing():
+            self._catch_up()
+            state = self._state(account)
+            if state.closed:
+                raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+            asked, spent = state.filter.price(events), state.spent()
+            if not state.filter.admits(spent, asked):
+                raise exceeded(state.view(account), events, asked)
+            reservation = Reservation(
+                id=secrets.token_hex(8), account=account, events=events, spend=asked, insecure=insecure
+            )
+            facts = {
+                "reservation": reservation.id,
+                **priced(events, asked),
+                "fingerprint": fingerprint,
+                "mechanism": mechanism,
+                "run": run,
+                "note": note,
+                "insecure": insecure,
+            }
+            self._chain.append("reserve", account, facts)
+        return reservation
+
+    def record(self, reservation: Reservation | str, events: Iterable[Event]) -> None:
+        """Note what one round incurred, for whoever investigates a crash; the charge stays at its worst."""
+        with self._chain.writing():
+            self._catch_up()
+            account, identity, charge = self._reserved(reservation)
+            if charge.committed:
+                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            self._chain.append("record", account, {"reservation": identity, "events": json.loads(to_json(events))})
+
+    def commit(
+        self, reservation: Reservation | str, incurred_events: Iterable[Event], *, release_id: str = ""
+    ) -> Account:
+        """Replace a reserved charge by what the release incurred.
+
+        Raises LedgerError, and leaves the reservation standing, when that is more than was reserved in any quantity
+        the filter tracks, or when the reservation is unknown or committed already.
+        """
+        events = tuple(incurred_events)
+        with self._chain.writing():
+            self._catch_up()
+            account, identity, charge = self._reserved(reservation)
+            if charge.committed:
+                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            now = self._accounts[account].filter.price(events)
+            if not within(now, charge.reserved):
+                raise LedgerError(
+                    f"reservation={identity!r}: the release incurred more than it reserved"
+                    f" ({now} against {charge.reserved}). The reservation stands; the mechanism's worst case is wrong."
+                )
+            charged = Spend(min(now.scalar, charge.reserved.scalar), min(now.delta, charge.reserved.delta))
+            facts = {"reservation": identity, "release": release_id, **priced(events, charged)}
+            self._chain.append("commit", account, facts)
+        return self.account(account)
+
+    def spent(self, account: str) -> Guarantee:
+        """Everything charged to the account, composed by its filter, at the account's delta."""
+        return self.account(account).guarantee
+
+    def remaining(self, account: str) -> Spend:
+        """What the account's filter still admits."""
+        return self.account(account).remaining
+
+    # ---- the chain ----------------------------------------------------------------------------------------------
+
+    def entries(self, account: str | None = None) -> tuple[Entry, ...]:
+        """Every entry (of one account), verified from the first."""
+        return tuple(e for e in self._chain.all() if account is None or e.account == account)
+
+    def head(self) -> str:
+        """Hash of the newest entry: note it outside the ledger, and a cut tail will show."""
+        return self._chain.head()
+
+    def head_contains(self, digest: str) -> bool:
+        """Whether a hash noted elsewhere is in the chain; if not, entries were lost (or it is another ledger)."""
+        return self._chain.contains(digest)
+
+    def verify(self) -> tuple[Account, ...]:
+        """Recompute every hash, price and total from the entries. Raises LedgerError at the first that is wrong."""
+        self._chain.check_file()
+        accounts: dict[str, State] = {}
+        for entry in self._chain.all():
+            apply(accounts, entry, recompute=True)
+        return tuple(state.view(name) for name, state in accounts.items())
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy the ledger, whole and consistent, to a new file of mode 0600."""
+        self._chain.backup(Path(path))
+
+    # ---- state --------------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        try:
+            for entry in self._chain.news():
+                apply(self._accounts, entry)
+        except LedgerError:
+            # Half a state would admit too much: start over, and so fail again, on the next call.
+            self._chain.rewind()
+            self._accounts.clear()
+            raise
+
+    def _state(self, name: str) -> State:
+        if name not in self._accounts:
+            known = ", ".join(self._accounts) or "none yet"
+            raise LedgerError(f"account={name!r}: there is none of this name (accounts: {known}). Open it first.")
+        return self._accounts[name]
+
+    def _reserved(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
+        identity = reservation if isinstance(reservation, str) else reservation.id
+        for name, state in self._accounts.items():
+            if identity in state.charges:
+                return name, identity, state.charges[identity]
+        raise LedgerError(f"reservation={identity!r}: there is none. Was it made in another ledger?")
+
+    def _same_terms(self, name: str, budget_epsilon: float, delta: float, adjacency: str, unit: str) -> None:
+        state = self._accounts[name]
+        fixed = (
+            ("delta", delta, state.filter.delta),
+            ("adjacency", adjacency, state.adjacency),
+            ("unit", unit, state.unit),
+        )
+        for key, asked, stored in fixed:
+            if asked != stored:
+                raise checks.fail(
+                    key,
+                    asked,
+                    f"account {name!r} was opened with {stored!r}, and earlier charges hold for that only",
+                    f"Set it back to {stored!r}.",
+                )
+        if budget_epsilon != state.filter.epsilon:
+            raise checks.fail(
+                "budget_epsilon",
+                budget_epsilon,
+                f"the cap of account {name!r} is {state.filter.epsilon!r}",
+                "Set it back; or raise the cap, which is a deliberate act: "
+                f"python -m pate_torch.ledger raise-cap {name} EPSILON --reason WHY.",
+            )
+
+
+def _reason(reason: str) -> None:
+    if not reason.strip():
+        raise checks.fail("reason", reason, "must say why", "It is recorded for whoever reads the ledger later.")
+
+
+if __name__ == "__main__":
+    from pate_torch.ledger_command import main
+
+    raise SystemExit(main())

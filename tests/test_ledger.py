@@ -1,0 +1,622 @@
+"""The ledger: charges, refusals, caps, many processes, crashes, damage, and its command."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pate_torch.accounting import gdp
+from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.events import ZCDP, Delta, Gaussian, Laplace, PureDP
+from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError, default_path
+from pate_torch.ledger_chain import Chain
+from pate_torch.ledger_command import main
+
+MU = math.sqrt(2) / 40
+PLAN = (Gaussian(mu=MU, count=286),)
+TERMS = {"budget_epsilon": 4.0, "delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
+FACTS = {"fingerprint": "f00d", "mechanism": "gaussian", "run": "runs/1"}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "home" / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path):
+    with Ledger(path) as ledger:
+        ledger.open_account("svhn", **TERMS, planned_events=PLAN)
+        yield ledger
+
+
+def raw(path: Path, *statements: str) -> None:
+    """What a clumsy hand could do to the file."""
+    db = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        db.execute(statement)
+    db.close()
+
+
+# ---- charging -------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_is_charged_exactly(ledger):
+    assert ledger.spent("svhn").epsilon == 0 and ledger.spent("svhn").route == "none"
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    account = ledger.commit(reservation, PLAN, release_id="r1")
+    guarantee = ledger.spent("svhn")
+    assert guarantee.epsilon == epsilon(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
+    assert (guarantee.delta, guarantee.route, guarantee.adjacency, guarantee.unit) == (
+        1e-5,
+        "gdp",
+        "add_remove",
+        "record",
+    )
+    assert (account.releases, account.open, account.private) == (1, 0, True)
+
+
+def test_releases_compose_by_mu_squared(ledger):
+    for _ in range(2):
+        ledger.commit(ledger.reserve("svhn", [Gaussian(mu=MU, count=100)], **FACTS), [Gaussian(mu=MU, count=90)])
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
+    left = gdp.mu(4.0, 1e-5) ** 2 - 180 * MU**2
+    assert ledger.remaining("svhn").scalar == pytest.approx(left, rel=1e-9)
+    assert ledger.account("svhn").copies([Gaussian(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
+
+
+def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    with Ledger(path) as again:
+        assert again.spent("svhn").epsilon == pytest.approx(2.4353597494239, rel=1e-12)
+        assert again.account("svhn").open == 1
+
+
+def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    with Ledger(path) as again:
+        again.commit(reservation.id, [Gaussian(mu=MU, count=200)])
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
+
+
+def test_commit_may_split_the_same_events_over_rounds(ledger):
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.commit(reservation, [Gaussian(mu=MU, count=k) for k in (1, 99, 186)])
+    assert ledger.spent("svhn").epsilon == pytest.approx(epsilon(PLAN, 1e-5).epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "incurred",
+    [
+        [Gaussian(mu=MU, count=287)],
+        [Gaussian(mu=MU * 1.001, count=286)],
+        [*PLAN, Delta(delta=1e-9)],
+        [*PLAN, PureDP(epsilon=1e-4)],
+    ],
+)
+def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledger, incurred):
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    head = ledger.head()
+    with pytest.raises(LedgerError, match="more than it reserved"):
+        ledger.commit(reservation, incurred)
+    assert ledger.head() == head and ledger.account("svhn").open == 1
+    ledger.commit(reservation, PLAN)
+
+
+def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.record(reservation, [Gaussian(mu=MU, count=3)])
+    ledger.commit(reservation, [Gaussian(mu=MU)])
+    for again in (lambda: ledger.commit(reservation, []), lambda: ledger.record(reservation, [])):
+        with pytest.raises(LedgerError, match="committed already"):
+            again()
+    with pytest.raises(LedgerError, match="there is none"):
+        ledger.commit("0123", [])
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(MU, 1e-5), rel=1e-12)
+
+
+def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    head, spent = ledger.head(), ledger.spent("svhn")
+    with pytest.raises(BudgetExceeded) as refusal:
+        ledger.reserve("svhn", [Gaussian(mu=MU, count=500)], **FACTS)
+    assert ledger.head() == head and ledger.spent("svhn") == spent
+    error, text = refusal.value, str(refusal.value)
+    assert isinstance(error, ValueError) and error.cap == 4.0
+    assert error.spent == pytest.approx(2.43536, abs=1e-5)
+    assert error.asked == pytest.approx(gdp.epsilon(MU * math.sqrt(500), 1e-5))
+    for words in ("2.43536 is spent", "the cap 4", "Nothing was drawn", "raise-cap svhn", "times the noise"):
+        assert words in text
+    # What it says would fit does fit, and one query more does not.
+    count = math.floor(error.fits * 500)
+    assert not ledger.account("svhn").admits([Gaussian(mu=MU, count=count + 1)])
+    ledger.reserve("svhn", [Gaussian(mu=MU, count=count)], **FACTS)
+
+
+def test_unknown_accounts_and_events_are_refused(ledger):
+    head = ledger.head()
+    with pytest.raises(LedgerError, match=r"none of this name \(accounts: svhn\)"):
+        ledger.reserve("mnist", PLAN, **FACTS)
+    with pytest.raises(ValueError, match="gdp filter"):
+        ledger.reserve("svhn", [ZCDP(rho=1e-6)], **FACTS)
+    for bad in ([None], [0.1], ["gaussian"]):
+        with pytest.raises(ValueError, match="event="):
+            ledger.reserve("svhn", bad, **FACTS)
+    assert ledger.head() == head
+
+
+def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
+    plan = [PureDP(epsilon=0.05, count=20), Delta(delta=2e-6)]
+    account = ledger.open_account("mnist", **TERMS, planned_events=plan)
+    assert account.filter.kind == "rdp" and account.filter.delta_reserve == 5e-6
+    ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDP(epsilon=0.05, count=7), Delta(delta=2e-6)])
+    assert ledger.spent("mnist").route == "rdp"
+    assert ledger.spent("mnist").epsilon >= epsilon([PureDP(epsilon=0.05, count=7)], 1e-5).epsilon
+    assert ledger.remaining("mnist").delta == pytest.approx(3e-6, rel=1e-12)
+    with pytest.raises(BudgetExceeded, match="set aside for failures"):
+        ledger.reserve("mnist", [Delta(delta=4e-6)], **FACTS)
+    ledger.verify()
+
+
+def test_seeded_noise_marks_the_account(ledger):
+    ledger.commit(ledger.reserve("svhn", PLAN, **FACTS, insecure=True), PLAN)
+    assert not ledger.account("svhn").private
+    assert ledger.entries("svhn")[1].facts["insecure"] is True
+
+
+# ---- accounts -------------------------------------------------------------------------------------------------------
+
+
+def test_opening_again_keeps_the_stored_terms(ledger):
+    head = ledger.head()
+    again = ledger.open_account("svhn", **TERMS, planned_events=[Laplace(ratio=0.1)])
+    assert again.filter.kind == "gdp" and ledger.head() == head
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget_epsilon": 5.0}, "raise-cap svhn"),
+        ({"budget_epsilon": 3.0}, "raise-cap svhn"),
+        ({"delta": 1e-6}, "Set it back"),
+        ({"adjacency": "replace_one"}, "Set it back"),
+        ({"unit": "group:user"}, "Set it back"),
+        ({"adjacency": "both"}, "must be one of"),
+        ({"budget_epsilon": math.nan}, "budget_epsilon"),
+    ],
+)
+def test_other_terms_are_refused(ledger, change, words):
+    head = ledger.head()
+    with pytest.raises(ValueError, match=words):
+        ledger.open_account("svhn", **{**TERMS, **change}, planned_events=PLAN)
+    assert ledger.head() == head
+
+
+@pytest.mark.parametrize(
+    "change", [{"budget_epsilon": 0}, {"budget_epsilon": math.inf}, {"delta": 0.0}, {"delta": 1.0}, {"unit": ""}]
+)
+def test_impossible_terms_open_nothing(ledger, change):
+    with pytest.raises(ValueError):
+        ledger.open_account("new", **{**TERMS, **change}, planned_events=PLAN)
+    assert [a.name for a in ledger.accounts()] == ["svhn"]
+
+
+def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    twice = (Gaussian(mu=MU, count=2 * 286),)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("svhn", twice, **FACTS)
+    for bad in (4.0, 3.0, math.nan, -1.0):
+        with pytest.raises(ValueError):
+            ledger.raise_cap("svhn", bad, reason="more")
+    with pytest.raises(ValueError, match="must say why"):
+        ledger.raise_cap("svhn", 9.0, reason=" ")
+    assert ledger.raise_cap("svhn", 9.0, reason="a second student").budget_epsilon == 9.0
+    ledger.reserve("svhn", twice, **FACTS)
+    entry = next(e for e in ledger.entries("svhn") if e.kind == "raise_cap")
+    assert entry.facts == {"before": 4.0, "budget_epsilon": 9.0, "reason": "a second student"}
+    ledger.verify()
+    assert ledger.open_account("svhn", **{**TERMS, "budget_epsilon": 9.0}, planned_events=PLAN).budget_epsilon == 9.0
+
+
+def test_a_closed_account_takes_no_more_charges(ledger):
+    reservation = ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.close_account("svhn", "the project ended")
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.reserve("svhn", [Gaussian(mu=1e-6)], **FACTS)
+    with pytest.raises(LedgerError, match="closed already"):
+        ledger.close_account("svhn", "again")
+    ledger.commit(reservation, [])
+    assert ledger.verify()[0].closed
+
+
+# ---- many processes -------------------------------------------------------------------------------------------------
+
+
+def spend(path: str, attempts: int, admitted) -> None:
+    event = [Gaussian(mu=0.02)]
+    with Ledger(path) as ledger:
+        ledger.open_account("shared", **TERMS, planned_events=event)
+        for turn in range(attempts):
+            try:
+                reservation = ledger.reserve("shared", event, **FACTS)
+            except BudgetExceeded:
+                continue
+            with admitted.get_lock():
+                admitted.value += 1
+            if turn % 2:
+                ledger.commit(reservation, event)
+
+
+def hammer(path: Path, processes: int, attempts: int) -> tuple[int, Ledger]:
+    """Processes that race for one account, from its creation on. Returns how many reservations they were given."""
+    context = multiprocessing.get_context("spawn")
+    admitted = context.Value("i", 0)
+    workers = [context.Process(target=spend, args=(str(path), attempts, admitted)) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * processes
+    return admitted.value, Ledger(path)
+
+
+def check_race(path: Path, processes: int, attempts: int) -> None:
+    admitted, ledger = hammer(path, processes, attempts)
+    with ledger:
+        (account,) = ledger.verify()
+        room = math.floor(gdp.mu(4.0, 1e-5) ** 2 / 0.02**2)
+        assert account.releases + account.open == admitted == min(room, processes * attempts)
+        assert account.spent.scalar == pytest.approx(admitted * 0.02**2, rel=1e-12)
+        assert ledger.spent("shared").epsilon <= 4.0
+
+
+def test_processes_racing_for_one_account_lose_no_charge(path):
+    check_race(path, 8, 25)
+
+
+@pytest.mark.slow
+def test_processes_racing_past_the_cap_stop_at_it(path):
+    check_race(path, 8, 400)
+
+
+def test_two_processes_stop_at_the_cap(path):
+    """The same race where the cap is near: some are refused, none passes it."""
+    with Ledger(path) as ledger:
+        ledger.open_account("shared", **TERMS, planned_events=PLAN)
+        left = ledger.remaining("shared").scalar - 10.5 * 0.02**2
+        ledger.reserve("shared", [Gaussian(mu=math.sqrt(left))], **FACTS)
+    admitted, ledger = hammer(path, 2, 20)
+    with ledger:
+        assert admitted == 10
+        assert ledger.spent("shared").epsilon <= 4.0
+        ledger.verify()
+
+
+def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
+    script = (
+        "import os, signal, sys\n"
+        "from pate_torch.accounting.events import Gaussian\n"
+        "from pate_torch.ledger import Ledger\n"
+        "ledger = Ledger(sys.argv[1])\n"
+        "ledger.reserve('svhn', [Gaussian(mu=0.5)], fingerprint='f', mechanism='gaussian', run='r')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script, str(path)])
+    assert result.returncode == -signal.SIGKILL
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(0.5, 1e-5), rel=1e-12)
+    assert ledger.account("svhn").open == 1
+    ledger.verify()
+
+
+def test_a_process_killed_inside_a_transaction_leaves_nothing(path, ledger):
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from pate_torch.ledger_chain import Chain\n"
+        "chain = Chain(Path(sys.argv[1]))\n"
+        "chain.news()\n"
+        "with chain.writing():\n"
+        "    chain.append('close', 'svhn', {'reason': 'never written'})\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
+    assert not ledger.account("svhn").closed
+    ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.verify()
+
+
+def test_a_connection_does_not_cross_a_fork(ledger, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(LedgerError, match="another process"):
+        ledger.reserve("svhn", PLAN, **FACTS)
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+GUARDS = {
+    name: f"CREATE TRIGGER {name} BEFORE {act} ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    for name, act in (("no_update", "UPDATE"), ("no_delete", "DELETE"))
+}
+UNGUARD = tuple(f"DROP TRIGGER {name}" for name in GUARDS)
+
+
+@pytest.fixture
+def written(path, ledger):
+    """A closed ledger of one committed and one open release: entries 1 to 5."""
+    ledger.commit(ledger.reserve("svhn", PLAN, **FACTS), [Gaussian(mu=MU, count=200)], release_id="r1")
+    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.close()
+    return path
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(LedgerError, match=words):
+        Ledger(path)
+    assert main(["verify", "--path", str(path)]) == 1
+
+
+def test_the_file_refuses_edits(written):
+    for statement in ("UPDATE entries SET body = '{}' WHERE seq = 3", "DELETE FROM entries WHERE seq = 5"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            raw(written, statement)
+
+
+def test_dropped_guards_show(written):
+    raw(written, *UNGUARD)
+    refused(written, "guards against edits were changed")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (
+            "UPDATE entries SET body = replace(body, '\"scalar\":0.3', '\"scalar\":0.1') WHERE seq = 3",
+            "entry 3 was edited",
+        ),
+        ("DELETE FROM entries WHERE seq = 3", "entry 3 is missing"),
+        ("DELETE FROM entries WHERE seq = 5", "ends at entry 4 of 5"),
+        ("DELETE FROM entries", "ends at entry 0"),
+        ("UPDATE entries SET seq = 9 WHERE seq = 5", "entry 5 is missing"),
+        ("UPDATE entries SET hash = 'x' WHERE seq = 4", "entry 4 was edited"),
+    ],
+)
+def test_edits_behind_the_guards_show(written, edit, words):
+    raw(written, *UNGUARD, edit, *GUARDS.values())
+    refused(written, words)
+
+
+def test_a_forged_price_shows_on_verify(path, ledger):
+    """A rewritten chain of correct hashes whose price is not that of its events."""
+    with ledger._chain.writing():
+        ledger._catch_up()
+        facts = {
+            "reservation": "0" * 16,
+            "events": [{"kind": "gaussian", "mu": 0.5, "count": 1}],
+            "scalar": 1e-9,
+            "failure": 0.0,
+            "insecure": False,
+            **FACTS,
+            "note": "",
+        }
+        ledger._chain.append("reserve", "svhn", facts)
+    with pytest.raises(LedgerError, match=r"entry 3 .*not that of its events"):
+        ledger.verify()
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "words"),
+    [
+        ("refund", {"scalar": 1.0}, "unknown kind"),
+        ("commit", {"reservation": "none", "events": [], "scalar": 0.0, "failure": 0.0}, "does not add up"),
+        ("raise_cap", {"budget_epsilon": 1.0}, "a cap only rises"),
+        ("reserve", {"reservation": "x", "scalar": -1.0, "failure": 0.0, "events": [], "insecure": False}, "add up"),
+    ],
+)
+def test_entries_that_no_ledger_writes_are_refused_every_time(path, ledger, kind, facts, words):
+    with ledger._chain.writing():
+        ledger._catch_up()
+        ledger._chain.append(kind, "svhn", facts)
+    for _ in range(2):  # a failed replay must not leave half a state behind
+        with pytest.raises(LedgerError, match=words):
+            ledger.reserve("svhn", PLAN, **FACTS)
+    refused(path, words)
+
+
+def test_a_cut_tail_shows_against_a_noted_head(path, ledger, tmp_path):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.backup(tmp_path / "old.sqlite")
+    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    noted = ledger.head()
+    assert ledger.head_contains(noted)
+    with Ledger(tmp_path / "old.sqlite") as old:
+        old.verify()
+        assert not old.head_contains(noted) and ledger.head_contains(old.head())
+    assert main(["verify", "--contains", noted, "--path", str(path)]) == 0
+    assert main(["verify", "--contains", noted, "--path", str(tmp_path / "old.sqlite")]) == 1
+
+
+def test_cut_and_foreign_files_are_refused_and_kept(written):
+    whole = written.read_bytes()
+    damaged = [
+        (b"", "is empty"),
+        (whole[:10], "is not a database"),
+        (whole[: len(whole) // 2], "is damaged"),
+        (b"x" * 5000, "is not a database"),
+        (b"{}", "is not a database"),
+    ]
+    for content, words in damaged:
+        written.write_bytes(content)
+        refused(written, words)
+        assert written.read_bytes() == content
+
+
+def test_other_databases_and_newer_versions_are_refused(written, tmp_path):
+    other = tmp_path / "other.sqlite"
+    raw(other, "CREATE TABLE t (x)")
+    refused(other, "not a ledger")
+    raw(written, "PRAGMA user_version = 2")
+    refused(written, "newer version")
+    raw(written, "PRAGMA user_version = 0")
+    refused(written, "is damaged")
+
+
+def test_an_orphaned_log_is_not_taken_for_a_new_ledger(path):
+    path.parent.mkdir()
+    path.with_name(path.name + "-wal").write_bytes(b"charges")
+    with pytest.raises(LedgerError, match="is gone, but its write-ahead log"):
+        Ledger(path)
+
+
+def test_a_missing_ledger_is_created_only_when_asked(path):
+    with pytest.raises(LedgerError, match="there is none"):
+        Ledger(path, create=False)
+    assert not path.exists()
+
+
+def test_a_change_under_an_open_ledger_shows(path, ledger):
+    raw(path, *UNGUARD, "UPDATE entries SET hash = 'x' WHERE seq = 2", *GUARDS.values())
+    with pytest.raises(LedgerError, match="while the ledger was open"):
+        ledger.reserve("svhn", PLAN, **FACTS)
+
+
+# ---- the disk -------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_for_its_owner_only(path, ledger):
+    mode = stat.S_IMODE
+    assert mode(path.stat().st_mode) == 0o600
+    assert mode(path.parent.stat().st_mode) == 0o700
+    assert mode(path.with_name(path.name + "-wal").stat().st_mode) == 0o600
+    assert sorted(p.name for p in path.parent.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_full_disk_loses_nothing(path, ledger):
+    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    head, spent = ledger.head(), ledger.spent("svhn")
+    pages = ledger._chain._db.execute("PRAGMA page_count").fetchone()[0]
+    ledger._chain._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
+    with pytest.raises(LedgerError, match=r"full.*Free some space"):
+        ledger.reserve("svhn", PLAN, **{**FACTS, "note": "x" * 100_000})
+    assert ledger.head() == head and ledger.spent("svhn") == spent
+    ledger._chain._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.reserve("svhn", PLAN, **FACTS)
+    ledger.verify()
+
+
+def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    with Ledger(path, readonly=True) as reader:
+        assert reader.spent("svhn") == ledger.spent("svhn")
+        with pytest.raises(LedgerError, match=r"readonly.*writable"):
+            reader.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+
+
+def test_a_held_lock_is_said(path, ledger, monkeypatch):
+    monkeypatch.setattr("pate_torch.ledger_chain._WAIT_S", 0.01)
+    with Ledger(path) as other, ledger._chain.writing():
+        ledger._catch_up()
+        with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
+            other.reserve("svhn", PLAN, **FACTS)
+
+
+def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
+    ledger.reserve("svhn", PLAN, **FACTS)
+    copy = tmp_path / "copy.sqlite"
+    ledger.backup(copy)
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    with Ledger(copy) as copied:
+        assert copied.head() == ledger.head() and copied.verify()[0].spent == ledger.account("svhn").spent
+    with pytest.raises(LedgerError, match="exists already"):
+        ledger.backup(copy)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]
+
+
+def test_writing_outside_a_transaction_is_a_bug(ledger):
+    with pytest.raises(AssertionError):
+        ledger._chain.append("close", "svhn", {"reason": ""})
+    assert isinstance(ledger._chain, Chain)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def answer(capsys, *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_verify_and_show(written, capsys):
+    at = ("--path", str(written))
+    verified = answer(capsys, "verify", *at)
+    assert verified["ok"] and verified["entries"] == 5
+    shown = answer(capsys, "show", "svhn", *at)
+    (account,) = shown["accounts"]
+    assert account["epsilon_charged"] == pytest.approx(gdp.epsilon(MU * math.sqrt(201), 1e-5), rel=1e-12)
+    assert (account["releases"], account["uncommitted"], account["private"]) == (1, 1, True)
+    assert [e["kind"] for e in shown["entries"]] == ["open", "reserve", "commit", "reserve"]
+    assert shown["head"] == verified["head"] == shown["entries"][-1]["hash"]
+
+
+def test_the_table_fits_eighty_columns(path, ledger, capsys):
+    ledger.open_account("a" * 60, **{**TERMS, "unit": "group:" + "u" * 90}, planned_events=[ZCDP(rho=1.0)])
+    ledger.reserve("svhn", PLAN, **{**FACTS, "run": "r" * 100}, insecure=True)
+    for arguments in (["show"], ["show", "svhn"]):
+        assert main([*arguments, "--path", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert max(len(line) for line in text.splitlines()) <= 80
+        assert "NOT PRIVATE" in text and "svhn" in text
+
+
+def test_export_backup_raise_cap_and_close(written, tmp_path, capsys):
+    at = ("--path", str(written))
+    assert main(["export", *at]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5] and rows[2]["facts"]["fingerprint"] == "f00d"
+    output = tmp_path / "entries.jsonl"
+    assert answer(capsys, "export", "--output", str(output), *at)["count"] == 5
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600 and len(output.read_text().splitlines()) == 5
+    assert main(["export", "--output", str(output), *at]) == 1
+    assert answer(capsys, "backup", str(tmp_path / "b.sqlite"), *at)["ok"]
+    assert answer(capsys, "raise-cap", "svhn", "6", "--reason", "why", *at)["budget_epsilon"] == 6
+    assert answer(capsys, "close", "svhn", "--reason", "done", *at)["closed"]
+    assert answer(capsys, "verify", *at)["entries"] == 7
+
+
+def test_exit_codes_and_messages(path, written, capsys):
+    at = ("--path", str(written))
+    assert main(["raise-cap", "svhn", "1", "--reason", "lower", *at]) == 1
+    assert "cannot be lowered" in capsys.readouterr().err
+    assert main(["verify", "--path", str(path.parent / "none.sqlite"), "--json"]) == 1
+    assert "there is none" in json.loads(capsys.readouterr().out)["problem"]
+    assert not (path.parent / "none.sqlite").exists()
+    for arguments in ([], ["refund"], ["raise-cap", "svhn", "--reason", "x"], ["close", "svhn"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+
+
+def test_the_module_runs_from_the_home_folder(written):
+    environment = {**os.environ, "PATE_HOME": str(written.parent)}
+    result = subprocess.run(
+        [sys.executable, "-m", "pate_torch.ledger", "verify"], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "5 entries" in result.stdout
+
+
+def test_default_path_follows_the_home_folder(monkeypatch):
+    monkeypatch.setenv("PATE_HOME", "/somewhere")
+    assert default_path() == Path("/somewhere/ledger.sqlite")
+    monkeypatch.delenv("PATE_HOME")
+    assert default_path() == Path("outputs/ledger.sqlite")
