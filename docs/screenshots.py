@@ -49,8 +49,8 @@ def framed(page: Path, width: int, height: int) -> str:
 
 def report(page: Path, out: Path) -> None:
     address = page.resolve().as_uri()
-    shoot(address, out / "report-light.png", 1180, 4700)
-    shoot(address, out / "report-dark.png", 1180, 4700, dark=True)
+    shoot(address, out / "report-light.png", 1180, 5200)
+    shoot(address, out / "report-dark.png", 1180, 5200, dark=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(page, folder))
         shoot(framed(copy, 360, 8600), out / "report-phone.png", 500, 8600)

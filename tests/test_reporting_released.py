@@ -21,6 +21,7 @@ from pate_torch.reporting.released import (
     write_privacy,
     write_summary,
 )
+from pate_torch.reporting.report import write_report
 from pate_torch.types import PrivateData, Votes
 
 FIXED_KEYS = [
@@ -142,6 +143,20 @@ def test_class_accuracies_are_the_diagonal_over_the_rows():
     report = demo(confusion=((8, 2), (0, 0)), class_names=("a", "b"))
     first, second = report.class_shares
     assert first.value == 0.8 and first.size == 10 and second is None
+
+
+def test_a_report_is_four_files(tmp_path):
+    paths = write_report(demo(), tmp_path / "release")
+    assert sorted(paths) == ["README.md", "privacy.json", "report.html", "summary.json"]
+    assert all(path.stat().st_size > 500 for path in paths.values())
+    assert sorted(p.name for p in (tmp_path / "release").iterdir()) == sorted(paths)
+
+
+def test_every_file_of_a_run_that_is_not_private_says_so(tmp_path):
+    for name, path in write_report(demo(private=False), tmp_path).items():
+        text = path.read_text()
+        assert ('"private": false' if name == "summary.json" else "NOT PRIVATE") in text
+        assert "2.4353" not in text and "2.436" not in text and "2.9138" not in text
 
 
 # --- privacy.json against its schema, by a checker of our own

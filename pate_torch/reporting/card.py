@@ -33,8 +33,7 @@ def _list(rows: tuple[str, ...]) -> str:
 
 def card(report: ReleasedReport) -> str:
     """The card as Markdown."""
-    taught = f"a student of {report.num_teachers} private teachers" if report.num_teachers else "a private model"
-    parts = [f"# {plain(report.dataset)}: {taught}"]
+    parts = [f"# {plain(report.title)}"]
     if not report.private:
         parts.append(f"> **{plain(statement.WARNING)}**")
     parts += [
@@ -55,7 +54,10 @@ def card(report: ReleasedReport) -> str:
             f"Every epsilon below is at {plain(report.setting)}; rounded up.",
             _table(("What", "epsilon", "Route", "Covers"), *rows),
         ]
-    parts += ["It holds if:", _list(statement.assumptions(report))]
+    parts += [
+        "It holds if:" if report.private else "It would hold if the noise were secret, and:",
+        _list(statement.assumptions(report)),
+    ]
     parts += ["It does not cover:", _list(statement.not_covered(report))]
     parts += ["## Accuracy", _accuracy(report), "## Use", _use(report), "## Files"]
     parts.append(_table(("File", "What it is"), *FILES.items()))

@@ -173,7 +173,7 @@ def picture(image_CHW: np.ndarray, alt: str) -> Markup:
 def confusion(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
     """Truth by row, prediction by column; shade: share of the row. Numbers are counts."""
     corner = tag("th", tag("span", "true", class_="corner"), scope="col")
-    head = tag("tr", corner, *[tag("th", name, scope="col") for name in names])
+    head = tag("tr", corner, *[tag("th", tag("span", name), scope="col") for name in names])
     body = []
     for true, row in enumerate(counts):
         total = sum(row) or 1
@@ -187,11 +187,12 @@ def confusion(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
                 tag(
                     "td",
                     count if count else tag("span", "·", class_="none"),
-                    class_=f"{kind}{' deep' if shade > 0.55 else ''}",
+                    class_=f"{kind}{' deep' if shade > 0.72 else ''}",
                     style=f"--v:{0.92 * shade:.3f}",
                     title=f"{names[true]} taken for {names[guess]}: {count} of {sum(row)}",
                 )
             )
         body.append(tag("tr", tag("th", names[true], scope="row"), *cells))
-    table = tag("table", tag("thead", head), tag("tbody", *body), class_="confusion")
+    tall = " tall" if max(map(len, names)) > 2 else ""  # long names stand upright, so that the columns stay equal
+    table = tag("table", tag("thead", head), tag("tbody", *body), class_=f"confusion{tall}")
     return tag("div", table, class_="scroll")

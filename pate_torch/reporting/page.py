@@ -27,7 +27,7 @@ def write_page(report: ReleasedReport, path: Path) -> None:
 
 def page(report: ReleasedReport) -> str:
     """The whole page."""
-    title = _title(report)
+    title = report.title
     style = files("pate_torch.reporting").joinpath("page.css").read_text(encoding="utf-8")
     head = tag(
         "head",
@@ -52,12 +52,6 @@ def page(report: ReleasedReport) -> str:
     body = tag("body", _banner(report), _header(report, title), tag("main", *sections), _footer(report))
     content = tag("html", head, body, lang="en").replace(" %", "\u00a0%")
     return f"<!doctype html>\n{content}\n"
-
-
-def _title(report: ReleasedReport) -> str:
-    if report.num_teachers == 0:
-        return f"{report.dataset}: a model trained by {report.mechanism}"
-    return f"{report.dataset}: a student of {report.num_teachers} private teachers"
 
 
 def _section(title: str, *children: Child, id: str) -> Markup:
@@ -117,10 +111,10 @@ def _privacy(report: ReleasedReport) -> Markup:
     assumed = tag("ul", *[tag("li", row) for row in statement.assumptions(report)], class_="plain")
     return _section(
         "What is protected, and how well",
-        _lead("The promise of this release, and everything it rests on."),
+        _lead("The promise of this release, and all it rests on." if report.private else "Nothing is promised."),
         card,
         _composition(report),
-        tag("h3", "It holds if"),
+        tag("h3", "It holds if" if report.private else "It would hold if the noise were secret, and"),
         assumed,
         id="privacy",
     )

@@ -139,6 +139,13 @@ class ReleasedReport(PrivacyFacts):
             raise checks.fail("class_names", len(self.class_names), f"must have {size} entries")
 
     @property
+    def title(self) -> str:
+        """What was released, in a line."""
+        if self.num_teachers == 0:
+            return f"{self.dataset}: a model trained by {self.mechanism}"
+        return f"{self.dataset}: a student of {self.num_teachers}{' private' if self.private else ''} teachers"
+
+    @property
     def student_share(self) -> Share | None:
         size = self.student_size or sum(map(sum, self.confusion)) or None
         return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=size)

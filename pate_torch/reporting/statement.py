@@ -293,16 +293,14 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
             f"{who} reached exactly one of the {facts.num_teachers} teachers, and no teacher learnt anything from "
             "outside its own share."
         )
-    if not facts.private:
-        rows.append("The noise was NOT secret: it was seeded or switched off. This alone voids the guarantee.")
-    elif facts.noise == "discrete":
+    if facts.private and facts.noise == "discrete":
         rows.append(
             "The noise is exact and discrete, and comes from the operating system's entropy, unknown to anyone."
         )
-    else:
+    elif facts.private:
         rows.append(
-            "The noise is seeded by the operating system's entropy, unknown to anyone, and computed in floating point: "
-            "the guarantee is for real numbers, and attacks on the last bits are not excluded (noise=discrete does)."
+            "The noise comes from the operating system's entropy, unknown to anyone, and is rounded to floating point: the "
+            "guarantee is for real numbers, and attacks on the rounding are not excluded (noise=discrete excludes them)."
         )
     rows.append(
         "The list of classes, the normalisation constants and the configuration are public: nothing in them came from "
