@@ -105,7 +105,11 @@ class Ledger:
                 self._same_terms(name, budget_epsilon, delta, adjacency, unit)
             else:
                 terms = Filter.plan(
-                    planned_events, epsilon=budget_epsilon, delta=delta, kind=filter, delta_reserve=delta_reserve
+                    planned_events,
+                    epsilon=checks.positive("budget_epsilon", budget_epsilon),
+                    delta=delta,
+                    kind=filter,
+                    delta_reserve=delta_reserve,
                 )
                 facts = {
                     "budget_epsilon": terms.epsilon,

@@ -232,7 +232,9 @@ def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> Budge
     terms, total = account.filter, Spend.sum((account.spent, asked))
     spent_epsilon, asked_epsilon = terms.to_epsilon(account.spent), terms.to_epsilon(asked)
     fits = account.copies(events)
+    remedy = f"raise the cap on purpose: python -m pate_torch.ledger raise-cap {account.name} EPSILON --reason WHY"
     if total.delta > terms.delta_reserve:
+        remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (
             f"it may fail with probability {asked.delta:.6g}, and {account.remaining.delta:.6g} of the"
             f" {terms.delta_reserve:.6g} set aside for failures when the account opened is left"
@@ -246,8 +248,5 @@ def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> Budge
     smooth = [e for e in events if not isinstance(e, Delta)]
     if 0 < account.remaining.scalar < asked.scalar and all(isinstance(e, Gaussian | ZCDP) for e in smooth):
         advice += f", or all of it with {(asked.scalar / account.remaining.scalar) ** 0.5:.4g} times the noise"
-    message = (
-        f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or raise the cap on purpose:"
-        f" python -m pate_torch.ledger raise-cap {account.name} EPSILON --reason WHY."
-    )
+    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
     return BudgetExceeded(message, spent=spent_epsilon, asked=asked_epsilon, cap=terms.epsilon, fits=fits)

@@ -11,36 +11,33 @@ only: SQLite's locks do not hold on network file systems.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
-_APPLICATION = 0x50415445  # "PATE"
-_MAGIC = b"SQLite format 3\0"
-_GENESIS = "0" * 64
-_WAIT_S = 60.0
-_SCHEMA = {
-    "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY AUTOINCREMENT, hash TEXT NOT NULL UNIQUE,"
-    " body TEXT NOT NULL)",
-    "no_update": "CREATE TRIGGER no_update BEFORE UPDATE ON entries"
-    " BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    "no_delete": "CREATE TRIGGER no_delete BEFORE DELETE ON entries"
-    " BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-}
-_RESTORE = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
+from pate_torch.ledger_file import (
+    APPLICATION,
+    GENESIS,
+    RESTORE,
+    SCHEMA,
+    VERSION,
+    WAIT_S,
+    LedgerError,
+    connect,
+    create_file,
+    digest,
+    log_of,
+    new_file,
+    refuse_foreign,
+    signed,
+)
 
-
-class LedgerError(ValueError):
-    """The ledger cannot be read or written, or is not what was written; nothing was recorded."""
+__all__ = ["Chain", "Entry", "LedgerError"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +60,22 @@ class Chain:
         """Open the chain at ``path``, or create it. Raises LedgerError for a missing file (``create=False``), or one
         that is empty, cut, foreign or of a newer version."""
         self.path = Path(path)
-        orphan = _wal(self.path).exists()  # looked for first: a ledger made meanwhile has both files
+        orphan = log_of(self.path).exists()  # looked for first: a ledger made meanwhile has both files
         if create and not readonly and not self.path.exists():
             if orphan:
                 raise self._damaged("the file is gone, but its write-ahead log is still there")
-            _create(self.path)
-        _refuse_foreign(self.path)
+            create_file(self.path)
+        refuse_foreign(self.path)
         self._pid = os.getpid()
         with self._explained():
-            self._db = _connect(self.path, readonly)
+            self._db = connect(self.path, readonly)
         try:
             with self._explained():
                 self._check_schema()
         except LedgerError:
             self._db.close()
             raise
-        self._seq, self._hash = 0, _GENESIS
+        self._seq, self._hash = 0, GENESIS
 
     def close(self) -> None:
         """Let go of the file."""
@@ -103,14 +100,11 @@ class Chain:
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
         """Write one entry after the last, return its hash; only inside ``writing`` and after reading all ``news``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
-        time = datetime.now(UTC).isoformat(timespec="seconds")
         seq, prev = self._last()
         assert (seq, prev) == (self._seq, self._hash), "news were not read before writing"
-        body = {"seq": seq + 1, "time": time, "kind": kind, "account": account, "facts": facts, "prev": prev}
-        text = canonical(body)
-        digest = _digest(text)
-        self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, digest, text))
-        return digest
+        text, signature = signed(seq + 1, kind, account, facts, prev)
+        self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, signature, text))
+        return signature
 
     def news(self) -> list[Entry]:
         """Entries since the last call, each checked against the one before it."""
@@ -121,11 +115,11 @@ class Chain:
 
     def rewind(self) -> None:
         """Let ``news`` start at the first entry again."""
-        self._seq, self._hash = 0, _GENESIS
+        self._seq, self._hash = 0, GENESIS
 
     def all(self) -> list[Entry]:
         """Every entry, checked from the first; ``news`` is not affected."""
-        return self._read(0, _GENESIS)
+        return self._read(0, GENESIS)
 
     def _read(self, seq: int, prev: str) -> list[Entry]:
         self._same_process()
@@ -162,11 +156,11 @@ class Chain:
         with self._explained():
             return self._last()[1]
 
-    def contains(self, digest: str) -> bool:
+    def contains(self, signature: str) -> bool:
         """Whether an entry has this hash."""
         self._same_process()
         with self._explained():
-            return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (digest,)).fetchone() is not None
+            return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (signature,)).fetchone() is not None
 
     def check_file(self) -> None:
         """SQLite's own integrity check, and the schema once more."""
@@ -182,7 +176,7 @@ class Chain:
         self._same_process()
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: exists already. Name a new file.")
-        with self._explained(), _new_file(path) as temporary:
+        with self._explained(), new_file(path) as temporary:
             target = sqlite3.connect(temporary, isolation_level=None)
             try:
                 self._db.backup(target)
@@ -191,22 +185,22 @@ class Chain:
 
     def _last(self) -> tuple[int, str]:
         row = self._db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-        return row if row is not None else (0, _GENESIS)
+        return row if row is not None else (0, GENESIS)
 
     def _checked(self, row: tuple[Any, Any, Any], seq: int, prev: str) -> Entry:
-        number, digest, text = row
+        number, signature, text = row
         if number != seq:
             raise self._damaged(f"entry {seq} is missing")
-        if not isinstance(text, str) or _digest(text) != digest:
+        if not isinstance(text, str) or digest(text) != signature:
             raise self._damaged(f"entry {seq} was edited: its hash does not match")
         body = json.loads(text)
         if body["seq"] != seq or body["prev"] != prev:
             raise self._damaged(f"entry {seq} does not follow the one before it")
-        return Entry(**body, hash=digest)
+        return Entry(**body, hash=signature)
 
     def _check_schema(self) -> None:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if application != _APPLICATION:
+        if application != APPLICATION:
             raise LedgerError(f"ledger={str(self.path)!r}: is a database, but not a ledger. Name another path.")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
@@ -215,7 +209,7 @@ class Chain:
                 " Upgrade pate-torch; this version could misread its charges."
             )
         found = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
-        if version != VERSION or found != _SCHEMA:
+        if version != VERSION or found != SCHEMA:
             raise self._damaged("its tables or its guards against edits were changed")
 
     def _same_process(self) -> None:
@@ -223,7 +217,7 @@ class Chain:
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
 
     def _damaged(self, what: str) -> LedgerError:
-        return LedgerError(f"ledger={str(self.path)!r}: is damaged: {what}. {_RESTORE}")
+        return LedgerError(f"ledger={str(self.path)!r}: is damaged: {what}. {RESTORE}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -243,120 +237,8 @@ class Chain:
 _FIXES = {
     "readonly": "Make the file and its folder writable: a release that cannot be charged is not made.",
     "full": "Free some space, then run again.",
-    "locked": f"Another process held it for {_WAIT_S:.0f} s; wait for it to end.",
-    "busy": f"Another process held it for {_WAIT_S:.0f} s; wait for it to end.",
+    "locked": f"Another process held it for {WAIT_S:.0f} s; wait for it to end.",
+    "busy": f"Another process held it for {WAIT_S:.0f} s; wait for it to end.",
     "unable to open": "Check the path and the rights on its folder.",
     "disk i/o": "Check the disk.",
 }
-
-
-def canonical(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, exact floats, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
-    def opened(query: str) -> sqlite3.Connection:
-        uri = f"{path.absolute().as_uri()}?{query}"
-        db = sqlite3.connect(uri, uri=True, timeout=_WAIT_S, isolation_level=None)
-        try:
-            db.execute("PRAGMA user_version").fetchone()
-        except sqlite3.Error:
-            db.close()
-            raise
-        return db
-
-    if readonly:
-        try:
-            return opened("mode=ro")
-        except sqlite3.OperationalError:
-            # Read-only media: SQLite cannot make its index of the write-ahead log, and without a log needs none.
-            if _wal(path).exists():
-                raise
-            return opened("immutable=1")
-    db = opened("mode=rw")
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("PRAGMA fullfsync=ON")
-    return db
-
-
-def _wal(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
-
-
-def _refuse_foreign(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
-    except FileNotFoundError as error:
-        raise LedgerError(
-            f"ledger={str(path)!r}: there is none. Restore a backup, or name the folder that holds it (PATE_HOME)."
-        ) from error
-    except OSError as error:
-        raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its rights.") from error
-    if not start:
-        raise LedgerError(f"ledger={str(path)!r}: is empty, so its charges are lost. {_RESTORE}")
-    if start != _MAGIC:
-        raise LedgerError(f"ledger={str(path)!r}: is not a database. {_RESTORE}")
-
-
-def _create(path: Path) -> None:
-    """A new chain with its first entry. Made aside and linked into place, so that nobody ever sees half of one."""
-    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    try:
-        for folder in reversed(missing):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError), _new_file(path) as temporary:  # whoever was first has made the ledger
-            db = sqlite3.connect(temporary, isolation_level=None)
-            try:
-                db.execute("PRAGMA journal_mode=WAL")
-                db.execute("PRAGMA synchronous=FULL")
-                db.execute("BEGIN IMMEDIATE")
-                for statement in _SCHEMA.values():
-                    db.execute(statement)
-                db.execute(f"PRAGMA application_id={_APPLICATION}")
-                db.execute(f"PRAGMA user_version={VERSION}")
-                body = {
-                    "seq": 1,
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "kind": "genesis",
-                    "account": "",
-                    "facts": {"ledger": secrets.token_hex(16), "version": VERSION},  # no two ledgers share a hash
-                    "prev": _GENESIS,
-                }
-                text = canonical(body)
-                db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (_digest(text), text))
-                db.execute("COMMIT")
-            finally:
-                db.close()
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(
-            f"ledger={str(path)!r}: cannot be created: {error}. Check the folder and its disk."
-        ) from error
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[Path]:
-    """A private temporary file which takes the name ``path`` at the end. Raises FileExistsError if that is taken."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, never replaces a file made meanwhile
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        for leftover in (
-            temporary,
-            *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm", "-journal")),
-        ):
-            leftover.unlink(missing_ok=True)

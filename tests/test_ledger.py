@@ -523,7 +523,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
-    monkeypatch.setattr("pate_torch.ledger_chain._WAIT_S", 0.01)
+    monkeypatch.setattr("pate_torch.ledger_file.WAIT_S", 0.01)
     with Ledger(path) as other, ledger._chain.writing():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
