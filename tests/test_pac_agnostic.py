@@ -1,0 +1,319 @@
+"""Relabelling, AgPrivCl and UnvPrivCl: exact constants, exact budgets, and the case where plain voting fails."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from pac_audit import Spy, all_laws, fit, neighbours, pure_total, sample_of, universe
+from scipy.stats import binom
+
+from pate_torch.accounting.events import BoundedRange, Delta, PureDP
+from pate_torch.mechanisms.stability import Stability
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.agnostic import (
+    RELABEL_FACTOR,
+    ag_priv_cl,
+    plan_ag_priv_cl,
+    relabel,
+    sub_samp,
+    unv_priv_cl,
+    votes_of_shards,
+)
+from pate_torch.pac.classes import Listed, Thresholds
+from pate_torch.pac.sample import BelowGuarantee, Sample, with_replacement, without_replacement
+from pate_torch.types import NO_ANSWER
+
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+ASKED = {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.1, "beta": 0.1}
+
+
+def relabel_law(records):
+    """{labelled sample: probability}, thresholds, from the definition."""
+    x = sorted({x for x, _ in records})
+    cuts = [-math.inf, *(v + 0.5 for v in x)]
+    weight = {tuple(a >= t for a, _ in records): math.exp(-sum((a >= t) != y for a, y in records) / 2) for t in cuts}
+    total = sum(weight.values())
+    return {tuple(zip((a for a, _ in records), labels, strict=True)): w / total for labels, w in weight.items()}
+
+
+def test_relabel_draws_from_its_law():
+    records, noise = ((0, 0), (1, 1), (1, 0), (2, 1)), NoiseSource(insecure_seed=0)
+    law = relabel_law(records)
+    counts = dict.fromkeys(law, 0)
+    for _ in range(2500):
+        done = relabel(Thresholds(), sample_of(records), noise=noise)
+        counts[tuple(zip(done.x[:, 0].astype(int).tolist(), done.y.tolist(), strict=True))] += 1
+    assert fit(list(counts.values()), list(law.values())) > 1e-4
+    squared = np.array(list(law.values())) ** 2
+    assert fit(list(counts.values()), squared / squared.sum()) < 1e-6
+
+
+def test_relabelling_multiplies_the_price_by_its_factor_at_most():
+    """A = randomised response on every record (e-DP): after relabel above e, at most e + 2 ln(1 + e^1/2), exactly."""
+    epsilon, records_U, n = 0.5, universe(2), 3
+    outputs = list(itertools.product(records_U, repeat=n))
+    keep, other = math.exp(epsilon), 1.0
+    norm = keep + (len(records_U) - 1) * other
+
+    def law(records):
+        out = np.zeros(len(outputs))
+        for labelled, p in relabel_law(records).items():
+            for o, output in enumerate(outputs):
+                same = sum(a == b for a, b in zip(labelled, output, strict=True))
+                out[o] += p * keep**same / norm**n
+        return out
+
+    laws = {records: law(records) for records in outputs}
+    loss = max(float(np.log(laws[r] / laws[s]).max()) for r in laws for s in neighbours(r, records_U))
+    assert epsilon < loss <= epsilon + math.log(RELABEL_FACTOR)
+    assert math.log(RELABEL_FACTOR) < 3 and 4 * math.e > RELABEL_FACTOR  # NB20 Lemma 3.1's constants
+
+
+def test_relabel_moves_a_common_dichotomy_by_its_factor_at_most_and_nearly_that():
+    """P(c) over the dichotomies of the common points, all pairs of neighbours of 4 records over 3 points."""
+    worst = 0.0
+    for common in itertools.product(universe(3), repeat=3):
+        tables = []
+        for odd in universe(3):
+            table = {}
+            for labelled, p in relabel_law((*common, odd)).items():
+                table[labelled[:-1]] = table.get(labelled[:-1], 0.0) + p
+            tables.append(table)
+        for left, right in itertools.product(tables, repeat=2):
+            assert left.keys() == right.keys()
+            worst = max(worst, *(left[c] / right[c] for c in left))
+    assert 2 < worst <= RELABEL_FACTOR
+
+
+# --- The plan ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0.3, 0.1, 1e-2, 1e-5, 1e-9])
+@pytest.mark.parametrize("constants", ["paper", "sharp"])
+def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
+    """Each step of the proof, recomputed with scipy from the plan's own numbers."""
+    n, m = 200_000, 50
+    plan = plan_ag_priv_cl(n, m, 1, **{**ASKED, "delta": delta}, constants=constants)
+    inner_epsilon, inner_delta = plan.inner
+    hat = plan.mechanism
+    tail = float(binom.sf(plan.draws, plan.subset, 1 / plan.subset))
+    assert tail <= inner_delta / 2 < binom.sf(plan.draws - 1, plan.subset, 1 / plan.subset)
+    assert hat.epsilon * plan.draws <= inner_epsilon * (1 + 1e-12)
+    group = hat.delta * sum(math.exp(i * hat.epsilon) for i in range(plan.draws))
+    assert group + tail <= inner_delta * (1 + 1e-9)
+    q = plan.subset / n
+    assert math.log1p(q * (RELABEL_FACTOR * math.exp(inner_epsilon) - 1)) <= 1.0 + 1e-9
+    assert q * RELABEL_FACTOR * inner_delta <= delta * (1 + 1e-9)
+    if constants == "paper":
+        assert plan.subset == math.floor(n / 56)
+        assert inner_epsilon == pytest.approx(min(1.0, 0.1 * math.sqrt(m * 0.1)))
+        # NB20's own (looser) chain holds as well: e^(epsilon* + 3), 4 e delta.
+        assert math.log1p(q * math.expm1(inner_epsilon + 3)) <= 1.0 and q * 4 * math.e * delta <= delta
+    else:
+        assert plan.total == pytest.approx((1.0, delta), rel=1e-3) or inner_delta == 0.5
+
+
+def test_the_resampling_trap_at_delta_one_tenth():
+    """ln(2/delta) = 2.9957 draws are exceeded with probability 0.080 > 0.05; the plan takes the exact quantile."""
+    plan = plan_ag_priv_cl(100_000, 50, 1, **{**ASKED, "delta": 0.1})
+    printed = math.floor(math.log(2 / 0.1))
+    trap = float(binom.sf(printed, plan.subset, 1 / plan.subset))
+    assert trap == pytest.approx(0.080, abs=5e-4) and trap > 0.05
+    assert plan.draws == 3 > printed
+    # The printed epsilon_hat, delta_hat do not add up to delta.
+    inner_epsilon = plan.inner[0]
+    hat_epsilon = inner_epsilon / math.log(20)
+    hat_delta = 0.1 / (2 * math.exp(inner_epsilon) * math.log(20))
+    group = hat_delta * sum(math.exp(i * hat_epsilon) for i in range(printed))
+    assert trap + group > 0.1
+    assert plan_ag_priv_cl(10**6, 50, 1, **ASKED).draws == 8  # and at 1e-5 the printed 12.2 is wasteful
+
+
+def test_exact_delta_of_resampling_with_the_plan_and_with_the_trap():
+    """The worst (e, d)-DP mechanism under r copies of a record, mixed over r: the plan's delta holds, exactly."""
+    plan = plan_ag_priv_cl(100_000, 50, 1, **{**ASKED, "delta": 0.1})
+
+    def excess(hat_epsilon, hat_delta):
+        total, target = 0.0, plan.inner[0]
+        for r in range(1, 30):
+            p = binom.pmf(r, plan.subset, 1 / plan.subset)
+            given = hat_delta * sum(math.exp(i * hat_epsilon) for i in range(r))
+            e = r * hat_epsilon
+            reveal = max(0.0, (math.exp(e) - math.exp(target)) / (1 + math.exp(e)))
+            total += p * min(1.0, given + reveal)
+        return total
+
+    assert excess(plan.mechanism.epsilon, plan.mechanism.delta) <= 0.1
+
+
+def test_without_resampling_a_record_reaches_one_teacher():
+    plan = plan_ag_priv_cl(10**8, 50, 1, **ASKED, resample=False)
+    assert plan.draws == 1 and plan.mechanism.epsilon == plan.inner[0] and plan.mechanism.delta == plan.inner[1]
+    assert plan.num_teachers < plan_ag_priv_cl(10**8, 50, 1, **ASKED).num_teachers / 4
+
+
+def test_cutoff_is_nb20s():
+    m, alpha, beta = 4000, 0.1, 0.05
+    plan = plan_ag_priv_cl(10**6, m, 1, epsilon=1.0, delta=1e-5, alpha=alpha, beta=beta)
+    printed = max(1, m * alpha / 8 + math.sqrt(3 * m * alpha * math.log(m / beta)) / 4)
+    assert plan.mechanism.max_failures == math.ceil(printed)
+
+
+# --- Sub-sampling ------------------------------------------------------------------------------------------------
+
+
+def test_subsets_are_uniform():
+    noise, counts = NoiseSource(insecure_seed=5), {}
+    for _ in range(3000):
+        key = tuple(sorted(without_replacement(5, 2, noise).tolist()))
+        counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 10 and fit(list(counts.values()), [0.1] * 10) > 1e-4
+    assert sorted(without_replacement(4, 4, noise)) == [0, 1, 2, 3]
+    repeats = with_replacement(6, 30_000, noise)
+    assert fit(np.bincount(repeats, minlength=6), [1 / 6] * 6) > 1e-4
+
+
+def test_shards_cover_the_sample_once_and_one_record_moves_one_vote():
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(30, 1)), generator.random(30) < 0.5
+    queries = np.linspace(-2, 2, 9)[:, None]
+    votes = votes_of_shards(Thresholds(), Sample(x, y), 7, queries).counts_QC
+    for i in range(30):
+        other = y.copy()
+        other[i] = ~other[i]
+        moved = votes_of_shards(Thresholds(), Sample(x, other), 7, queries).counts_QC - votes
+        assert moved.abs().max() <= 1
+
+
+# --- The algorithms ----------------------------------------------------------------------------------------------
+
+CORNERS = np.arange(4.0)[:, None]
+# LZCW21 Example 1: three hypotheses of error 1/2, whose majority has error 3/4.
+VOTING_FAILS = Listed(
+    [lambda x: np.isin(x[:, 0], (0, 1)), lambda x: np.isin(x[:, 0], (0, 2)), lambda x: np.isin(x[:, 0], (0, 3))]
+)
+
+
+def always_one(n, seed=0):
+    return Sample(np.random.default_rng(seed).integers(0, 4, size=n).astype(float), np.ones(n))
+
+
+@quiet
+def test_agprivcl_is_right_where_plain_voting_fails():
+    sample = always_one(110_000)
+    asked = {"epsilon": 1.0, "delta": 1e-2, "alpha": 0.2, "beta": 0.2}
+    plan = plan_ag_priv_cl(sample.n, 4, 1, **asked, constants="sharp", resample=False)
+    plain = sub_samp(
+        VOTING_FAILS,
+        sample,
+        CORNERS,
+        num_teachers=2 * plan.num_teachers,
+        mechanism=Stability(epsilon=1.0, delta=1e-2, max_failures=1),
+        noise=NoiseSource(insecure_seed=1),
+    )
+    assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
+    errors = []
+    for seed in range(3):
+        answers = ag_priv_cl(
+            VOTING_FAILS,
+            sample,
+            CORNERS,
+            **asked,
+            noise=NoiseSource(insecure_seed=seed),
+            constants="sharp",
+            resample=False,
+        )
+        assert answers.events == (PureDP(epsilon=1.0), Delta(delta=1e-2))
+        errors.append(int((answers.label_Q != 1).sum()))
+    assert errors == [2, 2, 2]  # error 1/2, the best of the class
+
+
+@quiet
+def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
+    sample, spy = always_one(60), Spy()
+    mechanism = Stability(epsilon=0.5, delta=1e-3, max_failures=2)
+    answers = sub_samp(
+        VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, noise=spy, charge=spy.charge
+    )
+    assert answers.label_Q.tolist() == [NO_ANSWER] * 4
+    assert spy.charged == mechanism.worst_case(4) and spy.log[0] == "charge"
+    assert pure_total(answers.events) <= pure_total(spy.charged)
+
+
+@quiet
+@pytest.mark.parametrize("resample", [True, False])
+def test_agprivcl_charges_before_it_draws(resample):
+    spy = Spy()
+    run = {"epsilon": 0.5, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "resample": resample}
+    ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, noise=spy, charge=spy.charge)
+    assert (
+        spy.log[0] == "charge"
+        and spy.log.count("charge") == 1
+        and spy.charged
+        == (
+            PureDP(epsilon=0.5),
+            Delta(delta=1e-3),
+        )
+    )
+
+
+@quiet
+def test_unvprivcl_splits_the_budget_and_reports_the_sum():
+    spy, sample = Spy(), always_one(4000)
+    run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
+    queries = np.tile(CORNERS, (3, 1))
+    done = unv_priv_cl(VOTING_FAILS, sample, queries, **run, noise=spy, charge=spy.charge, first=4, share=0.25)
+    assert spy.log[0] == "charge" and spy.log.count("charge") == 1
+    assert spy.charged == done.answers.events
+    assert done.answers.events == (PureDP(epsilon=0.2), Delta(delta=1e-3), BoundedRange(eta=0.8 - 0.2))
+    assert pure_total(done.answers.events) == pytest.approx(0.8)  # as printed, NB20 Algorithm 4 would spend 1.6
+    labels = done.answers.label_Q
+    assert len(labels) == 12
+    assert torch.equal(labels[4:8], labels[8:])
+    assert labels[4:8].tolist() == VOTING_FAILS.predict(done.learner.hypothesis, CORNERS).astype(int).tolist()
+
+
+@quiet
+def test_unvprivcl_with_few_queries_is_agprivcl_with_all_of_epsilon():
+    run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
+    done = unv_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, noise=NoiseSource())
+    assert done.learner is None and done.answers.events == (PureDP(epsilon=0.8), Delta(delta=1e-3))
+
+
+@quiet
+def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
+    """The planted fault: both stages at the full epsilon. What is executed is compared with what is charged."""
+    from pate_torch.pac import agnostic
+
+    ran = []
+    first, second = agnostic.ag_priv_cl, agnostic.sspp
+    monkeypatch.setattr(agnostic, "ag_priv_cl", lambda *a, **k: ran.append(k["epsilon"]) or first(*a, **k))
+    monkeypatch.setattr(agnostic, "sspp", lambda *a, **k: ran.append(k["epsilon"]) or second(*a, **k))
+    run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
+    agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, noise=NoiseSource(), first=4)
+    assert math.fsum(ran) == pytest.approx(0.8)
+
+
+def test_bad_input_is_refused_and_small_samples_are_warned_about():
+    asked = {**ASKED, "noise": NoiseSource()}
+    with pytest.raises(ValueError, match=r"sub-sample .* is empty.*n >= 56"):
+        ag_priv_cl(Thresholds(), sample_of(((0, 1),) * 55), [0.0], **asked)
+    with pytest.raises(ValueError, match="replace_one"):
+        ag_priv_cl(Thresholds(), Sample(np.zeros(99), np.ones(99), "add_remove"), [0.0], **asked)
+    with pytest.raises(ValueError, match='constants="sharp"'):
+        plan_ag_priv_cl(1000, 5, 1, **{**ASKED, "epsilon": 20.0})
+    for key, value in (("epsilon", 0), ("delta", 1.0), ("alpha", 0.0), ("beta", 1.0), ("constants", "best")):
+        with pytest.raises(ValueError, match=key):
+            plan_ag_priv_cl(1000, 5, 1, **{**ASKED, key: value})
+    with pytest.warns(BelowGuarantee, match="AgPrivCl: n = 120"):
+        answers = ag_priv_cl(Thresholds(), sample_of(((1, 1),) * 120), [0.0, 5.0], **asked)
+    assert set(answers.label_Q.tolist()) <= {NO_ANSWER, 0, 1}
+    with pytest.warns(BelowGuarantee), pytest.raises(ValueError, match="num_teachers"):
+        ag_priv_cl(Thresholds(), sample_of(((1, 1),) * 120), [0.0], **asked, num_teachers=3)
+
+
+def test_all_laws_covers_every_neighbour():
+    laws, records_U = all_laws(lambda r: [0.5, 0.5], 2, 2)
+    assert len(laws) == 16 and sum(1 for _ in neighbours(((0, 0), (0, 0)), records_U)) == 6

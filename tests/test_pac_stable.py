@@ -1,0 +1,334 @@
+"""Stable and private predictors (DF20): exact stability and privacy over every pair of neighbours."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from pac_audit import Spy, all_laws, fit, neighbours, sample_of, universe, worst
+from scipy.special import expit
+
+from pate_torch.accounting.events import Delta, PureDP
+from pate_torch.noise import NoiseSource
+from pate_torch.pac import nets, stable
+from pate_torch.pac.classes import Intervals, Thresholds, sauer_shelah
+from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.stable import (
+    flipping_gamma,
+    plan_private_predictor,
+    private_prediction,
+    private_predictor,
+    private_predictor_epsilon,
+    private_predictor_law,
+    private_predictor_size,
+    stability,
+    stable_law,
+    stable_predictor,
+    stable_predictor_size,
+)
+
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+ASKED = np.arange(3.0)[:, None]
+
+
+def brute_prediction(records, size, gamma, queries=(0, 1, 2)):
+    """P(answer = 1) of DF20 Theorem 1's algorithm for thresholds, from the definition, over all subsets."""
+    total = np.zeros(len(queries))
+    subsets = list(itertools.combinations(range(len(records)), size))
+    for index in subsets:
+        seen = sorted({records[i][0] for i in index})
+        # The library puts a cut half-way between neighbouring values of the subset.
+        cuts = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(seen)), math.inf]
+        weight = np.array([math.exp(-gamma / 2 * sum((x >= t) != y for x, y in records)) for t in cuts])
+        answers = np.array([[float(q >= t) for q in queries] for t in cuts])
+        total += (weight / weight.sum()) @ answers
+    return total / len(subsets)
+
+
+def both(p):
+    """The law over (query, answer) pairs as one array of positive numbers."""
+    return np.concatenate([p, 1 - p])
+
+
+@pytest.mark.parametrize("size,n", [(1, 4), (2, 4)])
+def test_stability_holds_over_every_pair_of_neighbours(size, n):
+    gamma = size / n
+    laws, records_U = all_laws(lambda r: brute_prediction(r, size, gamma), 3, n)
+    moved = worst({r: both(p) for r, p in laws.items()}, records_U)[2]
+    sharp = stability(gamma, size / n, "sharp")
+    assert moved <= sharp + 1e-12 < 3 * gamma
+    assert sharp <= 1.25 * gamma
+    assert moved > 0.9 * math.tanh(gamma / 4)  # the exponential mechanism's part is met
+
+
+def test_the_law_is_the_definitions():
+    records = ((0, 0), (1, 1), (2, 0), (1, 1))
+    sample, size, gamma = sample_of(records), 2, 0.5
+    subsets = [np.array(i) for i in itertools.combinations(range(4), size)]
+    found = np.mean([stable_law(Thresholds(), sample, i, ASKED, gamma) for i in subsets], axis=0)
+    np.testing.assert_allclose(found, brute_prediction(records, size, gamma), rtol=1e-12)
+
+
+@quiet
+def test_stable_predictor_draws_from_its_law():
+    """And not from the law that scores on the subset only, or at twice the rate."""
+    records = ((0, 0), (1, 1), (2, 1), (2, 1), (0, 1), (1, 1))
+    draws, spy = 4000, Spy(1)
+    queries = np.full((draws, 1), 1.0)
+    done = stable_predictor(
+        Thresholds(),
+        sample_of(records),
+        queries,
+        gamma=0.34,
+        alpha=0.4,
+        subset=2,
+        noise=spy,
+        charge=spy.charge,
+        constants="sharp",
+    )
+    ones = int(done.label_Q.sum())
+    law = brute_prediction(records, 2, 0.34)[1]
+    assert fit([ones, draws - ones], [law, 1 - law]) > 1e-3
+    doubled = brute_prediction(records, 2, 0.34 * 2.5)[1]
+    assert fit([ones, draws - ones], [doubled, 1 - doubled]) < 1e-4
+    assert done.events == spy.charged == (Delta(delta=stability(0.34, 2 / 6, "sharp"), count=draws),)
+    assert spy.log[0] == "charge"
+
+
+# --- Corollary 1 -------------------------------------------------------------------------------------------------
+
+
+def exact_epsilon(gamma, alpha, size, n):
+    """The largest ln ratio of one flipped prediction over every data set, neighbour, query and answer."""
+    laws, records_U = all_laws(lambda r: brute_prediction(r, size, gamma), 3, n)
+    flipped = {r: both(alpha + (1 - 2 * alpha) * p) for r, p in laws.items()}
+    return worst(flipped, records_U)[0]
+
+
+def test_private_prediction_is_private_over_every_pair_of_neighbours():
+    n, size, alpha = 4, 2, 0.3
+    # A subset of two records of four needs gamma >= 1/2: epsilon is solved for, not chosen.
+    epsilon = math.log1p((1 - 2 * alpha) * stability(0.5, 0.5, "sharp") / alpha)
+    assert flipping_gamma(epsilon, alpha, "sharp") == pytest.approx(0.5)
+    assert flipping_gamma(6 * 0.5 / alpha, alpha) == pytest.approx(0.5)
+    assert 0.4 * epsilon < exact_epsilon(0.5, alpha, size, n) <= epsilon
+    # The audit sees faults: no flip, or a gamma six times too large.
+    assert exact_epsilon(0.5, 1e-9, size, n) > epsilon
+    assert exact_epsilon(6 * 0.5, alpha, size, n) > epsilon
+
+
+def test_the_gamma_fault_is_not_a_breach():
+    """gamma = epsilon alpha/2 where the proof needs epsilon alpha/6: Lemma 7's 3 gamma is too loose to tell them apart.
+
+    The sharp bound admits gamma up to 0.8 epsilon alpha, and the exact loss at epsilon alpha/2 stays below epsilon.
+    """
+    alpha = 0.2
+    for epsilon in (0.1, 0.5, 1.0, 2.5):
+        assert flipping_gamma(epsilon, alpha) == pytest.approx(epsilon * alpha / 6)
+        assert flipping_gamma(epsilon, alpha, "sharp") > epsilon * alpha / 2
+    epsilon = 2 * 0.25 / alpha
+    assert exact_epsilon(epsilon * alpha / 2, alpha, 1, 4) < epsilon
+    # The paper's own chain would break all the same: 3 gamma = 1.5 epsilon alpha is too much for a small alpha.
+    epsilon, alpha = 0.05, 0.05
+    assert math.log1p((1 - 2 * alpha) * 3 * (epsilon * alpha / 2) / alpha) > epsilon
+    assert math.log1p((1 - 2 * alpha) * 3 * (epsilon * alpha / 6) / alpha) <= epsilon
+
+
+@quiet
+def test_private_prediction_flips_and_charges_every_prediction():
+    records = ((0, 0), (2, 1)) * 60
+    draws, spy, alpha, epsilon = 1500, Spy(2), 0.3, 0.9
+    done = private_prediction(
+        Thresholds(),
+        sample_of(records),
+        np.full((draws, 1), 2.0),
+        epsilon=epsilon,
+        alpha=alpha,
+        noise=spy,
+        charge=spy.charge,
+        subset=5,
+    )
+    assert done.events == spy.charged == (PureDP(epsilon=epsilon, count=draws),) and spy.log[0] == "charge"
+    gamma = epsilon * alpha / 6
+    # Every record is at 0 or 2, so the candidates are the cuts -inf, 1, inf unless the subset saw one value only.
+    one_value = 2 * math.comb(60, 5) / math.comb(120, 5)
+    middle = lambda: np.exp(-gamma / 2 * np.array([60.0, 0.0, 60.0]))  # noqa: E731
+    with_cut = middle()[:2].sum() / middle().sum()
+    p = (1 - one_value) * with_cut + one_value * 0.5
+    law = alpha + (1 - 2 * alpha) * p
+    ones = int(done.label_Q.sum())
+    assert fit([ones, draws - ones], [law, 1 - law]) > 1e-3
+    assert fit([ones, draws - ones], [p, 1 - p]) < 1e-6  # not flipped
+
+
+# --- Theorem 2 ---------------------------------------------------------------------------------------------------
+
+
+def brute_predictor(records, index, eta, teachers, queries):
+    """P(answer = 1 | subset) of Theorem 2's algorithm for thresholds, before the flip, from the definition."""
+    n = len(records)
+    seen = sorted({records[i][0] for i in index})
+    cuts = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(seen)), math.inf]
+    weight = np.array([math.exp(-sum((x >= t) != y for x, y in records) / (eta * n)) for t in cuts])
+    answers = np.zeros((len(cuts), len(queries)))
+    bounds = np.linspace(0, n, teachers + 1).astype(int)
+    for row, cut in zip(answers, cuts, strict=True):
+        ones = np.zeros(len(queries))
+        for a, b in itertools.pairwise(bounds):
+            part = [(x, x >= cut) for x, _ in records[a:b]]
+            values = sorted({x for x, _ in part})
+            options = [-math.inf, *((u + v) / 2 for u, v in itertools.pairwise(values)), math.inf]
+            best = min(options, key=lambda t: sum((x >= t) != y for x, y in part))
+            ones += [q >= best for q in queries]
+        row[:] = expit((2 * ones - teachers) / (2 * eta * n))
+    return (weight / weight.sum()) @ answers
+
+
+def test_private_predictor_law_is_the_definitions():
+    records, queries = ((0, 0), (1, 1), (2, 0), (1, 1)), (0.0, 1.0, 2.0)
+    for index in itertools.combinations(range(4), 2):
+        found = private_predictor_law(Thresholds(), sample_of(records), np.array(index), ASKED, eta=0.5, num_teachers=2)
+        np.testing.assert_allclose(found, brute_predictor(records, index, 0.5, 2, queries), rtol=1e-12)
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0])
+def test_every_lemma_of_the_private_predictor_holds_exactly(eta):
+    """Lemma 11 (same subset, neighbouring samples), Lemma 10 (net subsets) and the total: 2 points, n = 4, n' = 3."""
+    n, size, teachers, alpha = 4, 3, 2, 0.2
+    records_U, queries = universe(2), (0.0, 1.0)
+    subsets = list(itertools.combinations(range(n), size))
+    laws = {
+        r: {i: both(brute_predictor(r, i, eta, teachers, queries)) for i in subsets}
+        for r in itertools.product(records_U, repeat=n)
+    }
+    spread = (eta * (n - 1) + 1) / (eta * n)
+    lemma_10, lemma_11 = 4 * math.exp(3 * spread), math.exp(3 / (eta * n))
+    factor = (1 + lemma_10 * size / (n - size)) * lemma_11
+    for records, law in laws.items():
+        # Lemma 11 needs the subset's candidates to stay: compare where the odd record is outside the subset.
+        for j, new in itertools.product(range(n), records_U):
+            other = (*records[:j], new, *records[j + 1 :])
+            for index in subsets:
+                if j not in index:
+                    assert (law[index] <= lemma_11 * laws[other][index] * (1 + 1e-12)).all()
+        for index, j in itertools.product(subsets, range(n)):
+            if j in index:
+                rest = [records[i][0] for i in index if i != j]
+                others = [records[i][0] for i in range(n) if i != j]
+                if uncovered(rest, others) <= eta * (n - 1):
+                    (swap,) = set(range(n)) - set(index)
+                    twin = tuple(sorted((*(i for i in index if i != j), swap)))
+                    assert (law[index] <= lemma_10 * law[twin] * (1 + 1e-12)).all()
+        flipped = alpha + (1 - 2 * alpha) * np.mean(list(law.values()), axis=0)
+        for other in neighbours(records, records_U):
+            theirs = alpha + (1 - 2 * alpha) * np.mean(list(laws[other].values()), axis=0)
+            assert (flipped <= (factor + size / n) * theirs).all()
+
+
+def uncovered(net, points):
+    """The most of ``points`` on which two thresholds can differ that agree on ``net``."""
+    cuts = [-math.inf, *(p + 0.5 for p in sorted({*net, *points}))]
+    return max(
+        sum((p >= s) != (p >= t) for p in points) for s in cuts for t in cuts if all((p >= s) == (p >= t) for p in net)
+    )
+
+
+def test_the_price_is_the_explicit_formula():
+    n, subset, eta = 10**6, 100, 0.01
+    paper = math.log((1 + 4 * math.e**6 * subset / (n - subset)) * math.exp(3 / (eta * n)) + subset / n)
+    assert private_predictor_epsilon(n, subset, eta) == pytest.approx(paper, rel=1e-12)
+    sharp = private_predictor_epsilon(n, subset, eta, "sharp")
+    assert sharp < paper / 10
+    # eta n = 1 is where the paper's 2 eta n is what it claims to be: both agree there up to (1 - eta)/(eta n) -> 1.
+    assert private_predictor_epsilon(10**6, 5, 1e-6, "sharp") == pytest.approx(
+        private_predictor_epsilon(10**6, 5, 1e-6), rel=1e-4
+    )
+    # What "n' about epsilon n" costs: the first factor alone.
+    assert math.log1p(4 * math.e**6 * 0.01 / 0.99) == pytest.approx(2.85, abs=0.01)
+    assert math.log1p(4 * math.e**6 * 1e-4) == pytest.approx(0.15, abs=0.01)
+
+
+def test_the_private_predictor_refuses_what_it_cannot_keep():
+    sample, noise = Sample(np.zeros(3000), np.ones(3000)), NoiseSource()
+    with pytest.raises(ValueError, match=r"must exceed the net"):
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.1, noise=noise)
+    with pytest.raises(ValueError, match=r"one prediction costs .* it takes n >="):
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, epsilon=0.5, noise=noise)
+    needed = private_predictor_size(1, epsilon=1.0, alpha=0.1, constants="sharp")
+    plan = plan_private_predictor(needed, 1, alpha=0.1, constants="sharp")
+    assert plan.epsilon <= 1.0 < plan_private_predictor(needed - 1, 1, alpha=0.1, constants="sharp").epsilon
+
+
+@quiet
+def test_private_predictor_draws_what_it_charges():
+    generator = np.random.default_rng(0)
+    x = (generator.random(500) < 0.9).astype(float)
+    sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 300, 0.3
+    done = private_predictor(
+        Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, noise=spy, charge=spy.charge
+    )
+    plan = plan_private_predictor(500, 1, alpha=alpha, eta=0.3)
+    assert done.events == spy.charged == (PureDP(epsilon=plan.epsilon, count=draws),) and spy.log[0] == "charge"
+    law = private_predictor_law(
+        Thresholds(), sample, np.arange(plan.subset), np.array([[1.0]]), eta=0.3, num_teachers=plan.num_teachers
+    )[0]
+    law = alpha + (1 - 2 * alpha) * law
+    ones = int(done.label_Q.sum())
+    assert fit([ones, draws - ones], [law, 1 - law]) > 1e-3
+    assert fit([ones, draws - ones], [1 - law, law]) < 1e-6
+
+
+# --- Nets ----------------------------------------------------------------------------------------------------------
+
+
+def test_net_sizes_are_large_enough_in_simulation_and_smallest():
+    """Random subsets of the promised size are eta-nets for intervals; far smaller ones are not."""
+    generator, eta, beta = np.random.default_rng(1), 0.2, 0.1
+    m = nets.net_size(eta, beta, 2)
+
+    def gap(size):  # two intervals that agree on the net differ by at most two of its gaps
+        ends = np.sort(np.concatenate([[0.0, 1.0], generator.random(size)]))
+        return float(np.sort(np.diff(ends))[-2:].sum())
+
+    assert np.mean([gap(m) > eta for _ in range(200)]) <= beta
+    assert np.mean([gap(10) > eta for _ in range(200)]) > beta
+    holds = lambda k: math.log(2) + 2 * nets.log_sauer_shelah(2 * k, 2) - eta * k / 2 * math.log(2) <= math.log(beta)  # noqa: E731
+    assert holds(m) and not holds(m - 1)
+    assert Intervals().vc_dimension == 2
+
+
+@pytest.mark.parametrize("n,d", [(1, 1), (10, 3), (200, 5), (3, 7)])
+def test_log_sauer_shelah(n, d):
+    assert nets.log_sauer_shelah(n, d) == pytest.approx(math.log(sauer_shelah(n, d)), rel=1e-12)
+
+
+def test_smallest_finds_the_first():
+    for first in (1, 2, 7, 1000):
+        assert nets.smallest(lambda n, f=first: n >= f) == first
+
+
+def test_bad_input_is_refused_and_small_samples_are_warned_about():
+    sample = sample_of(((0, 1),) * 9)
+    with pytest.raises(ValueError, match=r"subset of at most gamma n records is empty.*n >= 10"):
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.1, alpha=0.2, noise=NoiseSource())
+    with pytest.raises(ValueError, match="is empty"):
+        private_prediction(Thresholds(), sample, [0.0], epsilon=0.1, alpha=0.1, noise=NoiseSource())
+    with pytest.raises(ValueError, match="subset"):
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, subset=5, noise=NoiseSource())
+    with pytest.raises(ValueError, match="stability of"):
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.5, alpha=0.2, noise=NoiseSource())
+    with pytest.raises(ValueError, match="coin"):
+        private_prediction(Thresholds(), sample, [0.0], epsilon=1.0, alpha=0.5, noise=NoiseSource())
+    with pytest.raises(ValueError, match="replace_one"):
+        stable_predictor(
+            Thresholds(),
+            Sample(np.zeros(9), np.ones(9), "add_remove"),
+            [0.0],
+            gamma=0.3,
+            alpha=0.2,
+            noise=NoiseSource(),
+        )
+    with pytest.warns(BelowGuarantee, match="stable predictor: n = 9"):
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, noise=NoiseSource())
+    assert stable_predictor_size(1, gamma=0.1, alpha=0.1) < stable_predictor_size(1, gamma=0.01, alpha=0.1)
+    assert stable.default_eta(1, 0.1) > stable.default_eta(3, 0.1)
