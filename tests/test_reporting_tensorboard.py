@@ -52,6 +52,12 @@ def test_epsilon_grows_to_the_guarantee_and_carries_its_terms(board):
         assert all(term in terms for term in ("1e-5", "add_remove", "record", "(gdp)"))
 
 
+def test_the_budget_left_is_known_at_the_end_without_the_accounts_curve(tmp_path):
+    left = written(tmp_path, demo(account_curve=())).Tensors("privacy/budget_left")
+    assert [event.step for event in left] == [286]
+    assert left[0].tensor_proto.double_val[0] == pytest.approx(4.0 - demo().epsilon_charged)
+
+
 def test_the_statement_is_a_page_of_text(board):
     words = board[1].Tensors("privacy_statement/text_summary")[0].tensor_proto.string_val[0].decode()
     assert all(term in words for term in ("epsilon = 2.436", "1e-5", "one record", "(gdp)", "does not cover"))

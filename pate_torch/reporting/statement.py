@@ -299,8 +299,8 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
         )
     elif facts.private:
         rows.append(
-            "The noise comes from the operating system's entropy, unknown to anyone, and is rounded to floating point: the "
-            "guarantee is for real numbers, and attacks on the rounding are not excluded (noise=discrete excludes them)."
+            "The noise comes from the operating system's entropy, unknown to anyone, and is rounded to floating point: "
+            "the guarantee is for real numbers, and attacks on the rounding are not excluded (noise=discrete does)."
         )
     rows.append(
         "The list of classes, the normalisation constants and the configuration are public: nothing in them came from "

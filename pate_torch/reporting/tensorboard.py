@@ -67,14 +67,13 @@ class ReleaseBoard:
         curves: dict[str, Sequence[float]] = {"privacy/epsilon": report.epsilon_curve}
         if report.account_curve:
             curves["privacy/epsilon_all_releases"] = report.account_curve
-            if report.budget_epsilon is not None:
-                left = [report.budget_epsilon - value for value in report.account_curve]
-                curves["privacy/budget_left"] = left
         events = self.writer.file_writer
         assert events is not None, "written after close"
         for tag, values in curves.items():
             for question, value in thinned([(q, v) for q, v in enumerate(values, start=1)]):
                 events.add_summary(_described(tag, value, report.terms), int(question))
+        for question, value in thinned(_budget_left(report)):
+            events.add_summary(_described("privacy/budget_left", value, report.terms), int(question))
 
     def _figure(self, tag: str, figure: Figure) -> None:
         self.writer.add_figure(self.prefix + tag, figure, close=False)
@@ -133,6 +132,17 @@ class ReleaseBoard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _budget_left(report: ReleasedReport) -> list[tuple[float, float]]:
+    """(question, cap less the account's total): one point where only the end is known."""
+    if report.budget_epsilon is None:
+        return []
+    if report.account_curve:
+        return [(q, report.budget_epsilon - value) for q, value in enumerate(report.account_curve, start=1)]
+    if report.epsilon_charged is None:
+        return []
+    return [(report.queries_asked, report.budget_epsilon - report.epsilon_charged)]
 
 
 def _described(tag: str, value: float, terms: str) -> Summary:
