@@ -1,0 +1,226 @@
+"""What the theorems ask for, or promise, in numbers; each function is named after its theorem.
+
+Where a theorem hides a constant in O(.), the function takes it as ``constant`` (1 by default): such a value is a rate
+to compare with, not a promise. d: VC dimension; m: public points or queries; K: teachers; T: failures allowed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pate_torch.mechanisms.sparse_vector import calibrate
+
+
+def _cutoff(rate: float, m: int, beta: float) -> float:
+    return 3 * (rate * m + math.sqrt(m * math.log(m / beta) / 2))
+
+
+def _teachers(m: int, T: float, epsilon: float, delta: float, beta: float) -> float:
+    return 136 * math.log(4 * m * T / min(delta, beta / 2)) * math.sqrt(T * math.log(2 / delta)) / epsilon
+
+
+# --- BTT18 ---------------------------------------------------------------------------------------------------------
+
+
+def btt18_corollary_3_9(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
+    """The distance at which a query is answered: 32 ln(4mT/min(delta, beta)) sqrt(2T ln(2/delta))/epsilon."""
+    return 32 * math.log(4 * m * T / min(delta, beta)) * math.sqrt(2 * T * math.log(2 / delta)) / epsilon
+
+
+def btt18_theorem_3_11(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
+    """K = 136 ln(4mT/min(delta, beta/2)) sqrt(T ln(2/delta))/epsilon: all but T queries answered, if each teacher
+    gives their winner with probability 3/4."""
+    return _teachers(m, T, epsilon, delta, beta)
+
+
+def btt18_corollary_4_1(m: int, *, alpha: float, gamma: float, beta: float) -> float:
+    """T = 3 ((gamma + alpha) m + sqrt(m ln(m/beta)/2)); the misclassification rate is at most T/m."""
+    return _cutoff(gamma + alpha, m, beta)
+
+
+def btt18_lemma_4_2(mistakes: float, share: float) -> float:
+    """At most B/xi of the queries are got wrong by more than a share xi of teachers that make B mistakes each."""
+    return mistakes / share
+
+
+def btt18_theorem_4_3(
+    m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
+) -> float:
+    """n, realizable: C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha)."""
+    T = btt18_corollary_4_1(m, alpha=alpha, gamma=0.0, beta=beta)
+    size = d * math.log(1 / alpha) + math.log(m / beta)
+    return constant * size * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha
+
+
+def btt18_theorem_4_4(
+    m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, gamma: float, constant: float = 1.0
+) -> float:
+    """n, agnostic: C (d + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha^2)."""
+    T = btt18_corollary_4_1(m, alpha=alpha, gamma=gamma, beta=beta)
+    return constant * (d + math.log(m / beta)) * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha**2
+
+
+def _btt18_ensemble(m: int, T: float, epsilon: float, delta: float, beta: float) -> float:
+    return math.log(m * T / min(delta, beta)) * math.sqrt(T * math.log(1 / delta)) / epsilon
+
+
+def btt18_claim_4_5(*, alpha: float, gamma: float) -> float:
+    """Error of the private classifier: 3 gamma + 7 alpha, for m >= 4 ln(1/(alpha beta))/alpha^2 and beta <= alpha."""
+    return 3 * gamma + 7 * alpha
+
+
+def btt18_theorem_4_7(*, alpha: float, gamma: float) -> float:
+    """Error of a student of m = O((d + ln(1/beta))/alpha^2) released labels: 7 gamma + 15 alpha (4.6: gamma = 0)."""
+    return 7 * gamma + 15 * alpha
+
+
+def btt18_lemma_5_8(n: int, *, alpha: float) -> float:
+    """4 alpha sqrt(2n): so close to its expectation is the score of an alpha-stable learner, three times in four."""
+    return 4 * alpha * math.sqrt(2 * n)
+
+
+def btt18_theorem_5_14(
+    m: int, T: float, *, epsilon: float, delta: float, beta: float, n_shard: int, alpha: float, nu: float
+) -> tuple[float, float, float]:
+    """(K, bin width, error of each score): 136 ln(8mT/min(beta, delta)) sqrt(2T ln(2/delta))/epsilon,
+    16 alpha sqrt(2n') + nu, and half the width."""
+    K = 136 * math.log(8 * m * T / min(beta, delta)) * math.sqrt(2 * T * math.log(2 / delta)) / epsilon
+    width = 16 * alpha * math.sqrt(2 * n_shard) + nu
+    return K, width, width / 2
+
+
+# --- LZCW21 --------------------------------------------------------------------------------------------------------
+
+
+def lzcw21_algorithm_2(m: int, T: int, *, epsilon: float, delta: float) -> tuple[float, float]:
+    """(lambda, w) of the sparse vector, as executed (w a little below the printed 3 lambda ln(2(m + T)/delta))."""
+    plan = calibrate(epsilon=epsilon, delta=delta, blocks=T, tests=m)
+    return plan.scale, plan.threshold
+
+
+def lzcw21_lemma_3(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
+    """K at which all queries but at most T, those with a margin below K/3, get the majority's answer."""
+    return _teachers(m, T, epsilon, delta, beta)
+
+
+def lzcw21_lemma_4(mistakes: float) -> float:
+    """3B: so many queries at most are got wrong by K/3 or more of teachers that make B mistakes each."""
+    return 3 * mistakes
+
+
+def lzcw21_theorem_5(
+    m: int, d: int, n: int, *, epsilon: float, delta: float, best: float = 0.0, constant: float = 1.0
+) -> float:
+    """Error of PATE-PSQ: C (d^2 m ln(1/delta)/(n epsilon)^2 + sqrt(d/m)) realizable (best = 0), else
+    13 best + C (m^{1/3} (d/(n epsilon))^{2/3} + sqrt(d/m))."""
+    if best == 0:
+        return constant * (d**2 * m * math.log(1 / delta) / (n * epsilon) ** 2 + math.sqrt(d / m))
+    return 13 * best + constant * (m ** (1 / 3) * (d / (n * epsilon)) ** (2 / 3) + math.sqrt(d / m))
+
+
+def lzcw21_theorem_10(
+    m: int, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0
+) -> tuple[float, float]:
+    """(T, excess error) under Tsybakov noise tau: C (m^{2-tau} (d/(n epsilon))^tau)^{2/(4-3 tau)}, and
+    C (d/m + (m d^2/(n epsilon)^2)^{tau/(4-3 tau)})."""
+    T = constant * (m ** (2 - tau) * (d / (n * epsilon)) ** tau) ** (2 / (4 - 3 * tau))
+    return T, constant * (d / m + (m * (d / (n * epsilon)) ** 2) ** (tau / (4 - 3 * tau)))
+
+
+def lzcw21_remark_12(d: int, n: int, *, epsilon: float, tau: float) -> float:
+    """The m beyond which more public points do not help: (d^{4-5 tau} (n epsilon)^{2 tau})^{1/(4-2 tau)}."""
+    return (d ** (4 - 5 * tau) * (n * epsilon) ** (2 * tau)) ** (1 / (4 - 2 * tau))
+
+
+def lzcw21_lemma_13(d: int, n: int, K: int, *, gamma: float, tau: float, constant: float = 1.0) -> float:
+    """Every teacher's disagreement with h*: C ((d K ln(n/d) + ln(K/gamma))/n)^{tau/(2-tau)}."""
+    return constant * ((d * K * math.log(n / d) + math.log(K / gamma)) / n) ** (tau / (2 - tau))
+
+
+def lzcw21_proposition_18(
+    m: int, *, nu: float, xi: float, epsilon: float, delta: float, gamma: float
+) -> tuple[int, int]:
+    """(T, K) with which the sparse vector answers all m queries but T as infinitely many teachers would.
+
+    T = nu m + sqrt(2 nu m ln(3/gamma)) + (2/3) ln(3/gamma), for a (nu, xi)-high-margin problem. K: the smallest with
+    K xi - sqrt(K L/2) - 1 >= w + lambda ln(3T/gamma) + 2 lambda L, L = ln(3m/gamma): half the smallest margin, less
+    one, above the threshold and all noise, with probability 1 - gamma. (The printed proof compares the margin itself,
+    not half of it less one, with the threshold; its K = 3 lambda (ln(4m/delta) + L)/xi leaves nothing for sqrt(K L/2).)
+    """
+    slack = math.log(3 / gamma)
+    T = max(1, math.ceil(nu * m + math.sqrt(2 * nu * m * slack) + 2 * slack / 3))
+    scale, threshold = lzcw21_algorithm_2(m, T, epsilon=epsilon, delta=delta)
+    L = math.log(3 * m / gamma)
+    needed = 1 + threshold + scale * (math.log(3 * T / gamma) + 2 * L)
+    root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
+    return T, math.ceil(root**2)
+
+
+def lzcw21_theorem_19(m: int, T: float, d: int, *, approximation: float, constant: float = 1.0) -> float:
+    """Excess over the infinite ensemble: min_h Dis(h, ensemble) + 2T/m + C sqrt(d/m)."""
+    return approximation + 2 * T / m + constant * math.sqrt(d / m)
+
+
+def lzcw21_theorem_20(m: int, T: float, d: int, K: int, *, gamma: float) -> float:
+    """The same for a student that is itself a vote of K hypotheses: 4T/m + 5 (K d + ln(4/gamma))/m."""
+    return 4 * T / m + 5 * (K * d + math.log(4 / gamma)) / m
+
+
+def lzcw21_theorem_22(
+    d: int, *, epsilon: float, delta: float, n: int, alpha: float, gamma: float, theta: float, constant: float = 1.0
+) -> tuple[float, float]:
+    """(queries, K) of PATE with active queries: C theta (1 + ln(1/alpha)) (d ln theta + ln(2 ln(1/alpha)/gamma)), and
+    the K of Theorem 28 for so many queries. theta: the disagreement coefficient."""
+    slack = d * math.log(theta) + math.log(2 * math.log(1 / alpha) / gamma)
+    queries = constant * theta * (1 + math.log(1 / alpha)) * slack
+    return queries, lzcw21_theorem_28(queries, n, epsilon=epsilon, delta=delta)
+
+
+def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> float:
+    """K of Gaussian PATE: 6 sqrt(ln 2n) (sqrt(m ln(1/delta)) + sqrt(m ln(1/delta) + epsilon m))/epsilon."""
+    L = m * math.log(1 / delta)
+    return 6 * math.sqrt(math.log(2 * n)) * (math.sqrt(L) + math.sqrt(L + epsilon * m)) / epsilon
+
+
+# --- NB20, DF20, WLF16 ---------------------------------------------------------------------------------------------
+
+
+def nb20_theorem_3_3(
+    m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
+) -> float:
+    """n of AgPrivCl: C (d ln(1/alpha) + ln(m/beta)) ln^{3/2}(2/delta) ln(m alpha/min(delta, beta/2))
+    max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2). With constants: ``pac.agnostic.plan_ag_priv_cl``."""
+    logs = math.log(2 / delta) ** 1.5 * math.log(m * alpha / min(delta, beta / 2))
+    size = (d * math.log(1 / alpha) + math.log(m / beta)) * max(1.0, math.sqrt(m) * alpha**1.5)
+    return constant * size * logs / (epsilon * alpha**2)
+
+
+def nb20_theorem_4_1(
+    d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
+) -> tuple[int, float]:
+    """(m0, n) of UnvPrivCl: m0 = 32 (d ln(1/alpha) + ln(1/beta))/alpha queries by AgPrivCl, and Theorem 3.3's n."""
+    m0 = math.ceil(32 * (d * math.log(1 / alpha) + math.log(1 / beta)) / alpha)
+    return m0, nb20_theorem_3_3(m0, d, epsilon=epsilon, delta=delta, alpha=alpha, beta=beta, constant=constant)
+
+
+def df20_theorem_1(d: int, *, gamma: float, alpha: float, beta: float, constant: float = 1.0) -> float:
+    """n of the stable predictor: C (d ln(d/alpha)/(gamma alpha) + (d + ln(1/beta))/alpha^2)."""
+    return constant * (d * math.log(d / alpha) / (gamma * alpha) + (d + math.log(1 / beta)) / alpha**2)
+
+
+def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
+    """No gamma-stable learner has expected error alpha <= 1/4 with n below (d - 1)/(8 gamma alpha)."""
+    return (d - 1) / (8 * gamma * alpha)
+
+
+def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:
+    """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + sup g.
+
+    For M hypotheses rho = 0 and K = M.
+    """
+    return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
+
+
+def wlf16_theorem_18(failure: float) -> int:
+    """a = ceil(ln(3/failure)) folds for candidates, and one more to choose among them."""
+    return math.ceil(math.log(3 / failure))

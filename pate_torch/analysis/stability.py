@@ -1,0 +1,91 @@
+"""On-average stability of a learner, measured by retraining on pairs of data sets that differ in one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate_torch import checks
+from pate_torch.rng import derive, numpy_stream
+
+Floats = NDArray[np.float64]
+
+FitPredict = Callable[[NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], list[int]], Floats]
+"""(x [B, n, ...], y [B, n], points [Q, ...], coins [B]) -> scores in [0, 1], [B, Q]: B models trained side by side.
+
+``coins`` seed the models: two data sets with the same coins must be trained with the same randomness.
+"""
+
+
+def one_by_one(fit_predict: Callable[..., Floats]) -> FitPredict:
+    """Lifts ``fit_predict(x [n, ...], y [n], points, coin) -> [Q]`` to a batch, one model after another."""
+
+    def batched(
+        x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
+    ) -> Floats:
+        return np.stack([fit_predict(x, y, points, coin) for x, y, coin in zip(x_B, y_B, coins, strict=True)])
+
+    return batched
+
+
+@dataclass(frozen=True, eq=False)
+class OnAverageStability:
+    """alpha: the largest over points of the root mean square change; alpha_Q per point; error: its standard error.
+
+    ``half_width``: 4 alpha sqrt(2 n), within which three in four models predict of their expectation (BTT18 Lemma 5.8).
+    """
+
+    alpha: float
+    alpha_Q: Floats
+    error: float
+    half_width: float
+
+
+def on_average_stability(
+    fit_predict: FitPredict,
+    x: NDArray[np.generic],
+    y: NDArray[np.generic],
+    points: NDArray[np.generic],
+    *,
+    n: int,
+    pairs: int,
+    seed: int,
+    batch: int = 64,
+) -> OnAverageStability:
+    """Estimates alpha: (1/n) sum_j E |h_D(x) - h_{D^(j)}(x)|^2 <= alpha^2 for every x.
+
+    Draws ``pairs`` pairs from the pool (x [N, ...], y [N]), without replacement within a pair: D of n records, and D
+    with its j-th record, j uniform, replaced by another record; both are trained with the same coins. Needs N > n.
+    Use public or synthetic records: on private ones the result is private.
+    Source: BTT18 Definition 5.7.
+    """
+    checks.integer("n", n, low=1)
+    checks.integer("pairs", pairs, low=2)
+    if len(x) != len(y) or len(x) <= n:
+        raise checks.fail(
+            "n", n, f"must be below the pool's {len(x)} records", "One record is left over as the replacement."
+        )
+    generator = numpy_stream(seed, "on-average-stability")
+    squares = []
+    for start in range(0, pairs, batch):
+        size = min(batch, pairs - start)
+        drawn = np.stack([generator.permutation(len(x))[: n + 1] for _ in range(size)])
+        kept, replaced = drawn[:, :n], drawn[:, :n].copy()
+        replaced[np.arange(size), generator.integers(0, n, size)] = drawn[:, n]
+        coins = [derive(seed, "coins", start + i) for i in range(size)] * 2
+        both = np.concatenate([kept, replaced])
+        score = np.asarray(fit_predict(x[both], y[both], points, coins), dtype=np.float64)
+        if score.shape != (2 * size, len(points)) or not ((score >= 0) & (score <= 1)).all():
+            raise checks.fail("fit_predict", score.shape, f"must return [{2 * size}, {len(points)}] scores in [0, 1]")
+        squares.append((score[:size] - score[size:]) ** 2)
+    square_PQ = np.concatenate(squares)
+    mean_Q = square_PQ.mean(0)
+    worst = int(np.argmax(mean_Q))
+    alpha = float(np.sqrt(mean_Q[worst]))
+    # Delta method: the error of a square root is the error of its square over twice the root.
+    spread = float(square_PQ[:, worst].std(ddof=1)) / np.sqrt(pairs)
+    error = spread / (2 * alpha) if alpha > 0 else 0.0
+    return OnAverageStability(alpha, np.sqrt(mean_Q), error, 4 * alpha * float(np.sqrt(2 * n)))
