@@ -29,6 +29,8 @@ from rich.text import Text
 
 from pate_torch import checks
 
+SHORT = 2.0  # seconds in which a stage needs no line but its last
+
 
 def clock(seconds: float) -> str:
     """12.3 -> '12 s', 83 -> '1:23', 4000 -> '1:06:40'."""
@@ -40,18 +42,21 @@ def clock(seconds: float) -> str:
 
 
 class _Stage:
-    """One stage: counts forward only, and knows when it began."""
+    """One stage, which knows when it began."""
 
     def __init__(self, stages: Stages, name: str) -> None:
         self.stages, self.name = stages, name
         self.began, self.done, self.total = time.monotonic(), 0, 0
         self.task: TaskID | None = None
-        self.next_line = 0.0  # the share of the work at which the next plain line is due
+        self.next_line = 0.1  # the share of the work at which the next plain line is due
         self.last_line = self.began
 
     def __call__(self, done: int, total: int) -> None:
         checks.integer("total", total, low=0)
         checks.integer("done", done, low=0, high=total)
+        if done < self.done:  # begun again, as a student is that guides several rounds
+            self.began = self.last_line = time.monotonic()
+            self.next_line = 0.1
         self.done, self.total = done, total
         self.stages._show(self)
 
@@ -113,10 +118,12 @@ class Stages:
     def _plain(self, stage: _Stage) -> None:
         share = stage.done / stage.total if stage.total else 1.0
         late = time.monotonic() - stage.last_line >= self.every
-        if stage.done == 0 or (share < stage.next_line and not late):
+        due = share >= stage.next_line and stage.seconds >= SHORT
+        over = share >= 1 and stage.next_line <= 1  # told once
+        if stage.done == 0 or not (due or late or over):
             return
         stage.last_line = time.monotonic()
-        stage.next_line = 2.0 if share >= 1 else min(1.0, (int(share * 10 + 1e-9) + 1) / 10)
+        stage.next_line = 2.0 if share >= 1 else (int(share * 10 + 1e-9) + 1) / 10
         took = clock(stage.seconds)
         if share >= 1:
             self._line(f"{stage.name}: {stage.done}/{stage.total} done in {took}")

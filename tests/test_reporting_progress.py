@@ -31,23 +31,51 @@ def run(stream, total=50, **options):
     return stream.getvalue()
 
 
-def test_a_pipe_gets_at_most_a_line_per_tenth():
-    lines = run(io.StringIO(), total=1000).splitlines()
+def test_a_pipe_gets_a_line_per_tenth(monkeypatch):
+    time = Clock(monkeypatch)
+    stream = io.StringIO()
+    stage = Stages(stream=stream)("Training teachers")
+    for done in range(1001):
+        time.now += 0.1
+        stage(done, 1000)
+    lines = stream.getvalue().splitlines()
     assert lines[0] == "Training teachers ..."
-    assert lines[-1].startswith("Training teachers: 1000/1000 done in")
-    assert 8 <= len(lines) <= 12 and not any("\x1b" in line or "\r" in line for line in lines)
+    assert [line.split()[2] for line in lines[1:-1]] == [f"{tenth}00/1000" for tenth in range(1, 10)]
+    assert lines[-1] == "Training teachers: 1000/1000 done in 1:40"
+
+
+def test_a_short_stage_gets_its_first_and_last_line_alone():
+    lines = run(io.StringIO(), total=1000).splitlines()
+    assert len(lines) == 2 and lines[1].startswith("Training teachers: 1000/1000 done in")
+    assert not any("\x1b" in line or "\r" in line for line in lines)
+
+
+def test_a_done_stage_is_not_told_twice():
+    stream = io.StringIO()
+    stage = Stages(stream=stream)("x")
+    for _ in range(3):
+        stage(1, 1)
+    assert stream.getvalue().count("done in") == 1
+
+
+def test_a_stage_may_begin_again():
+    stream = io.StringIO()
+    stage = Stages(stream=stream)("x")
+    for done in (1, 2, 1, 2):
+        stage(done, 2)
+    assert stream.getvalue().count("x: 2/2 done in") == 2
 
 
 def test_a_slow_tenth_is_heard_of_in_between(monkeypatch):
     time = Clock(monkeypatch)
     stream = io.StringIO()
     stage = Stages(stream=stream, every=60)("Slow")
-    for done in range(1, 4):
+    for done in range(1, 6):
         time.now += 45
         stage(done, 1000)
     assert stream.getvalue().splitlines()[1:] == [
-        "Slow: 1/1000 (0%), 45 s so far, about 12:29:15 left",
-        "Slow: 3/1000 (0%), 2:15 so far, about 12:27:45 left",
+        "Slow: 2/1000 (0%), 1:30 so far, about 12:28:30 left",
+        "Slow: 4/1000 (0%), 3:00 so far, about 12:27:00 left",
     ]
 
 
