@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise import NoiseSource
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
