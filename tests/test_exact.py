@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from pate_torch.accounting import data_dependent, exact, outcome_laws, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
@@ -51,7 +51,7 @@ def adaptive_law(model, row) -> np.ndarray:
 
 
 def renyi(p, q, order) -> float:
-    return float(np.log((p**order * q ** (1 - order)).sum()) / (order - 1))
+    return float(special.logsumexp(order * np.log(p) + (1 - order) * np.log(q)) / (order - 1))
 
 
 def brute_force(model, row, orders, direction, laws) -> np.ndarray:
