@@ -148,7 +148,9 @@ def _budget_left(report: ReleasedReport) -> list[tuple[float, float]]:
 def _described(tag: str, value: float, terms: str) -> Summary:
     """A scalar in double precision whose card carries the terms: SummaryWriter's own has no place for them."""
     kind = SummaryMetadata.PluginData(plugin_name="scalars")
-    metadata = SummaryMetadata(plugin_data=kind, summary_description=terms)
+    # The default smoothing trails a rising curve, and so shows a price below the true one.
+    words = f"{terms}. Set Smoothing to 0: the smoothed line is not the price."
+    metadata = SummaryMetadata(plugin_data=kind, summary_description=words)
     tensor = TensorProto(double_val=[value], dtype="DT_DOUBLE")
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
 
