@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _normaliser(kind: str, channels: int) -> nn.Module:
 def _dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
     """Hidden layers with ReLU, then the logits."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return [*layers, nn.Linear(sizes[-1], num_classes)]
 
@@ -212,8 +213,7 @@ def cnn(
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    builder.__name__: builder
-    for builder in (logistic, mlp, lean_cnn, convnet, resnet, small_cnn, cnn, wide_resnet)
+    builder.__name__: builder for builder in (logistic, mlp, lean_cnn, convnet, resnet, small_cnn, cnn, wide_resnet)
 }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pate_torch import augment, networks
 from pate_torch.rng import torch_stream
 from pate_torch.teachers import stacked
+from pate_torch.teachers.optimisers import make_optimiser
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -30,7 +31,7 @@ POINTS = 50
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
-    """PRIVATE. The records of teachers first .. first+k-1: x_kS [k, S, ...] (rows past the size are zero), y_kS, size_k."""
+    """PRIVATE. The records of teachers first .. first+k-1: x_kS [k, S, ...] (zero past size_k), y_kS, size_k."""
 
     first: int
     x_kS: Tensor
@@ -50,7 +51,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trained:
-    """PRIVATE. Parameters [k, ...] of a chunk, and its learning curves: mean loss and accuracy per teacher, [points, k]."""
+    """PRIVATE. Parameters [k, ...] of a chunk, and each teacher's curves of loss and accuracy, [points, k]."""
 
     params: stacked.Parameters
     loss_Pk: Tensor
@@ -59,17 +60,20 @@ class Trained:
 
 def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
     """Copy the records of some teachers out of the private set."""
-    index = shards.index_KS[teachers.start : teachers.stop]
-    mask = shards.mask_KS[teachers.start : teachers.stop]
-    size = mask.sum(1)
+    return gather_rows(private.x, private.y, shards.index_KS, shards.mask_KS, teachers)
+
+
+def gather_rows(x_N: Tensor, y_N: Tensor, index_KS: Tensor, mask_KS: Tensor, teachers: range) -> Chunk:
+    """As ``gather_chunk``, from bare tensors."""
+    index, mask = index_KS[teachers.start : teachers.stop], mask_KS[teachers.start : teachers.stop]
     capacity = max(1, index.shape[1])
-    x = torch.zeros(len(teachers), capacity, *private.x.shape[1:], dtype=private.x.dtype)
+    x = torch.zeros(len(teachers), capacity, *x_N.shape[1:], dtype=x_N.dtype)
     y = torch.zeros(len(teachers), capacity, dtype=torch.int64)
     for row in range(len(teachers)):
         own = index[row][mask[row]]
-        x[row, : len(own)] = private.x[own]
-        y[row, : len(own)] = private.y[own]
-    return Chunk(teachers.start, x, y, size)
+        x[row, : len(own)] = x_N[own]
+        y[row, : len(own)] = y_N[own]
+    return Chunk(teachers.start, x, y, mask.sum(1))
 
 
 def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
@@ -126,15 +130,6 @@ class Feed:
                 yield self._images(x, None if maps is None else maps[t]), self.y[row[:, None], index_kB]
 
 
-def make_optimiser(params: list[Tensor], recipe: TeacherRecipe) -> torch.optim.Optimizer:
-    """Element-wise optimisers only: nothing is normed or clipped across teachers."""
-    if recipe.optimiser == "sgd":
-        return torch.optim.SGD(
-            params, lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
-        )
-    return torch.optim.AdamW(params, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
-
-
 def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 arithmetic where the recipe asks for it."""
     if recipe.dtype == "bf16":
@@ -162,14 +157,14 @@ def _run(
     points = min(POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
     for step, (x, y) in enumerate(feed):
-        optimiser.param_groups[0]["lr"] = recipe.rate(step)
         with arithmetic(recipe, device):
             logits = forward(x)
         losses = _losses(logits, y, recipe.label_smoothing)
-        optimiser.zero_grad(set_to_none=True)
         losses.sum().backward()
-        optimiser.step()
         with torch.no_grad():
+            optimiser.step(recipe.rate(step))
+            for parameter in params:
+                parameter.grad = None
             point = point_of(step, recipe.steps)
             curves[0, point] += losses.detach()
             curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
@@ -184,9 +179,7 @@ def train_stacked(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
     feed = Feed(chunk, spec, recipe, seed, device)
-    loss, accuracy = _run(
-        lambda x: stacked.forward(module, params, x), list(params.values()), feed, recipe, device
-    )
+    loss, accuracy = _run(lambda x: stacked.forward(module, params, x), list(params.values()), feed, recipe, device)
     return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
 
 
@@ -199,9 +192,11 @@ def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, d
         networks.initialise(module, torch_stream(seed, "teacher", teacher, "init"))
         module.to(device, recipe.torch_dtype)
         feed = Feed(alone, spec, recipe, seed, device)
-        loss, accuracy = _run(
-            lambda x, net=module: net(x[:, 0])[None], list(module.parameters()), feed, recipe, device  # type: ignore[misc]
-        )
+
+        def forward(x: Tensor, module: nn.Module = module) -> Tensor:
+            return module(x[:, 0])[None]
+
+        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
         done.append(_finish(params, alone, loss, accuracy))
     return Trained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +18,23 @@ CHUNK = 16
 """Teachers evaluated together."""
 
 
+def spec_from(plain: Mapping[str, Any]) -> DataSpec:
+    """A DataSpec that went through JSON."""
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    return DataSpec(**fields)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Ensemble:
     """PRIVATE. ``network``: a description (networks.py); ``params``: [K, ...] each; ``trained_K``: bool.
 
-    A teacher whose shard was empty is not trained and votes class 0. ``members``: which of ``num_teachers`` teachers
-    these are, when only some are here (one rank's share); None when all are.
+    A teacher whose shard was empty is not trained and votes class 0.
     """
 
     network: dict[str, Any]
     params: stacked.Parameters
     trained_K: Tensor
     spec: DataSpec
-    members: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
@@ -49,11 +54,10 @@ class Ensemble:
     def _module(self) -> torch.nn.Module:
         return networks.rebuild(self.network)
 
-    def select(self, members: tuple[int, ...]) -> Ensemble:
-        """Some of the teachers, still knowing who they are."""
-        index = torch.tensor(members, dtype=torch.int64)
-        params = {name: p[index] for name, p in self.params.items()}
-        return Ensemble(self.network, params, self.trained_K[index], self.spec, members)
+    def select(self, teachers: slice) -> Ensemble:
+        """Some of the teachers (views, no copy)."""
+        params = {name: p[teachers] for name, p in self.params.items()}
+        return Ensemble(self.network, params, self.trained_K[teachers], self.spec)
 
     @torch.no_grad()
     def predictions(
@@ -82,6 +86,4 @@ class Ensemble:
         self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        if self.members is not None:
-            raise ValueError("this rank holds only its own teachers: use distributed.votes")
         return voting.count(self.predictions(x, batch, device, progress), self.network["num_classes"])

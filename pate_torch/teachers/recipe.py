@@ -26,7 +26,8 @@ class TeacherRecipe:
 
     backend: how teachers share the machine; all give the same teachers up to rounding. ``chunk`` teachers are stacked
     (None: chosen from the network and the device alone); ``workers``: processes (None: one per core).
-    dtype: float32, float64, or bf16 (float32 parameters, bfloat16 arithmetic). ``compile``: fuse a step by torch.compile.
+    dtype: float32, float64, or bf16 (float32 parameters, bfloat16 arithmetic). ``compile``: fuse the steps by
+    torch.compile, which pays after some minutes of training.
     """
 
     network: str = "lean_cnn"

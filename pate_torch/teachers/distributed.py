@@ -1,0 +1,115 @@
+"""torchrun: chunks of teachers dealt to ranks, parameters and votes gathered.
+
+Teachers never talk while they learn, so there is nothing to synchronise but the end, through host memory: the group
+is gloo even where ranks train on GPUs. Without torchrun everything here is the single-process case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pate_torch.protocols import Progress, silent
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.voting import tally
+from pate_torch.types import Votes
+
+TIMEOUT = timedelta(hours=12)
+"""A rank waits this long for slower ones; a dead peer is noticed at once, by its closed connection."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def world() -> World:
+    """Joins the group on the first call when started by torchrun."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return World()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size)
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes, charges and reports."""
+    return world().rank == 0
+
+
+def local_device(device: torch.device) -> torch.device:
+    """Rank i of a machine takes its i-th GPU, unless one is named."""
+    if device.type == "cuda" and device.index is None and world().size > 1:
+        return torch.device("cuda", world().local_rank % torch.cuda.device_count())
+    return device
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if world().size > 1:
+        _checked(dist.barrier)
+
+
+def broadcast_text(text: str) -> str:
+    """Rank 0's text on every rank: the run id, for instance."""
+    if world().size == 1:
+        return text
+    box = [text]
+    _checked(lambda: dist.broadcast_object_list(box, src=0))
+    return box[0]
+
+
+def close() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _checked(operation: Callable[[], object]) -> None:
+    try:
+        operation()
+    except RuntimeError as error:
+        raise RuntimeError(
+            "another rank has stopped, so this run cannot finish; start it again: finished chunks of teachers are kept"
+        ) from error
+
+
+def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
+    """Fill tensors [K, ...] in place: row k is sent by rank ``owner_K[k]`` to all. Equal neighbours travel together."""
+    if world().size == 1:
+        return
+    starts = [k for k in range(len(owner_K)) if k == 0 or owner_K[k] != owner_K[k - 1]]
+    for start, stop in zip(starts, [*starts[1:], len(owner_K)], strict=True):
+        for tensor in rows_K.values():
+            part = tensor[start:stop].contiguous()
+            _checked(lambda part=part, source=owner_K[start]: dist.broadcast(part, source))  # type: ignore[misc]
+            tensor[start:stop] = part
+
+
+def votes(
+    ensemble: Ensemble, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
+) -> Votes:
+    """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them."""
+    me = world()
+    if me.size == 1:
+        return ensemble.votes(x, batch, device, progress)
+    num_classes = ensemble.network["num_classes"]
+    share = slice(me.rank, None, me.size)
+    counts = torch.zeros(len(x), num_classes, dtype=torch.int64)
+    if len(ensemble.trained_K[share]):
+        counts += tally(ensemble.select(share).predictions(x, batch, device, progress), num_classes)
+    _checked(lambda: dist.all_reduce(counts))
+    return Votes(counts, len(ensemble))

@@ -1,0 +1,64 @@
+"""PRIVATE folders and files of tensors: closed to others, written whole or not at all, refused when damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+README = """PRIVATE: do not publish, do not share.
+
+These are teachers trained directly on private records, and their votes. Whoever has them can learn about single
+records; no privacy guarantee covers them. Keep them together with the privacy ledger beside this folder: it remembers
+what has already been released from these data.
+"""
+
+
+def private_folder(path: Path) -> Path:
+    """A folder only its owner can enter, with a README saying why."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)
+    readme = path / "README"
+    if not readme.exists():
+        readme.write_text(README)
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary neighbour which becomes ``path`` at the end, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        yield temporary
+        temporary.chmod(0o600)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A safetensors file; anything else (pickles too) is a ValueError that names the file."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ValueError(f"{path}: missing, damaged or not a safetensors file") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content(x: Tensor) -> memoryview:
+    """The bytes of a tensor, for hashing."""
+    return x.detach().cpu().contiguous().numpy().data.cast("B") if x.numel() else memoryview(b"")

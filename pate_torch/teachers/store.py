@@ -1,0 +1,224 @@
+"""PRIVATE folders of trained teachers: found again by what they were trained on, refused when anything is off.
+
+    <root>/teachers/<id>/   ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
+
+Ids are random. The fingerprint that recognises the same private data is a hash keyed with a secret that never leaves
+the store, and it is recorded here only: a hash of private content would tell neighbouring data sets apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.files import content, file_digest, private_folder, read_tensors, replacing
+from pate_torch.types import PrivateData, Votes
+
+SCHEMA_VERSION = 1
+ID = re.compile(r"[0-9a-f]{16}")
+HASH = re.compile(r"[0-9a-f]{64}")
+TRAINED = "__trained__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """PRIVATE. What an ensemble was trained on and how: equal identities give equal teachers.
+
+    ``fingerprint``: ``TeacherStore.fingerprint`` of the private data. ``partition``, ``configuration``: plain data
+    (``TeacherRecipe.configuration()``).
+    """
+
+    dataset: str
+    fingerprint: str
+    partition: Mapping[str, Any]
+    configuration: Mapping[str, Any]
+    seed: int
+    num_teachers: int
+
+    def __post_init__(self) -> None:
+        if not HASH.fullmatch(self.fingerprint):
+            raise ValueError("fingerprint: must come from TeacherStore.fingerprint")
+        for name in ("partition", "configuration"):  # through JSON, so that tuples and lists compare equal
+            object.__setattr__(self, name, json.loads(json.dumps(dict(getattr(self, name)), sort_keys=True)))
+
+    def __repr__(self) -> str:
+        return f"Identity(dataset={self.dataset!r}, num_teachers={self.num_teachers}, content withheld)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """PRIVATE. An ensemble with what its manifest says. ``ledger_head``: the newest ledger entry when last used."""
+
+    id: str
+    ensemble: Ensemble
+    identity: Identity
+    ledger_head: str | None
+
+
+def pool_hash(x: Tensor) -> str:
+    """SHA-256 of public points: their type, shape and content."""
+    state = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode())
+    state.update(content(x))
+    return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class TeacherStore:
+    """The teachers under one root folder (``PATE_HOME``)."""
+
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.root) / "teachers"
+
+    def fingerprint(self, private: PrivateData) -> str:
+        """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
+        state = hashlib.blake2b(key=self._secret(), digest_size=32)
+        for tensor in (private.x, private.y):
+            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            state.update(content(tensor))
+        state.update(private.unit.encode())
+        state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
+        return state.hexdigest()
+
+    def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
+        """Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
+        if len(ensemble) != identity.num_teachers:
+            raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
+        private_folder(self.folder)
+        name = secrets.token_hex(8)
+        temporary = self.folder / f".{name}"
+        private_folder(temporary)
+        try:
+            private_folder(temporary / "votes")
+            tensors = temporary / "ensemble.safetensors"
+            save_file({k: v.contiguous() for k, v in ensemble.params.items()} | {TRAINED: ensemble.trained_K}, tensors)
+            tensors.chmod(0o600)
+            manifest = {
+                "schema_version": SCHEMA_VERSION,
+                "id": name,
+                "private": True,
+                **asdict(identity),
+                "network": ensemble.network,
+                "spec": asdict(ensemble.spec),
+                "sha256": file_digest(tensors),
+                "ledger_head": ledger_head,
+            }
+            self._write_manifest(temporary, manifest)
+            temporary.rename(self.folder / name)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return name
+
+    def load(self, name: str) -> Stored:
+        """An ensemble by its id. ValueError: malformed or unknown id; damaged, foreign or altered files."""
+        folder = self._folder(name)
+        manifest = self._manifest(folder)
+        tensors = folder / "ensemble.safetensors"
+        if not tensors.is_file() or file_digest(tensors) != manifest["sha256"]:
+            raise ValueError(f"teachers {name}: {tensors} is missing or was changed after it was saved")
+        params = read_tensors(tensors)
+        trained = params.pop(TRAINED, None)
+        try:
+            spec = spec_from(manifest["spec"])
+            identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
+            if trained is None or len(trained) != identity.num_teachers:
+                raise ValueError("the number of teachers does not fit")
+            ensemble = Ensemble(manifest["network"], params, trained, spec)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
+        return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
+
+    def find(self, identity: Identity) -> str | None:
+        """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
+        if not self.folder.is_dir():
+            return None
+        wanted = asdict(identity)
+        for folder in sorted(path for path in self.folder.iterdir() if ID.fullmatch(path.name)):
+            with contextlib.suppress(ValueError):
+                manifest = self._manifest(folder)
+                if all(manifest.get(key) == value for key, value in wanted.items()):
+                    return folder.name
+        return None
+
+    def set_ledger_head(self, name: str, ledger_head: str) -> None:
+        """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
+        folder = self._folder(name)
+        self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
+
+    def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes]) -> Votes:
+        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept."""
+        folder = self._folder(name)
+        manifest = self._manifest(folder)
+        path = private_folder(folder / "votes") / f"{pool_hash(pool_x)}.safetensors"
+        if path.exists():
+            counts = read_tensors(path).get("counts_QC")
+            if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):
+                raise ValueError(f"{path}: does not hold the votes on these points; delete it to count again")
+            return Votes(counts.to(torch.int64), manifest["num_teachers"])
+        votes = compute()
+        if votes.num_teachers != manifest["num_teachers"] or len(votes) != len(pool_x):
+            raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
+        with replacing(path) as temporary:
+            save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
+        return votes
+
+    def _secret(self) -> bytes:
+        path = private_folder(self.folder) / ".fingerprint_key"
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+                with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(32))
+                try:
+                    os.link(temporary, path)  # unlike a rename, never replaces another process's key
+                finally:
+                    temporary.unlink()
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognised again)")
+        return key
+
+    def _folder(self, name: str) -> Path:
+        if not isinstance(name, str) or not ID.fullmatch(name):
+            raise checks.fail("teachers", name, "must be an id of 16 hexadecimal digits")
+        folder = self.folder / name
+        if not folder.is_dir():
+            raise checks.fail("teachers", name, f"no such ensemble under {self.folder}")
+        return folder
+
+    def _manifest(self, folder: Path) -> dict[str, Any]:
+        path = folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
+        needed = {field.name for field in fields(Identity)} | {"id", "network", "spec", "sha256", "ledger_head"}
+        if not needed <= manifest.keys() or manifest["id"] != folder.name:
+            raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
+        return manifest
+
+    @staticmethod
+    def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+        with replacing(folder / "manifest.json") as temporary:
+            temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
