@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -16,8 +14,6 @@ from pate_torch import checks
 from pate_torch.data.locations import missing
 from pate_torch.data.units import positions
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
-
-T = TypeVar("T")
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -87,13 +83,15 @@ def assemble(
     )
 
 
-def read(name: str, where: Path, download: bool, open_: Callable[[], T]) -> T:
-    """Run a reader; one ValueError says what is missing (and the switch), unreadable, or could not be fetched."""
+def read(
+    name: str, where: Path, download: bool, classes: int, open_: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Images and labels by ``open_``; one ValueError says what is missing (and the switch), unreadable or unfetched."""
     try:
-        return open_()
+        x, y = open_()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise missing(name, where, str(error)) from error
-    except (RuntimeError, URLError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         if download:
             raise checks.fail(
                 "dataset.download",
@@ -103,16 +101,21 @@ def read(name: str, where: Path, download: bool, open_: Callable[[], T]) -> T:
             ) from error
         if "not found" in str(error):
             raise missing(name, where) from error
-        raise unreadable(name, where, error) from error
+        raise unreadable(name, where, repr(error)) from error
     except (ValueError, AssertionError, EOFError, KeyError, TypeError, IndexError, pickle.UnpicklingError) as error:
-        raise unreadable(name, where, error) from error
+        raise unreadable(name, where, repr(error)) from error
+    if len(x) != len(y) or len(y) == 0:
+        raise unreadable(name, where, f"{len(x)} images, {len(y)} labels")
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise unreadable(name, where, f"labels outside 0..{classes - 1}")
+    return x, y
 
 
-def unreadable(name: str, where: Path, error: Exception) -> ValueError:
+def unreadable(name: str, where: Path, reason: str) -> ValueError:
     """The error of files that are there but are not what they should be."""
     return checks.fail(
         "dataset.name",
         name,
-        f"its files in {where.absolute()} could not be read ({type(error).__name__}: {error})",
+        f"its files in {where.absolute()} could not be read ({reason})",
         "Remove them and fetch them anew with dataset.download=true.",
     )

@@ -59,4 +59,4 @@ class Mnist:
             data = self.reader(str(where), train=train, download=self.download)
             return data.data[:, None], data.targets.long()
 
-        return benchmark.read(self.name, raw, self.download, open_)
+        return benchmark.read(self.name, raw, self.download, len(self.classes), open_)

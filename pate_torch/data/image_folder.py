@@ -1,0 +1,139 @@
+"""Folders of images, one per class: ``<path>/<class>/.../<file>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pate_torch import checks
+from pate_torch.data import locations, roles
+from pate_torch.types import Dataset
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits or fewer a channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
+
+    path: the folder of class folders, from the working directory or the data root; public_path, test_path: folders
+    for these roles (a public one may hold unlabelled images directly when there is a test folder).
+    channels: 3 (colour) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
+    match) names the privacy unit, e.g. ``^(patient[0-9]+)_``; otherwise the unit is the file's path in the folder.
+    classes: the class folders, or None for those that public and test images show.
+
+    x: uint8 [N, channels, size, size]. Raises ValueError naming the file or key, what is allowed and the fix.
+    """
+
+    name: str = "image_folder"
+    path: str | None = None
+    public_path: str | None = None
+    test_path: str | None = None
+    root: str | None = None
+    seed: int = 0
+    fractions: Sequence[float] = (0.8, 0.1, 0.1)
+    size: int = 32
+    channels: int = 3
+    group: str | None = None
+    classes: Sequence[Any] | None = None
+    nominal_size: int | None = None
+    benchmark: bool = False
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        roles.check_fractions(self.fractions)
+        checks.integer("dataset.size", self.size, low=4)
+        checks.boolean("dataset.benchmark", self.benchmark)
+        if self.channels not in (1, 3):
+            raise checks.fail("dataset.channels", self.channels, "must be 1 (grey) or 3 (colour)")
+        if self.nominal_size is not None:
+            checks.integer("dataset.nominal_size", self.nominal_size, low=1)
+        if self.group is not None:
+            try:
+                re.compile(self.group)
+            except re.error as error:
+                raise checks.fail("dataset.group", self.group, f"must be a regular expression ({error})") from error
+
+    def load(self) -> Dataset:
+        given = {
+            roles.PRIVATE: ("dataset.path", self.path),
+            roles.PUBLIC: ("dataset.public_path", self.public_path),
+            roles.TEST: ("dataset.test_path", self.test_path),
+        }
+        found: list[tuple[int, Path, Path]] = []
+        for part, (key, path) in given.items():
+            if path or part == roles.PRIVATE:
+                folder = locations.existing(key, path, self.root)
+                unlabelled = part == roles.PUBLIC and bool(self.test_path)
+                found += [(part, folder, file) for file in _images(key, folder, unlabelled)]
+        part_N = np.array([part for part, _, _ in found])
+        unit_id = np.array([self._unit(file.relative_to(folder)) for _, folder, file in found])
+        role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
+        relative = [file.relative_to(folder).parts for _, folder, file in found]
+        records = roles.Records(
+            x=self._read([file for _, _, file in found]),
+            label=np.array([parts[0] if len(parts) > 1 else "" for parts in relative], dtype=object),
+            unit_id=unit_id,
+            unit="record" if self.group is None else "group:file name",
+            role_N=role_N,
+        )
+        return roles.assemble(
+            records, name=self.name, classes=self.classes, benchmark=self.benchmark, nominal_size=self.nominal_size
+        )
+
+    def _unit(self, relative: Path) -> str:
+        if self.group is None:
+            return relative.as_posix()
+        match = re.search(self.group, relative.name)
+        if match is None:
+            raise checks.fail(
+                "dataset.group",
+                self.group,
+                f"does not match the file name {relative.name!r}",
+                "Every file needs a unit.",
+            )
+        return match.group(1) if match.re.groups else match.group(0)
+
+    def _read(self, files: list[Path]) -> torch.Tensor:
+        x = torch.empty(len(files), self.channels, self.size, self.size, dtype=torch.uint8)
+        mode = "RGB" if self.channels == 3 else "L"
+        for row, file in zip(x, files, strict=True):
+            try:
+                with Image.open(file) as image:
+                    if image.mode not in _MODES:
+                        raise checks.fail(
+                            "image mode",
+                            image.mode,
+                            f"must be one of {', '.join(_MODES)} (file {file})",
+                            "Convert the image to eight bits a channel.",
+                        )
+                    small = image.convert(mode).resize((self.size, self.size), Image.Resampling.BILINEAR)
+            except (OSError, SyntaxError) as error:
+                raise checks.fail("dataset.path", str(file), f"is not a readable image ({error})") from error
+            row.copy_(torch.from_numpy(np.array(small)).view(self.size, self.size, -1).permute(2, 0, 1))
+        return x
+
+
+def _images(key: str, folder: Path, unlabelled: bool) -> list[Path]:
+    """Image files below class folders (or also right in the folder), in the order of their paths."""
+    if not folder.is_dir():
+        raise checks.fail(key, str(folder), "must be a folder of class folders")
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES and file.is_file()]
+    if not unlabelled:
+        files = [file for file in files if file.parent != folder]
+    if not files:
+        raise checks.fail(
+            key,
+            str(folder),
+            "has no images in class folders",
+            f"Expected <folder>/<class>/<file> ending in {', '.join(sorted(_SUFFIXES))}.",
+        )
+    return files

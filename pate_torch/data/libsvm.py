@@ -1,0 +1,160 @@
+"""LIBSVM / svmlight files (.svm, .svm.gz): sparse rows made dense, or hashed to fewer dimensions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.datasets import load_svmlight_file
+from torch import Tensor
+
+from pate_torch import checks, rng
+from pate_torch.data import locations, roles, units
+from pate_torch.types import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Libsvm:
+    """Rows ``label index:value ...``; private, public and test by ``fractions``, or from files of their own.
+
+    path: the file, from the working directory or the data root; public_path, test_path: files for these roles.
+    roles: "hash" (each unit's own id decides: for private data) or "position" (a seeded permutation of the file's
+    positions: for benchmarks, where unit ids are positions). group: "qid" makes the ``qid:`` field the privacy unit.
+    num_features: declared, or None to read it off the public and test records; private features beyond are dropped.
+    Above ``feature_limit`` features, rows are projected to ``project`` dimensions by fixed signed hashing.
+    classes: the labels, or None to read them off the public and test records. zero_based: whether indices start at
+    0; never guessed, since a guess would depend on private records.
+
+    x: float32 [N, D]. Raises ValueError naming the key, what is allowed and the fix.
+    Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206); the 80/2/18 split, LZCW21 section 6.
+    """
+
+    name: str = "libsvm"
+    path: str | None = None
+    public_path: str | None = None
+    test_path: str | None = None
+    root: str | None = None
+    seed: int = 0
+    roles: str = "hash"
+    fractions: Sequence[float] = (0.8, 0.1, 0.1)
+    group: str | None = None
+    classes: Sequence[Any] | None = None
+    num_features: int | None = None
+    zero_based: bool = False
+    feature_limit: int = 4096
+    project: int = 1024
+    standardise: bool = False
+    nominal_size: int | None = None
+    benchmark: bool = False
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        checks.one_of("dataset.roles", self.roles, ("hash", "position"))
+        roles.check_fractions(self.fractions)
+        if self.group is not None:
+            checks.one_of("dataset.group", self.group, ("qid",))
+        for key in ("zero_based", "standardise", "benchmark"):
+            checks.boolean(f"dataset.{key}", getattr(self, key))
+        for key in ("num_features", "nominal_size"):
+            if getattr(self, key) is not None:
+                checks.integer(f"dataset.{key}", getattr(self, key), low=1)
+        checks.integer("dataset.feature_limit", self.feature_limit, low=1)
+        checks.integer("dataset.project", self.project, low=1)
+        if self.roles == "position" and (self.public_path or self.test_path or self.group):
+            raise checks.fail(
+                "dataset.roles", self.roles, "goes with one file of single records", "Use dataset.roles=hash."
+            )
+
+    def load(self) -> Dataset:
+        files = {roles.PRIVATE: self.path, roles.PUBLIC: self.public_path, roles.TEST: self.test_path}
+        keys = ("dataset.path", "dataset.public_path", "dataset.test_path")
+        read = {part: self._read(keys[part], path) for part, path in files.items() if path or part == roles.PRIVATE}
+        width = max(rows.shape[1] for rows, _, _ in read.values())
+        rows = sp.vstack([_widened(rows, width) for rows, _, _ in read.values()], format="csr")
+        label = np.concatenate([label for _, label, _ in read.values()])
+        part_N = np.repeat(list(read), [len(label) for _, label, _ in read.values()])
+        if self.roles == "position":
+            unit_id = units.positions(len(label))
+            role_N = roles.by_position(len(label), self.fractions, self.seed)
+        else:
+            unit_id = np.concatenate([ids for _, _, ids in read.values()])
+            role_N = roles.by_hash(unit_id, part_N, set(read), self.fractions, self.seed)
+        records = roles.Records(
+            x=self._dense(rows, role_N != roles.PRIVATE),
+            label=label,
+            unit_id=unit_id,
+            unit=f"group:{self.group}" if self.group else "record",
+            role_N=role_N,
+        )
+        return roles.assemble(
+            records,
+            name=self.name,
+            classes=self.classes,
+            benchmark=self.benchmark,
+            nominal_size=self.nominal_size,
+            standardise=self.standardise,
+        )
+
+    def _read(self, key: str, path: str | None) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+        """Sparse float rows, labels as text, and unit ids."""
+        file = locations.existing(key, path, self.root)
+        try:
+            rows, y, *query = load_svmlight_file(str(file), zero_based=self.zero_based, query_id=self.group is not None)
+        except (ValueError, OSError, EOFError, OverflowError) as error:
+            raise checks.fail(
+                key,
+                str(file),
+                f"is not a readable LIBSVM file ({type(error).__name__}: {error})",
+                "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true.",
+            ) from error
+        rows = sp.csr_matrix(rows)
+        if len(y) == 0:
+            raise checks.fail(key, str(file), "has no rows")
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(rows.data.astype(np.float32)).all()
+        if not finite:
+            raise checks.fail(key, str(file), "has features that are not finite numbers", "Remove NaN and infinity.")
+        label = np.array([roles.class_name(value) for value in y.tolist()])
+        if query and len(query[0]) != len(y):
+            raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {file}")
+        return rows, label, query[0].astype(str) if query else _content_ids(rows, label)
+
+    def _dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
+        """float32 [N, D], D declared or read off the public side."""
+        used = rows[public_N].indices
+        width = self.num_features or int(used.max(initial=0)) + 1
+        rows = _widened(rows, width)[:, :width].astype(np.float32)
+        if width > self.feature_limit:
+            rows = rows @ hashing(width, self.project)
+        return torch.from_numpy(rows.toarray())
+
+
+def hashing(features: int, dimensions: int) -> sp.csr_matrix:
+    """A fixed signed hashing, sparse [features, dimensions]: one entry of +-1 a row. Inner products stay unbiased."""
+    draw = rng.numpy_stream(0, "libsvm", "hashing").random((features, 2))
+    bucket = (draw[:, 0] * dimensions).astype(np.int64)
+    sign = np.where(draw[:, 1] < 0.5, -1, 1).astype(np.float32)
+    return sp.csr_matrix((sign, (np.arange(features), bucket)), shape=(features, dimensions))
+
+
+def _widened(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
+    """The same rows with at least ``width`` columns."""
+    shape = (rows.shape[0], max(width, rows.shape[1]))
+    return sp.csr_matrix((rows.data, rows.indices, rows.indptr), shape=shape)
+
+
+def _content_ids(rows: sp.csr_matrix, label: np.ndarray) -> np.ndarray:
+    """A hash of every row's own label and entries."""
+    index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
+    spans = itertools.pairwise(start)
+    return np.array(
+        [
+            units.content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
+            for name, (a, b) in zip(label.tolist(), spans, strict=True)
+        ]
+    )

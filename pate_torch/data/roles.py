@@ -1,0 +1,192 @@
+"""A user's own data: who is private, public or for testing, which classes there are, and the Dataset made of it.
+
+Nothing is learnt from private records: roles come from each unit's own id, class lists and statistics from the public
+side (or are declared), and a private record that does not fit is dropped by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch import checks, rng
+from pate_torch.data.benchmark import channel_statistics
+from pate_torch.data.units import keyed_hash
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+
+PRIVATE, PUBLIC, TEST = 0, 1, 2
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """[private, public, test], each positive, summing to one."""
+    if len(fractions) != 3 or min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
+        raise checks.fail(
+            "dataset.fractions", list(fractions), "must be three positive numbers [private, public, test] summing to 1"
+        )
+
+
+def by_hash(
+    unit_id: np.ndarray, part_N: np.ndarray, parts: set[int], fractions: Sequence[float], seed: int
+) -> np.ndarray:
+    """A role for every record, int64 [N], from a keyed hash of its unit's id: no other record has a say.
+
+    part_N: which file a record came from (PRIVATE: the main one, PUBLIC or TEST: a file given for that role); parts:
+    the files there are. Roles without a file of their own are split off from the file before, by ``fractions``.
+    """
+    public_from = PUBLIC if PUBLIC in parts else PRIVATE
+    test_from = TEST if TEST in parts else public_from
+    source = np.array([PRIVATE, public_from, test_from])
+    uniform_N = keyed_hash(unit_id.tolist(), seed, "role")[:, 0] / 2.0**64
+    role_N = np.empty(len(unit_id), dtype=np.int64)
+    for part in parts:
+        weights = np.where(source == part, fractions, 0.0)
+        edges = np.cumsum(weights) / weights.sum()
+        here = part_N == part
+        # The last role with any weight takes what rounding leaves above its edge.
+        role_N[here] = np.minimum(np.searchsorted(edges, uniform_N[here], side="right"), np.flatnonzero(weights)[-1])
+    return role_N
+
+
+def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray:
+    """Roles of a benchmark's positions by a seeded permutation, int64 [count]: floor private, ceil public, rest test.
+
+    These roundings give the sizes LZCW21 prints in Table 3 (8,124 records at 80/2/18: 6,499, 163 and 1,462).
+    """
+    private = math.floor(round(count * fractions[0], 6))
+    public = math.ceil(round(count * fractions[1], 6))
+    role = np.full(count, TEST)
+    order = rng.numpy_stream(seed, "role", "position").permutation(count)
+    role[order[:private]] = PRIVATE
+    role[order[private : private + public]] = PUBLIC
+    return role
+
+
+def class_name(value: Any) -> str:
+    """One spelling for a class: 1, 1.0, "1" and "+1" are the same."""
+    text = str(value).strip()
+    if not _NUMBER.fullmatch(text):
+        return text
+    number = float(text)
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else text
+
+
+def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str, ...]:
+    """Declared classes, or those ``seen`` on the public side, sorted (numbers by value); at least two."""
+    found = set(seen) - {""}
+    if declared is None:
+        numeric = all(_NUMBER.fullmatch(name) for name in found)
+        classes = tuple(sorted(found, key=float) if numeric else sorted(found))
+        if len(classes) < 2:
+            raise checks.fail(
+                "dataset.classes",
+                None,
+                f"must be declared, because the public and test records show only {len(classes)} class(es): {classes}",
+                "List all classes in dataset.classes, or raise the public and test fractions.",
+            )
+        return classes
+    classes = tuple(class_name(value) for value in declared)
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        raise checks.fail("dataset.classes", list(classes), "must list at least two different classes")
+    if unknown := sorted(found - set(classes)):
+        raise checks.fail(
+            "dataset.classes",
+            list(classes),
+            f"is too short: public or test records also have {unknown[:10]}",
+            "Add these classes, or leave their records out of the public data.",
+        )
+    return classes
+
+
+def feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per feature of public rows [Q, D]; deviation 1 where the pool is constant.
+
+    A small deviation there would blow up private records that differ from the pool.
+    """
+    x = x.double()
+    std = x.std(0, correction=0)
+    return tuple(x.mean(0).tolist()), tuple(torch.where(std > 1e-8, std, 1.0).tolist())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Records:
+    """All records of a source before their roles part them. PRIVATE.
+
+    x: uint8 [N, Ch, H, W] or float32 [N, D]; label: str [N] ("" unknown); unit_id: str [N]; role_N int64 [N].
+    """
+
+    x: Tensor
+    label: np.ndarray
+    unit_id: np.ndarray
+    unit: str
+    role_N: np.ndarray
+
+
+def assemble(
+    records: Records,
+    *,
+    name: str,
+    classes: Iterable[Any] | None,
+    benchmark: bool,
+    nominal_size: int | None,
+    standardise: bool | Sequence[bool] = False,
+) -> Dataset:
+    """Part the records by role; private ones of unknown class are dropped, one by one.
+
+    standardise: which features are centred and scaled by the pool's statistics (images always are).
+    """
+    label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
+    public_side = records.role_N != PRIVATE
+    class_names = class_list(classes, np.unique(label[public_side]).tolist())
+    code = {value: index for index, value in enumerate(class_names)}
+    y_N = np.array([code.get(value, -1) for value in label.tolist()], dtype=np.int64)
+    private = np.flatnonzero((records.role_N == PRIVATE) & (y_N >= 0))
+    public = np.flatnonzero(records.role_N == PUBLIC)
+    test = np.flatnonzero((records.role_N == TEST) & (y_N >= 0))
+    for what, index in (("private", private), ("public", public), ("test", test)):
+        if len(index) == 0:
+            raise checks.fail(
+                "dataset.path",
+                name,
+                f"leaves no {what} records",
+                "Check dataset.fractions and dataset.classes, and that the files hold labelled records.",
+            )
+    pool_x = records.x[public]
+    mean, std = _normalisation(pool_x, standardise)
+    labelled = bool((y_N[public] >= 0).all())
+    return Dataset(
+        spec=DataSpec(
+            name=name,
+            num_classes=len(class_names),
+            input_shape=tuple(records.x.shape[1:]),
+            class_names=class_names,
+            mean=mean,
+            std=std,
+            benchmark=benchmark,
+            nominal_size=nominal_size,
+        ),
+        private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
+        pool=PublicPool(pool_x),
+        evaluation=Evaluation(
+            records.x[test], torch.from_numpy(y_N[test]), torch.from_numpy(y_N[public]) if labelled else None
+        ),
+    )
+
+
+def _normalisation(pool_x: Tensor, standardise: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if pool_x.dim() == 4:
+        return channel_statistics(pool_x)
+    width = pool_x.shape[1]
+    chosen = [standardise] * width if isinstance(standardise, bool) else list(standardise)
+    if not any(chosen):
+        return (0.0,) * width, (1.0,) * width
+    mean, std = feature_statistics(pool_x)
+    kept = list(zip(chosen, mean, std, strict=True))
+    return tuple(m if c else 0.0 for c, m, _ in kept), tuple(s if c else 1.0 for c, _, s in kept)
