@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -267,7 +267,7 @@ def _repeats(outcomes: Outcomes, again: Outcomes) -> bool:
 
 def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, Setting]:
     """A mechanism from its YAML, with the values an audit needs in place of a data set's. Raises ValueError."""
-    from hydra.utils import instantiate
+    from hydra.utils import get_class
 
     from pate_torch.command import configuration
 
@@ -287,7 +287,8 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
             "noise": noise,
         }
     )
-    return instantiate(root.mechanism, _convert_="all"), setting
+    values = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
+    return get_class(values.pop("_target_"))(**values), setting  # hydra's instantiate would wrap the ValueError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

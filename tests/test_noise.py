@@ -1,0 +1,260 @@
+"""Privacy noise: its law, its entropy, and exactness where it is promised."""
+
+import math
+import os
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pate_torch import discrete_noise
+from pate_torch.noise import NoiseSource
+
+CPU = torch.device("cpu")
+N = 40_000
+TINY = 1e-7  # a false alarm once in ten million runs: the entropy is the system's, so nothing is seeded
+
+
+def samples(kind: str, scale: float, seed: int | None = None) -> np.ndarray:
+    source = NoiseSource(insecure_seed=seed)
+    match kind:
+        case "gaussian" | "laplace":
+            return getattr(source, kind)((N,), scale, CPU).numpy()
+        case _:
+            return getattr(source, kind)((N,), CPU).numpy()
+
+
+LAWS = {
+    "gaussian": lambda scale: stats.norm(scale=scale),
+    "laplace": lambda scale: stats.laplace(scale=scale),
+    "exponential": lambda scale: stats.expon(scale=scale),
+    "gumbel": lambda scale: stats.gumbel_r(scale=scale),
+    "uniform": lambda scale: stats.uniform(scale=scale),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["entropy", "seeded"])
+@pytest.mark.parametrize("kind", LAWS)
+def test_continuous_law_and_no_other_scale(kind, seed):
+    scale = 7.5 if kind in ("gaussian", "laplace") else 1.0
+    x = samples(kind, scale, seed)
+    assert stats.kstest(x, LAWS[kind](scale).cdf).pvalue > TINY
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(x, LAWS[kind](scale * wrong).cdf).pvalue < TINY
+
+
+def test_gaussian_draws_are_independent_in_pairs_and_of_any_size():
+    source = NoiseSource(insecure_seed=1)
+    assert source.gaussian((3, 5), 2.0, CPU).shape == (3, 5)
+    assert source.gaussian((0, 5), 2.0, CPU).shape == (0, 5)
+    # The two halves share their radii: uncorrelated in value and in size only because the law is Gaussian.
+    x = source.gaussian((2 * N,), 1.0, CPU).view(2, N).numpy()
+    for power in (1, 2):
+        assert abs(np.corrcoef(x**power)[0, 1]) < 5 / math.sqrt(N)
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_extreme_entropy_gives_finite_noise(monkeypatch, byte):
+    monkeypatch.setattr(os, "urandom", lambda size: byte * size)
+    for kind in LAWS:
+        assert np.isfinite(samples(kind, 1.0)).all()
+    uniform = samples("uniform", 1.0)
+    assert uniform.min() > 0 and uniform.max() < 1
+
+
+def test_every_draw_spends_its_own_entropy(monkeypatch):
+    """A generator on the CPU that is only *seeded* by entropy keeps 32 bits of it."""
+    spent = []
+    genuine = os.urandom
+
+    def counted(size: int) -> bytes:
+        spent.append(size)
+        return genuine(size)
+
+    monkeypatch.setattr(os, "urandom", counted)
+    torch.manual_seed(0)
+    NoiseSource().uniform((100,), CPU)
+    assert sum(spent) == 800
+    NoiseSource("discrete").gaussian((100,), 3.0, CPU)
+    assert sum(spent) >= 1600
+    generators = [torch.Generator().manual_seed(seed) for seed in (5, 5 + (1 << 32))]
+    assert torch.equal(*(torch.rand(4, generator=generator) for generator in generators))  # why
+
+
+def test_noise_ignores_global_seeds_and_touches_no_global_stream():
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        before = torch.get_rng_state()
+        draws.append([NoiseSource(kind).gaussian((64,), 50.0, CPU) for kind in ("torch", "discrete")])
+        assert torch.equal(before, torch.get_rng_state())
+    for first, second in zip(*draws, strict=True):
+        assert not torch.equal(first, second)
+
+
+def test_insecure_seed_repeats_and_says_so():
+    first, second, other = (NoiseSource(insecure_seed=s) for s in (0, 0, 1))
+    x = first.laplace((50,), 1.0, CPU)
+    assert torch.equal(x, second.laplace((50,), 1.0, CPU)) and not torch.equal(x, other.laplace((50,), 1.0, CPU))
+    assert not torch.equal(x, first.laplace((50,), 1.0, CPU))
+    assert not first.private and NoiseSource().private and NoiseSource("discrete").private
+
+
+@pytest.mark.parametrize(
+    "build,field",
+    [
+        (lambda: NoiseSource("gauss"), "noise"),
+        (lambda: NoiseSource(insecure_seed=-1), "insecure_noise_seed"),
+        (lambda: NoiseSource("discrete", insecure_seed=0), "insecure_noise_seed"),
+        (lambda: NoiseSource().gaussian((1,), 0.0, CPU), "sigma"),
+        (lambda: NoiseSource().laplace((1,), math.nan, CPU), "scale"),
+        (lambda: NoiseSource("discrete").gaussian((1,), 1e6, CPU), "sigma"),
+        (lambda: NoiseSource("discrete").laplace((1,), -1.0, CPU), "scale"),
+    ],
+)
+def test_refuses(build, field):
+    with pytest.raises(ValueError, match=field):
+        build()
+
+
+# -- exact integer noise --------------------------------------------------------------------------------------------
+
+
+def pmf(kind: str, scale: float, reach: int) -> np.ndarray:
+    """P(Z = z) for |z| <= reach, by direct normalisation (float64)."""
+    z = np.arange(-reach, reach + 1)
+    weight = np.exp(-(z**2) / (2 * scale**2)) if kind == "gaussian" else np.exp(-np.abs(z) / scale)
+    return weight / weight.sum()
+
+
+def goodness(z: np.ndarray, kind: str, scale: float) -> float:
+    """Chi-square p-value of integer samples, rare values pooled."""
+    reach = int(60 * scale + 10)
+    expected = pmf(kind, scale, reach) * len(z)
+    observed = np.bincount(z + reach, minlength=2 * reach + 1)
+    common = expected >= 8
+    fit = [np.append(part[common], part[~common].sum()) for part in (observed, expected)]
+    keep = fit[1] > 1e-6 * len(z)
+    assert fit[0][~keep].sum() <= 3
+    return float(stats.chisquare(fit[0][keep], fit[1][keep] * fit[0][keep].sum() / fit[1][keep].sum()).pvalue)
+
+
+CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace", 0.5), ("laplace", 9.3)]
+
+
+@pytest.mark.parametrize("kind,scale", CASES)
+def test_discrete_law_and_no_other_scale(kind, scale):
+    z = getattr(NoiseSource("discrete"), kind)((N,), scale, CPU)
+    assert z.dtype == torch.int64
+    assert goodness(z.numpy(), kind, scale) > TINY
+    for wrong in (2 / 3, 3 / 2):
+        assert goodness(z.numpy(), kind, scale * wrong) < TINY
+
+
+def test_discrete_gaussian_is_not_a_rounded_one():
+    rounded = np.rint(samples("gaussian", 0.7, seed=3)).astype(np.int64)
+    assert goodness(rounded, "gaussian", 0.7) < TINY
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind,scale", [("gaussian", 2.0), ("laplace", 3.0)])
+def test_law_is_exact_however_few_bits_are_drawn_first(kind, scale, bits):
+    """With 4 bits nearly every draw needs the refinement that 63 bits never need in a lifetime."""
+    z = discrete_noise._signed((4000,), kind, Fraction(scale), bits)
+    assert goodness(z.numpy(), kind, scale) > TINY
+    assert goodness(z.numpy(), kind, scale * 1.5) < TINY
+
+
+def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:
+    """P(|Z| <= m) for m < entries."""
+    s = mpmath.mpf(scale.numerator) / scale.denominator
+    weight = (lambda m: mpmath.exp(-(m**2) / (2 * s**2))) if kind == "gaussian" else (lambda m: mpmath.exp(-m / s))
+    if kind == "gaussian":
+        total = (
+            mpmath.nsum(lambda m: 2 * weight(m), [1, mpmath.inf]) + 1
+            if s < 1
+            else mpmath.jtheta(3, 0, mpmath.exp(-1 / (2 * s**2)))
+        )
+    else:
+        q = weight(1)
+        total = (1 + q) / (1 - q)
+    sums = [mpmath.mpf(1)]
+    for m in range(1, entries):
+        sums.append(sums[-1] + 2 * weight(m))
+    return [part / total for part in sums]
+
+
+@pytest.mark.parametrize("bits", [63, 127])
+@pytest.mark.parametrize("kind,scale", [("gaussian", 1.0), ("gaussian", 40.1), ("gaussian", 0.3), ("laplace", 45.0798)])
+def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
+    with mpmath.workdps(80):
+        table = discrete_noise._table(kind, Fraction(scale), bits)
+        exact = exact_cdf(kind, Fraction(scale), len(table.low))
+        for low, value, high in zip(table.low, exact, table.high, strict=True):
+            assert low <= value * 2**bits <= high
+            assert high - low <= 4  # tight: otherwise most draws would need refining
+        assert 1 - exact[-1] < mpmath.mpf(2) ** -bits
+
+
+def test_lookup_decides_only_what_the_bits_decide():
+    table = discrete_noise._table("gaussian", Fraction(2), 8)
+    with mpmath.workdps(30):
+        exact = exact_cdf("gaussian", Fraction(2), 40)
+    undecided = 0
+    for known in range(256):
+        lowest = sum(c <= mpmath.mpf(known) / 256 for c in exact)
+        highest = sum(c < mpmath.mpf(known + 1) / 256 for c in exact)
+        found = table.locate(known)
+        undecided += found is None
+        if found is not None:
+            assert found == lowest == highest
+    assert 0 < undecided < 64
+
+
+def bernoulli_exp(gamma: Fraction, rng: np.random.Generator) -> bool:
+    """Canonne, Kamath & Steinke 2020, Algorithm 1, for 0 <= gamma <= 1."""
+    k = 1
+    while rng.integers(0, k * gamma.denominator) < gamma.numerator:
+        k += 1
+    return k % 2 == 1
+
+
+def rejection(sigma: Fraction, rng: np.random.Generator) -> int:
+    """The paper's rejection sampler (Algorithms 2 and 3): the slow twin."""
+    t = math.floor(sigma) + 1
+    while True:
+        u = int(rng.integers(0, t))
+        if not bernoulli_exp(Fraction(u, t), rng):
+            continue
+        v = 0
+        while bernoulli_exp(Fraction(1), rng):
+            v += 1
+        magnitude, negative = u + t * v, bool(rng.integers(0, 2))
+        if negative and magnitude == 0:
+            continue
+        gamma = (magnitude - sigma**2 / t) ** 2 / (2 * sigma**2)
+        if all(bernoulli_exp(Fraction(1), rng) for _ in range(math.floor(gamma))) and bernoulli_exp(
+            gamma - math.floor(gamma), rng
+        ):
+            return -magnitude if negative else magnitude
+
+
+def test_agrees_with_the_rejection_sampler():
+    rng = np.random.default_rng(0)
+    slow = np.array([rejection(Fraction(5, 2), rng) for _ in range(3000)])
+    fast = discrete_noise.gaussian((N,), Fraction(5, 2)).numpy()
+    other = discrete_noise.gaussian((N,), Fraction(4)).numpy()
+    edges = [-np.inf, -4.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 4.5, np.inf]
+    counts = [np.histogram(np.clip(z, -50, 50), np.clip(edges, -99, 99))[0] for z in (slow, fast, other)]
+    assert stats.chi2_contingency(counts[:2]).pvalue > TINY
+    assert stats.chi2_contingency(counts[::2]).pvalue < TINY
+
+
+def test_discrete_parameter_is_exactly_the_one_priced():
+    assert discrete_noise._scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
+    assert discrete_noise.gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
+    assert discrete_noise.laplace((0, 4), Fraction(1)).shape == (0, 4)
