@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,10 +28,8 @@ Refit = Callable[[Tensor, Tensor], Tensor]
 """(answered query_Q, label_Q) -> the student's class probabilities on the whole pool, [P, C]."""
 
 
-class Seal(Protocol):
-    """Writes a release to disk; called before the ledger commits it."""
-
-    def __call__(self, release: Release, incurred: tuple[Event, ...]) -> None: ...
+Seal = Callable[[Release], None]
+"""Writes a release to disk; called before the ledger commits it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +116,7 @@ def label(
 
     release = Release(secrets.token_hex(8), query_Q, label_Q, incurred, planned)
     if seal is not None:
-        seal(release, incurred)
+        seal(release)
     charge.ledger.commit(reservation, incurred, release_id=release.id)
     return release
 

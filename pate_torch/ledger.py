@@ -243,7 +243,7 @@ class Ledger:
         return self.account(account)
 
     def spent(self, account: str) -> Guarantee:
-        """Everything charged to the account, composed by its filter, at the account's delta."""
+        """Everything charged to the account, composed, at the account's delta (see ``Account.guarantee``)."""
         return self.account(account).guarantee
 
     def remaining(self, account: str) -> Spend:

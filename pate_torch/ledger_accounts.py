@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pate_torch.accounting.epsilon import NO_ROUTE, Guarantee
-from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, to_json
+from pate_torch.accounting.epsilon import Guarantee, epsilon
+from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, merged, to_json
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.ledger_chain import Entry, LedgerError
 
@@ -42,6 +42,7 @@ class Account:
     open: int
     closed: bool
     private: bool
+    charges: tuple[Event, ...] = ()
 
     @property
     def budget_epsilon(self) -> float:
@@ -53,14 +54,13 @@ class Account:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Everything charged so far, composed by the account's filter, at the account's delta."""
-        return Guarantee(
-            epsilon=self.filter.to_epsilon(self.spent),
-            delta=self.delta,
-            route=self.filter.kind if self.releases + self.open else NO_ROUTE,
-            adjacency=self.adjacency,
-            unit=self.unit,
-        )
+        """Everything charged so far, composed by the smallest valid route, at the account's delta.
+
+        Where the owner chose a release after seeing an earlier one, the guarantee proper is the cap, which the filter
+        keeps; this is then what has been spent of it so far. (The filter's own conversion would be looser for no
+        gain: an RDP filter's order suits the cap, and would show epsilon 5 after a release that costs 0.5.)
+        """
+        return epsilon(self.charges, self.delta, adjacency=self.adjacency, unit=self.unit)
 
     @property
     def remaining(self) -> Spend:
@@ -87,6 +87,7 @@ class Charge:
 
     reserved: Spend
     now: Spend
+    events: tuple[Event, ...]
     insecure: bool
     committed: bool = False
 
@@ -116,6 +117,7 @@ class State:
             open=sum(not charge.committed for charge in charges),
             closed=self.closed,
             private=not any(charge.insecure for charge in charges),
+            charges=merged(event for charge in charges for event in charge.events),
         )
 
 
@@ -179,7 +181,9 @@ def _reserve(accounts: dict[str, State], name: str, facts: dict[str, Any], recom
     if recompute:
         _require(_equal(spend, _price(state, facts)), "its price is not that of its events")
         _require(state.filter.admits(state.spent(), spend), "it passes the cap")
-    state.charges[facts["reservation"]] = Charge(reserved=spend, now=spend, insecure=facts["insecure"])
+    state.charges[facts["reservation"]] = Charge(
+        reserved=spend, now=spend, events=_events(facts), insecure=facts["insecure"]
+    )
 
 
 def _record(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
@@ -194,7 +198,7 @@ def _commit(accounts: dict[str, State], name: str, facts: dict[str, Any], recomp
     )
     if recompute:
         _require(_equal(spend, _price(accounts[name], facts)), "its price is not that of its events")
-    charge.now, charge.committed = spend, True
+    charge.now, charge.events, charge.committed = spend, _events(facts), True
 
 
 _STEPS = {
@@ -213,8 +217,12 @@ def _require(holds: bool, what: str) -> None:
         raise ValueError(what)
 
 
+def _events(facts: dict[str, Any]) -> tuple[Event, ...]:
+    return from_json(json.dumps(facts["events"]))
+
+
 def _price(state: State, facts: dict[str, Any]) -> Spend:
-    return state.filter.price(from_json(json.dumps(facts["events"])))
+    return state.filter.price(_events(facts))
 
 
 def within(now: Spend, reserved: Spend) -> bool:

@@ -31,7 +31,7 @@ from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, Student, StudentAlgorithm, StudentTask
 from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_private_folder, write_owner_summary
-from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students.store import save as save_student
@@ -246,10 +246,10 @@ def obtain_release(
         guide = plan.refit.fit(task, seed=rng.derive(plan.seed, "refit"), device=plan.device, progress=stage or _silent)
         return guide.probabilities(data.pool.x)
 
-    record: dict[str, Any] = {}
+    written: dict[str, Any] = {}
 
-    def seal(release: Release, _: Any) -> None:
-        record.update(released.write(plan.folder / "release", release, facts, data.spec))
+    def seal(release: Release) -> None:
+        written.update(released.write(plan.folder / "release", release, facts, data.spec))
 
     release = labelling.label(
         votes=teachers.votes,
@@ -265,12 +265,10 @@ def obtain_release(
         seal=seal,
         progress=stages("Asking the teachers"),
     )
-    return release, record, False
+    return release, written, False
 
 
-def _facts(
-    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource
-) -> dict[str, Any]:
+def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
     asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
@@ -333,9 +331,7 @@ def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
     )
     recipe = dataclasses.replace(plan.recipe, batch_size=max(plan.recipe.batch_size, min(128, len(data.private))))
     progress = stages("Training a model without privacy")
-    ensemble = train(
-        data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, progress=progress
-    )
+    ensemble = train(data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, progress=progress)
     prediction = ensemble.predictions(data.evaluation.x, device=plan.device)[0]
     return float((prediction == data.evaluation.y).float().mean())
 
@@ -379,8 +375,9 @@ def run(plan: Plan) -> ReleasedReport:
             store.set_ledger_head(teachers.id, ledger.head())
             with clock("owner"):
                 owner = look(plan, data, teachers, mechanism, release, board, stages)
-        with clock("student"), ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
-            student = fit_student(plan, data, release, stages, shown)
+        with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
+            with clock("student"):
+                student = fit_student(plan, data, release, stages, shown)
             report = results.report(
                 data=data,
                 release=release,
@@ -390,6 +387,7 @@ def run(plan: Plan) -> ReleasedReport:
                 student_name=plan.student.name,
                 ledger=ledger,
                 seconds=clock.seconds,
+                baselines=_publishable(data, owner),
             )
             shown.write(report)
     board.close()
@@ -400,6 +398,19 @@ def run(plan: Plan) -> ReleasedReport:
         places={"Released": plan.folder / "release", "Private": plan.folder / "private"},
     )
     return report
+
+
+def _publishable(data: Dataset, owner: OwnerSummary | None) -> tuple[Baseline, ...]:
+    """The owner's accuracies, where the data set is a public benchmark; else none of them."""
+    if owner is None or not data.spec.benchmark:
+        return ()
+    shown = (("Teachers' plurality, no noise", owner.ensemble_accuracy), ("No privacy", owner.nonprivate_accuracy))
+    size = len(data.evaluation.y)
+    return tuple(
+        Baseline(name=name, accuracy=value, because="benchmark", size=size)
+        for name, value in shown
+        if value is not None
+    )
 
 
 def look(
@@ -413,7 +424,9 @@ def look(
 ) -> OwnerSummary:
     """PRIVATE. What the owner may see of the run, written into its private folder."""
     asked = teachers.votes.take(release.query_Q)
-    save_file({"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()}, plan.folder / "private" / "votes.safetensors")
+    save_file(
+        {"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()}, plan.folder / "private" / "votes.safetensors"
+    )
     board.votes(asked, release.answered_Q)
     summary = results.owner_summary(
         data=data,

@@ -89,7 +89,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             "Use the same dataset, seed and sizes as the run that released it.",
         )
     try:
-        rows = list(csv.DictReader(where.open(newline="")))
+        rows = list(csv.DictReader(io.StringIO(where.read_text(encoding="utf-8"))))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
     except (OSError, KeyError, TypeError, ValueError) as error:

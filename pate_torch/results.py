@@ -7,7 +7,9 @@ early: of its caps), which no vote can change. What was incurred is reported bes
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ from torch import Tensor
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import exact, rdp
 from pate_torch.accounting.data_dependent import theorem_rdp
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import Event, from_json
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.reporting import private, released
+from pate_torch.reporting.card import write_card
+from pate_torch.reporting.page import write_page
 from pate_torch.reporting.statement import OtherRelease
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.voting import count
 from pate_torch.types import NO_ANSWER, Dataset, Release, Votes
 
 EXAMPLES = 12
@@ -70,9 +75,9 @@ def report(
         noise=record["noise"],
         declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
         reused=reused,
-        other_releases=tuple(_others(ledger, data.spec.name, release.id)),
+        other_releases=tuple(_others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
-        student_accuracy=float((predicted == truth).float().mean()) if len(truth) else None,
+        student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth),
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,
@@ -80,7 +85,8 @@ def report(
         release_id=release.id,
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
-        epsilon_curve=epsilon_curve(release.events, len(release.query_Q), delta),
+        epsilon_curve=epsilon_curve(release, delta),
+        account_curve=account_curve(ledger, data.spec.name, release, delta, reused),
         confusion=confusion(truth, predicted, data.spec.num_classes),
         student_curves={tag: tuple(points) for tag, points in student.curves.items()},
         examples=examples(data, release),
@@ -113,10 +119,12 @@ def owner_summary(
     if model is not None and rounds == 1 and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
         theorem_epsilon = rdp.to_epsilon(orders, theorem_rdp(model, counts, orders), delta)
-        exact_epsilon = rdp.to_epsilon(orders, exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta)
+        exact_epsilon = rdp.to_epsilon(
+            orders, exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta
+        )
     return private.OwnerSummary(
-        ensemble_accuracy=float((plurality == data.evaluation.y).float().mean()),
-        teacher_accuracy_mean=float(hits_KQ.float().mean()),
+        ensemble_accuracy=float((plurality == data.evaluation.y).double().mean()),
+        teacher_accuracy_mean=float(hits_KQ.double().mean()),
         epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
         gap_quantiles=private.gap_quantiles(asked),
@@ -126,8 +134,6 @@ def owner_summary(
 
 def ensemble_plurality(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     """PRIVATE. The noiseless winner of each question, int64 [Q]."""
-    from pate_torch.teachers.voting import count
-
     return count(prediction_KQ, num_classes).plurality()
 
 
@@ -139,17 +145,21 @@ def label_hits(data: Dataset, release: Release) -> tuple[int, int]:
     return int((data.evaluation.pool_y[query] == release.label_Q[release.answered_Q]).sum()), len(query)
 
 
-def epsilon_curve(incurred: tuple[Event, ...], asked: int, delta: float) -> tuple[float, ...]:
+def epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     """Price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
-    if len(incurred) != 1 or incurred[0].count % max(asked, 1) or not asked:
+    each = _per_question(release)
+    if each is None:
         return ()
-    each = incurred[0].count // asked
-    import dataclasses
+    asked = len(release.query_Q)
+    return tuple(accounting.epsilon([replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1))
 
-    # The same route all along, so that the curve does not jump where another becomes the smallest.
-    return tuple(
-        accounting.epsilon((dataclasses.replace(incurred[0], count=each * q),), delta).epsilon for q in range(1, asked + 1)
-    )
+
+def _per_question(release: Release) -> Event | None:
+    """What every question cost alike, or None."""
+    asked = len(release.query_Q)
+    if not asked or len(release.events) != 1 or release.events[0].count % asked:
+        return None
+    return replace(release.events[0], count=release.events[0].count // asked)
 
 
 def confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
@@ -169,8 +179,34 @@ def examples(data: Dataset, release: Release) -> released.Examples | None:
     )
 
 
-def _others(ledger: Ledger, account: str, release_id: str) -> Iterable[OtherRelease]:
-    return ()
+def account_curve(ledger: Ledger, name: str, release: Release, delta: float, reused: bool) -> tuple[float, ...]:
+    """The account's total after each question of this release; empty where questions cost unequally."""
+    each, asked = _per_question(release), len(release.query_Q)
+    if each is None or reused:
+        return ()
+    before = [event for other, events in _committed(ledger, name) if other != release.id for event in events]
+    return tuple(
+        accounting.epsilon([*before, replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1)
+    )
+
+
+def _committed(ledger: Ledger, name: str) -> list[tuple[str, tuple[Event, ...]]]:
+    """(release id, events) of everything charged to the account; a release never committed has the id ''."""
+    charged: dict[str, tuple[str, tuple[Event, ...]]] = {}
+    for entry in ledger.entries(name):
+        if entry.kind in ("reserve", "commit"):
+            release = str(entry.facts.get("release", ""))
+            charged[entry.facts["reservation"]] = (release, from_json(json.dumps(entry.facts["events"])))
+    return list(charged.values())
+
+
+def _others(ledger: Ledger, name: str, release_id: str, delta: float) -> Iterable[OtherRelease]:
+    """What else was released from the same private data."""
+    for other, events in _committed(ledger, name):
+        if other != release_id:
+            price = accounting.epsilon(events, delta)
+            what = "labels" if other else "a release that was interrupted, charged at its worst case"
+            yield OtherRelease(release_id=other or "-", what=what, epsilon=price.epsilon, accountant=price.route)
 
 
 def _scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,9 +215,6 @@ def _scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_release(folder: Path, summary: released.ReleasedReport) -> None:
     """All the files of the release folder but the labels and the student."""
-    from pate_torch.reporting.card import write_card
-    from pate_torch.reporting.page import write_page
-
     released.write_summary(summary, folder / "summary.json")
     released.write_privacy(summary, folder / "privacy.json")
     write_page(summary, folder / "report.html")

@@ -19,12 +19,13 @@ from pate_torch.protocols import Student
 from pate_torch.types import DataSpec
 
 FORMAT = "pate_torch.student/1"
+KEY = "pate_torch"
 
 
 def save(student: Student, path: Path) -> None:
     """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
-    spec = dataclasses.asdict(student.spec)
-    header = {"format": FORMAT, "network": json.dumps(student.network), "spec": json.dumps(spec)}
+    facts = {"format": FORMAT, "network": student.network, "spec": dataclasses.asdict(student.spec)}
+    header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     partial = path.with_name(f".{path.name}.partial")
     save_file(tensors, partial, metadata=header)
@@ -39,14 +40,18 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
         raise checks.fail("student", str(path), f"is missing or not a safetensors file ({error})") from error
-    if header.get("format") != FORMAT:
-        raise checks.fail("student", str(path), f"has format {header.get('format')!r}, not {FORMAT!r}")
     try:
-        network: dict[str, Any] = json.loads(header["network"])
-        spec = json.loads(header["spec"])
-        spec = DataSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in spec.items()})
-        module = networks.build(**network)
+        facts: dict[str, Any] = json.loads(header.get(KEY, "{}"))
+    except json.JSONDecodeError:
+        facts = {}
+    if facts.get("format") != FORMAT:
+        raise checks.fail("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
+    try:
+        network: dict[str, Any] = facts["network"]
+        public: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["spec"].items()}
+        spec = DataSpec(**public)
+        module = networks.rebuild(network)
         module.load_state_dict(tensors)
-    except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise checks.fail("student", str(path), f"does not fit the network its header describes ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
