@@ -48,6 +48,8 @@ def _train(cfg: DictConfig) -> None:
 
 def train() -> int:
     """Run the training command on ``sys.argv``; returns the exit code."""
+    if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
+        sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     try:
         _train()
     except (HydraException, OmegaConfBaseException) as error:  # --cfg and --info compose outside Hydra's own guard

@@ -9,6 +9,7 @@ that cannot work fails in seconds and costs nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 import sys
 import time
@@ -35,6 +36,7 @@ from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students.store import save as save_student
+from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -168,6 +170,23 @@ class Teachers:
     reused: bool
 
 
+def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
+    """PRIVATE. What decides the teachers of this run, down to the content of the records."""
+    return Identity(
+        dataset=data.spec.name,
+        fingerprint=store.fingerprint(data.private),
+        partition=dataclasses.asdict(plan.partition),  # type: ignore[call-overload]
+        configuration=plan.recipe.configuration(),
+        seed=plan.seed,
+        num_teachers=plan.num_teachers,
+    )
+
+
+def _checkpoints(store: TeacherStore, identity: Identity) -> Path:
+    """PRIVATE. Where the finished chunks of an interrupted training wait for the next attempt."""
+    return store.folder / f".partial-{released.key(dataclasses.asdict(identity))[:16]}"
+
+
 def obtain_teachers(
     plan: Plan,
     data: Dataset,
@@ -180,17 +199,10 @@ def obtain_teachers(
     """The ensemble that was asked for, one trained before in the same way on the same data, or a new one."""
     with clock("partition"):
         shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
-        identity = Identity(
-            dataset=data.spec.name,
-            fingerprint=store.fingerprint(data.private),
-            partition=dataclasses.asdict(plan.partition),  # type: ignore[call-overload]
-            configuration=plan.recipe.configuration(),
-            seed=plan.seed,
-            num_teachers=plan.num_teachers,
-        )
+        identity = identify(plan, data, store)
     found = plan.teachers or store.find(identity)
-    if found is not None:
-        stored = store.load(found)
+    stored = None if found is None else store.load(found)
+    if found is not None and stored is not None:
         _same_data(stored.identity, identity, found)
         if stored.ledger_head is not None and not ledger.head_contains(stored.ledger_head):
             raise checks.fail(
@@ -203,7 +215,8 @@ def obtain_teachers(
             _say(plan, f"Reusing teachers {found}: same data, same configuration.")
         ensemble = stored.ensemble
     else:
-        checkpoints = store.folder / f".partial-{released.key(dataclasses.asdict(identity))[:16]}"
+        checkpoints = _checkpoints(store, identity)
+        distributed.broadcast_text(TRAIN)
         with clock("teachers"):
             ensemble = train(
                 data.private,
@@ -219,11 +232,10 @@ def obtain_teachers(
             )
         found = store.save(ensemble, identity, ledger.head())
         shutil.rmtree(checkpoints, ignore_errors=True)
+    ask = ensemble.votes if stored is not None else functools.partial(distributed.votes, ensemble)
     with clock("votes"):
         progress = stages("Counting votes")
-        votes = store.votes_cached(
-            found, data.pool.x, lambda: ensemble.votes(data.pool.x, device=plan.device, progress=progress)
-        )
+        votes = store.votes_cached(found, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress))
     return Teachers(id=found, ensemble=ensemble, votes=votes, reused=plan.teachers is not None)
 
 
@@ -336,11 +348,45 @@ def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
     return float((prediction == data.evaluation.y).float().mean())
 
 
-def run(plan: Plan) -> ReleasedReport:
-    """From the plan to the files of DESIGN's layout; returns what was released.
+TRAIN, BASELINE, DONE = "train", "baseline", "done"
+
+
+def assist(plan: Plan) -> None:
+    """What the ranks above 0 of a torchrun do: train their teachers, ask them, and nothing with noise or the ledger."""
+    data = plan.source.load()
+    quiet, store = Stages(quiet=True), TeacherStore(plan.root)
+    while (order := distributed.broadcast_text("")) != DONE:
+        if order == TRAIN:
+            shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+            checkpoints = _checkpoints(store, identify(plan, data, store))
+            ensemble = train(
+                data.private,
+                data.spec,
+                shards,
+                plan.recipe,
+                seed=plan.seed,
+                device=plan.device,
+                checkpoint_dir=checkpoints,
+            )
+            distributed.votes(ensemble, data.pool.x, device=plan.device)
+        elif order == BASELINE:
+            nonprivate_accuracy(plan, data, quiet)
+
+
+def run(plan: Plan) -> ReleasedReport | None:
+    """From the plan to the files of DESIGN's layout; returns what was released (None on the ranks that assist).
 
     Raises ValueError for a choice of the user's that cannot work, before anything is charged.
     """
+    if not distributed.is_main():
+        assist(plan)
+        return None
+    report = _run(plan)
+    distributed.broadcast_text(DONE)
+    return report
+
+
+def _run(plan: Plan) -> ReleasedReport:
     clock = Clock()
     with Stages(quiet=plan.quiet) as stages:
         with clock("data"):
@@ -436,11 +482,16 @@ def look(
         model=mechanism.outcome_model(),
         rounds=plan.rounds,
         delta=plan.delta,
-        nonprivate_accuracy=nonprivate_accuracy(plan, data, stages) if plan.baseline else None,
+        nonprivate_accuracy=_with_peers(plan, data, stages) if plan.baseline else None,
         device=plan.device,
     )
     write_owner_summary(summary, plan.folder / "private" / "summary.json")
     return summary
+
+
+def _with_peers(plan: Plan, data: Dataset, stages: Stages) -> float:
+    distributed.broadcast_text(BASELINE)
+    return nonprivate_accuracy(plan, data, stages)
 
 
 def fit_student(plan: Plan, data: Dataset, release: Release, stages: Stages, board: ReleaseBoard) -> Student:
