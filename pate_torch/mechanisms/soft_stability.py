@@ -74,7 +74,7 @@ class SoftStability(SparseVector):
     ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
 
     Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l + T tests (a query may be tested
-    twice). One teacher moves one score: both distances have sensitivity 1.
+    twice), under the shards' adjacency: one teacher moves its scores, and both distances have sensitivity 1.
     Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
     """
 

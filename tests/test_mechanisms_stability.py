@@ -1,0 +1,370 @@
+"""The sparse vector mechanisms: calibration, the errors of the papers, and the loops they stand for."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from vote_laws import Recorder, sparse_law
+
+from pate_torch.accounting.epsilon import epsilon as accounted
+from pate_torch.accounting.events import Delta, PureDP
+from pate_torch.mechanisms.single_stable import SingleStable
+from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
+from pate_torch.mechanisms.sparse_vector import calibrate, distance, teachers_to_pass
+from pate_torch.mechanisms.stability import Stability
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Context, Votes
+
+both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
+
+
+def stability(**values) -> Stability:
+    return Stability(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
+
+
+def soft(**values) -> SoftStability:
+    return SoftStability(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20, "bins": 4} | values))
+
+
+# -- the distance ---------------------------------------------------------------------------------------------------
+
+
+def neighbours(teachers: int, classes: int):
+    """Every (votes, votes with one vote moved)."""
+    for counts in itertools.product(range(teachers + 1), repeat=classes):
+        if sum(counts) == teachers:
+            for a, b in itertools.permutations(range(classes), 2):
+                if counts[a]:
+                    moved = list(counts)
+                    moved[a] -= 1
+                    moved[b] += 1
+                    yield counts, tuple(moved)
+
+
+PAIRS = list(neighbours(9, 3)) + list(neighbours(12, 2))
+
+
+def faults(dist) -> set[str]:
+    """What is wrong with a distance to instability, by brute force over neighbouring votes."""
+    found = set()
+    for left, right in PAIRS:
+        values = [dist(counts) for counts in (left, right)]
+        if abs(values[0] - values[1]) > 1:
+            found.add("sensitivity above 1")
+        if left.index(max(left)) != right.index(max(right)) and any(values):
+            found.add("above 0 where the winner differs")
+    return found
+
+
+def halved(counts) -> int:
+    return int(distance(torch.tensor([counts]))[0])
+
+
+def test_halved_distance_has_sensitivity_1_and_vanishes_where_the_winner_differs():
+    assert faults(halved) == set()
+    assert [halved((n, 0)) for n in range(8)] == [0, 0, 0, 1, 1, 2, 2, 3]
+
+
+def test_printed_distances_are_caught():
+    """BTT18 Algorithms 4 and 8 (minus 1) and NB20 Algorithm 5 (without)."""
+
+    def gap(counts) -> int:
+        top, second = sorted(counts)[-1:-3:-1]
+        return top - second
+
+    both = {"sensitivity above 1", "above 0 where the winner differs"}
+    assert faults(lambda counts: max(0, gap(counts) - 1)) == both
+    assert faults(gap) == both
+
+
+def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
+    for counts in {left for left, _ in PAIRS if len(left) == 3}:
+        reach, moves = {counts}, 0
+        winner = counts.index(max(counts))
+        while moves <= 6:
+            reach |= {right for left, right in PAIRS if left in reach and len(left) == 3}
+            if any(c.index(max(c)) != winner for c in reach):
+                break
+            moves += 1
+        # The lowest index wins ties, so some winners stand one move longer than the distance counts: never fewer.
+        assert halved(counts) <= moves <= halved(counts) + 1
+
+
+# -- calibration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
+def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
+    plan = calibrate(epsilon=epsilon, delta=delta, blocks=blocks, tests=tests)
+    rho = blocks * 2 / plan.scale**2
+    assert rho + 2 * math.sqrt(rho * math.log(2 / delta)) == pytest.approx(epsilon, rel=1e-12)
+    w = plan.scale * (math.log(2 * blocks / delta) + 2 * math.log(2 * tests / delta))
+    assert plan.threshold == pytest.approx(w, rel=1e-12)
+    assert plan.threshold < 3 * plan.scale * math.log(2 * (tests + blocks) / delta)  # LZCW21's
+
+
+@both_kinds
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_accountant_agrees_with_the_calibration(noise, rounds):
+    mechanism = stability(noise=noise)
+    plan = mechanism.calibration(1000, rounds)
+    assert plan.blocks == 20 + rounds - 1
+    worst = mechanism.worst_case(1000, rounds)
+    assert worst == (PureDP(epsilon=2 / plan.scale, count=plan.blocks), Delta(delta=5e-6))
+    assert 0.5 < accounted(worst, 1e-5).epsilon <= 1.0
+
+
+@both_kinds
+def test_unstable_queries_pass_within_their_share_of_delta(noise):
+    """P(some query of distance 0 passes), exactly, against delta/2."""
+    for blocks, tests, delta in ((1, 1, 0.1), (2, 6, 0.4), (3, 8, 0.05)):
+        plan = calibrate(epsilon=8.0, delta=delta, blocks=blocks, tests=tests, discrete=noise == "discrete")
+        patterns = sparse_law([0] * tests, plan.threshold, plan.scale, blocks, noise == "discrete")
+        bad = sum(p for pattern, p in patterns.items() if any(pattern))
+        assert bad <= delta / 2
+        assert bad > delta / 200  # not won by a threshold beyond all reason
+
+
+def test_btt18_algorithm_6_lets_unstable_queries_pass():
+    """w = lambda ln(4m/delta) against Lap(2 lambda) noise: bad passes far above delta/2 = 5e-6 at m = 1000."""
+    m, delta = 1000, 1e-5
+    w = math.log(4 * m / delta)  # lambda = 1
+
+    def none_passes(threshold_noise: float) -> float:
+        return stats.laplace.pdf(threshold_noise) * (1 - stats.laplace.sf(w + threshold_noise, scale=2)) ** m
+
+    held = integrate.quad(none_passes, -40, 40, points=[-20, 0, 20], limit=400)[0]
+    assert 0.02 < 1 - held < 0.05
+    ours = calibrate(epsilon=1.0, delta=delta, blocks=1, tests=m)
+    assert ours.threshold / ours.scale > 1.9 * w
+
+
+def test_number_of_teachers_is_exact_and_named():
+    for w in (0.0, 0.5, 1.0, 41.3, 2408.6):
+        needed = teachers_to_pass(w)
+        assert halved((needed, 0)) > w >= halved((needed - 1, 0))
+    mechanism = stability()
+    plan = mechanism.calibration(1000)
+    assert 2000 < plan.teachers_needed < 10_000
+    with pytest.raises(
+        ValueError, match=rf"{plan.teachers_needed} .*lambda={plan.scale:.1f} and w={plan.threshold:.1f}"
+    ):
+        mechanism.check(num_queries=1000, num_teachers=250, num_classes=10)
+    mechanism.check(num_queries=1000, num_teachers=plan.teachers_needed, num_classes=10)
+    single = SingleStable(epsilon=0.1, delta=1e-9)
+    with pytest.raises(ValueError, match=str(teachers_to_pass(math.log(1e9) / 0.1))):
+        single.check(num_queries=3, num_teachers=250, num_classes=10)
+
+
+# -- what is executed -----------------------------------------------------------------------------------------------
+
+
+def loop(votes: Votes, tests, thresholds, plan, max_failures: int) -> tuple[list[int], int]:
+    """LZCW21 Algorithm 2 as printed, query by query (the slow twin). Answers, and blocks started."""
+    thresholds = iter(thresholds)
+    w_hat, blocks, failures, answers = plan.threshold + next(thresholds), 1, 0, []
+    for q, row in enumerate(votes.counts_QC.tolist()):
+        if halved(row) + tests[q] > w_hat:
+            answers.append(row.index(max(row)))
+            continue
+        answers.append(NO_ANSWER)
+        failures += 1
+        if failures >= max_failures:
+            break
+        if q + 1 < len(votes):
+            w_hat, blocks = plan.threshold + next(thresholds), blocks + 1
+    return answers, blocks
+
+
+def votes_about(threshold: float, queries: int, seed: int) -> Votes:
+    """Three-class votes whose distances straddle the threshold."""
+    rng = np.random.default_rng(seed)
+    teachers = 4 * round(threshold) + 100
+    rows = []
+    for shift in rng.integers(-round(threshold / 4), round(threshold / 2), queries):
+        top = teachers // 2 + round(threshold) + int(shift)
+        rows.append(np.roll([top, teachers - top, 0], rng.integers(0, 3)))
+    return Votes(torch.from_numpy(np.stack(rows)), teachers)
+
+
+@both_kinds
+@pytest.mark.parametrize("seed", range(4))
+def test_stability_is_the_papers_loop(noise, seed):
+    mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
+    plan = mechanism.calibration(60)
+    votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
+    answers = mechanism.release(votes, source, Context(num_queries=60))
+    (_, tests), *rest = source.drawn
+    expected, blocks = loop(votes, tests.tolist(), [float(t) for _, t in rest], plan, 5)
+    assert answers.label_Q.tolist() == expected
+    assert answers.events[0].count == blocks == len(rest)  # a fresh threshold for every block charged, and no other
+    assert NO_ANSWER in expected and max(expected) >= 0
+
+
+@both_kinds
+@pytest.mark.parametrize("failures", [1, 2, 20])
+def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
+    """BTT18 loops while failures <= T, its Algorithm 6 allows T + 2."""
+    mechanism = stability(noise=noise, max_failures=failures)
+    votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
+    answers = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50))
+    assert answers.label_Q.tolist() == [NO_ANSWER] * failures
+    assert answers.events[0].count == failures
+    again = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50, rounds=2, failures=failures))
+    assert len(again.label_Q) == 0 and not any(e.count for e in again.events)
+    answers = soft(noise=noise, max_failures=failures).release(votes, NoiseSource(noise), Context(num_queries=50))
+    assert answers.events[0].count == failures
+    assert len(answers.label_Q) == math.ceil(failures / 2)  # two failures to a query
+
+
+def test_one_delta_and_all_blocks_over_several_rounds():
+    mechanism = stability(max_failures=3)
+    plan = mechanism.calibration(12, 4)
+    teachers = 4 * plan.teachers_needed
+    stable, tied = [teachers, 0], [teachers // 2, teachers // 2]
+    votes = Votes(torch.tensor([stable, tied, stable] * 4), teachers)
+    incurred, failures, answered = (), 0, 0
+    for start in range(0, 12, 3):
+        context = Context(num_queries=12, rounds=4, failures=failures, answered=answered)
+        answers = mechanism.release(votes.take(torch.arange(start, start + 3)), NoiseSource(), context)
+        failures += int((answers.label_Q == NO_ANSWER).sum())
+        answered += int((answers.label_Q != NO_ANSWER).sum())
+        incurred += answers.events
+    assert failures == 3
+    # Two blocks in each of the first two rounds, and one in the third, which ends with the last failure.
+    assert sum(e.count for e in incurred if isinstance(e, PureDP)) == 5 <= plan.blocks == 6
+    assert sum(e.count for e in incurred if isinstance(e, Delta)) == 1
+
+
+def test_released_labels_hold_nothing_of_what_came_after_the_stop():
+    """A view of the exact labels would be saved with all of them."""
+    votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
+    answers = stability(max_failures=2).release(votes, NoiseSource(), Context(num_queries=50))
+    assert answers.label_Q.untyped_storage().nbytes() == 8 * len(answers.label_Q)
+    answers = soft(max_failures=2).release(votes, NoiseSource(), Context(num_queries=50))
+    assert answers.score_Q.untyped_storage().nbytes() == 8 * len(answers.score_Q)
+
+
+# -- soft labels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bins", [2, 4, 10])
+def test_histograms_count_as_defined(bins):
+    rng = np.random.default_rng(0)
+    edges = np.arange(2 * bins + 1) / (2 * bins)  # scores on every edge, and between
+    scores = rng.choice(np.concatenate([edges, rng.random(20)]), (30, 7))
+    votes = SoftVotes(torch.from_numpy(scores))
+    plain, shifted = np.zeros((7, bins)), np.zeros((7, bins - 1))
+    for k, q in itertools.product(range(30), range(7)):
+        s = scores[k, q] * bins
+        plain[q, min(int(s), bins - 1)] += 1
+        for v in range(1, bins):
+            shifted[q, v - 1] += v - 0.5 <= s < v + 0.5
+    assert votes.histogram(bins).tolist() == plain.tolist()
+    assert votes.shifted(bins).tolist() == shifted.tolist()
+
+
+def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        scores = torch.from_numpy(rng.choice([0.0, 0.1, 0.3, 0.45, 0.7, 1.0], (7, 5)))
+        moved = scores.clone()
+        moved[rng.integers(7)] = torch.from_numpy(rng.random(5))
+        for table in ("histogram", "shifted"):
+            counts = [getattr(SoftVotes(s), table)(4) for s in (scores, moved)]
+            dist = [distance(c) for c in counts]
+            assert (dist[0] - dist[1]).abs().max() <= 1
+            differs = counts[0].argmax(1) != counts[1].argmax(1)
+            assert not dist[0][differs].any() and not dist[1][differs].any()
+
+
+def test_released_scores_are_bin_centres():
+    teachers = 4 * soft().calibration(6).teachers_needed
+    scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
+    scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
+    answers = soft().release_scores(SoftVotes(scores), NoiseSource(), Context(num_queries=6))
+    assert answers.score_Q.tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
+    assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
+    assert answers.events[0].count == 2  # the first block ended with the first test of the last query
+
+
+def soft_loop(first, second, noise_1, noise_2, thresholds, plan, max_failures: int, bins: int):
+    """BTT18 Algorithm 8 inside Algorithm 6, corrected, query by query (the slow twin)."""
+    thresholds = iter(thresholds)
+    w_hat, blocks, failures, scores = None, 0, 0, []
+    for q in range(len(first)):
+        if failures >= max_failures:
+            break
+        answer = math.nan
+        for counts, z, score in (
+            (first, noise_1, lambda v: (2 * v + 1) / (2 * bins)),
+            (second, noise_2, lambda v: (v + 1) / bins),
+        ):
+            if failures >= max_failures:
+                break
+            if w_hat is None:
+                w_hat, blocks = plan.threshold + next(thresholds), blocks + 1
+            if halved([*counts[q], 0]) + z[q] > w_hat:
+                answer = score(counts[q].index(max(counts[q])))
+                break
+            failures, w_hat = failures + 1, None
+        scores.append(answer)
+    return scores, blocks
+
+
+@both_kinds
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("failures", [1, 4, 7])
+def test_soft_stability_is_the_papers_loop(noise, seed, failures):
+    mechanism = soft(noise=noise, epsilon=12.0, max_failures=failures, bins=3)
+    plan = mechanism.calibration(30)
+    rng = np.random.default_rng(seed)
+    teachers = 6 * round(plan.threshold)
+    scores = np.zeros((teachers, 30))
+    for q in range(30):  # a stable first histogram, a stable shifted one, neither, or one at the threshold
+        share = rng.choice([0.02, 0.5, 0.3, 0.3])
+        low, high = [(0.1, 0.5), (0.3, 0.4), (0.1, 0.9), (0.5, 0.9)][rng.integers(4)]
+        scores[:, q] = np.where(np.arange(teachers) < share * teachers, low, high)
+    soft_votes, source = SoftVotes(torch.from_numpy(scores)), Recorder(noise)
+    answers = mechanism.release_scores(soft_votes, source, Context(num_queries=30))
+    (_, z1), (_, z2), *rest = source.drawn
+    expected, blocks = soft_loop(
+        soft_votes.histogram(3).tolist(),
+        soft_votes.shifted(3).tolist(),
+        z1.tolist(),
+        z2.tolist(),
+        [float(t) for _, t in rest],
+        plan,
+        failures,
+        3,
+    )
+    assert np.allclose(answers.score_Q.numpy(), expected, equal_nan=True)
+    assert answers.events[0].count == blocks == len(rest)
+    assert [s != s for s in expected] == (answers.label_Q == NO_ANSWER).tolist()
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[[0.5, math.nan]], [[1.1]], [[-0.1]], [[1]], [0.5], [[]]],
+    ids=["nan", "high", "low", "int", "1-D", "empty"],
+)
+def test_soft_votes_refuse_what_is_not_a_score(scores):
+    tensor = torch.tensor(scores) if scores != [[]] else torch.zeros(0, 3)
+    with pytest.raises(ValueError, match="soft votes"):
+        SoftVotes(tensor)
+
+
+def test_soft_stability_refuses_what_it_cannot_price():
+    with pytest.raises(ValueError, match="num_classes"):
+        soft().check(num_queries=5, num_teachers=10**5, num_classes=3)
+    with pytest.raises(ValueError, match="rounds"):
+        soft().check(num_queries=5, num_teachers=10**5, num_classes=2, rounds=2)
+    votes = Votes(torch.tensor([[5, 5]]), 10)
+    for context in (Context(num_queries=2, rounds=2), Context(num_queries=2, answered=1)):
+        with pytest.raises(ValueError, match="rounds"):
+            soft().release(votes, NoiseSource(), context)
+    assert "withheld" in repr(SoftVotes(torch.rand(3, 2)))
+    assert SoftVotes.per_class(torch.rand(3, 4, 5)).score_KQ.shape == (3, 20)

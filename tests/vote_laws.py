@@ -1,0 +1,142 @@
+"""Exact laws of small votes by direct integration or summation, independent of the package; and a recording source."""
+
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from pate_torch.noise import NoiseSource
+
+NO_ANSWER = -1
+
+
+class Recorder(NoiseSource):
+    """A noise source that keeps what it gave: ``drawn`` is a list of (kind, tensor)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.drawn = []
+
+    def _keep(self, kind, tensor):
+        self.drawn.append((kind, tensor.clone()))
+        return tensor
+
+    def gaussian(self, shape, sigma, device):
+        return self._keep("gaussian", super().gaussian(shape, sigma, device))
+
+    def laplace(self, shape, scale, device):
+        return self._keep("laplace", super().laplace(shape, scale, device))
+
+    def gumbel(self, shape, device):
+        return self._keep("gumbel", super().gumbel(shape, device))
+
+
+class Discrete:
+    """An integer law with the methods of a SciPy one, by direct normalisation."""
+
+    def __init__(self, kind: str, scale: float) -> None:
+        self.reach = int(60 * scale + 10)
+        z = np.arange(-self.reach, self.reach + 1)
+        weight = np.exp(-(z**2) / (2 * scale**2)) if kind == "gaussian" else np.exp(-np.abs(z) / scale)
+        self.mass = weight / weight.sum()
+        self.below = np.cumsum(self.mass)
+
+    def _at(self, table, x):
+        index = np.floor(np.asarray(x, dtype=float)).astype(int) + self.reach
+        return np.where(index < 0, 0.0, table[np.clip(index, 0, len(table) - 1)])
+
+    def pmf(self, x):
+        return self._at(self.mass, x)
+
+    def cdf(self, x):
+        """P(Z <= x)."""
+        return self._at(self.below, x)
+
+    def sf(self, x):
+        """P(Z > x)."""
+        return 1 - self.cdf(x)
+
+
+def law(kind: str, scale: float, discrete: bool):
+    if discrete:
+        return Discrete(kind, scale)
+    return stats.norm(scale=scale) if kind == "gaussian" else stats.laplace(scale=scale)
+
+
+def argmax_law(counts, noise) -> np.ndarray:
+    """P(argmax(counts + noise) = c), ties to the lowest class."""
+    if isinstance(noise, Discrete):
+        x = np.arange(-noise.reach, noise.reach + 1) + int(max(counts))
+        terms = [
+            noise.pmf(x - n) * math.prod(noise.cdf(x - m - (j < c)) for j, m in enumerate(counts) if j != c)
+            for c, n in enumerate(counts)
+        ]
+        return np.array([t.sum() for t in terms])
+    # The integrand has kinks (Laplace), which all lie on the grid.
+    x = np.arange(min(counts) - 200, max(counts) + 200, 1 / 128)
+    return np.array(
+        [
+            (noise.pdf(x - n) * math.prod(noise.cdf(x - m) for j, m in enumerate(counts) if j != c)).sum() / 128
+            for c, n in enumerate(counts)
+        ]
+    )
+
+
+def at_least(noise, x: float) -> float:
+    """P(noise >= x)."""
+    return float(noise.sf(math.ceil(x) - 1) if isinstance(noise, Discrete) else noise.sf(x))
+
+
+def sparse_law(distances, threshold: float, scale: float, max_failures: int, discrete: bool) -> dict:
+    """P(pass/fail pattern) of the sparse vector; a pattern ends with the last failure allowed.
+
+    Blocks are independent, and given its threshold so are the tests of a block.
+    """
+    coarse, fine = law("laplace", scale, discrete), law("laplace", 2 * scale, discrete)
+    if discrete:
+        t = np.arange(-coarse.reach, coarse.reach + 1)
+        weight = coarse.pmf(t)
+    else:
+        t = np.arange(-40 * scale, 40 * scale, scale / 500)
+        weight = coarse.pdf(t) * scale / 500
+    patterns: dict = {}
+
+    def extend(prefix, start, failures, probability):
+        if start == len(distances) or failures == max_failures:
+            patterns[prefix] = patterns.get(prefix, 0) + probability
+            return
+        alive = weight.copy()
+        for q in range(start, len(distances)):
+            passes = fine.sf(threshold + t - distances[q])
+            passed = tuple(True for _ in range(start, q))
+            extend((*prefix, *passed, False), q + 1, failures + 1, probability * (alive * (1 - passes)).sum())
+            alive = alive * passes
+        done = (*prefix, *(True for _ in range(start, len(distances))))
+        patterns[done] = patterns.get(done, 0) + probability * alive.sum()
+
+    extend((), 0, 0, 1.0)
+    return patterns
+
+
+def chi_square(observed: dict, expected: dict) -> float:
+    """p-value of counts against probabilities; outcomes expected fewer than 5 times are pooled."""
+    size = sum(observed.values())
+    assert abs(sum(expected.values()) - 1) < 1e-3, sum(expected.values())
+    assert set(observed) <= set(expected), set(observed) - set(expected)
+    rare = [o for o in expected if expected[o] * size < 5]
+    pairs = [(observed.get(o, 0), expected[o] * size) for o in expected if o not in rare]
+    if rare:
+        pairs.append((sum(observed.get(o, 0) for o in rare), sum(expected[o] for o in rare) * size))
+    seen, hoped = np.array(pairs, dtype=float).T
+    keep = hoped > 0.5
+    return float(stats.chisquare(seen[keep], hoped[keep] * seen[keep].sum() / hoped[keep].sum()).pvalue)
+
+
+def tally(rows) -> dict:
+    """How often each row (a tensor of labels, or a sequence) occurs."""
+    counts: dict = {}
+    for row in rows:
+        key = tuple(row.tolist()) if isinstance(row, torch.Tensor) else row
+        counts[key] = counts.get(key, 0) + 1
+    return counts
