@@ -157,8 +157,7 @@ def _run(
     points = min(POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
     for step, (x, y) in enumerate(feed):
-        with arithmetic(recipe, device):
-            logits = forward(x)
+        logits = forward(x)
         losses = _losses(logits, y, recipe.label_smoothing)
         losses.sum().backward()
         with torch.no_grad():
@@ -179,7 +178,11 @@ def train_stacked(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
     feed = Feed(chunk, spec, recipe, seed, device)
-    loss, accuracy = _run(lambda x: stacked.forward(module, params, x), list(params.values()), feed, recipe, device)
+
+    def forward(x: Tensor) -> Tensor:
+        return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
+
+    loss, accuracy = _run(forward, list(params.values()), feed, recipe, device)
     return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
 
 
@@ -194,7 +197,8 @@ def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, d
         feed = Feed(alone, spec, recipe, seed, device)
 
         def forward(x: Tensor, module: nn.Module = module) -> Tensor:
-            return module(x[:, 0])[None]
+            with arithmetic(recipe, device):
+                return module(x[:, 0])[None]
 
         loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}

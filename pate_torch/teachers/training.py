@@ -39,7 +39,7 @@ def chunks(num_teachers: int, chunk: int) -> list[range]:
 def chunk_size(recipe: TeacherRecipe, num_teachers: int, device: torch.device) -> int:
     """Teachers per chunk, from public numbers and the kind of device: never from the number of workers or ranks.
 
-    On a CPU about eight, the size that leaves least idle time to 4 or 8 workers; on a GPU as many as are worth stacking.
+    On a CPU about eight: the size that leaves least idle time to 4 or 8 workers. On a GPU as many as fill it.
     """
     if recipe.chunk is not None:
         return min(recipe.chunk, num_teachers)

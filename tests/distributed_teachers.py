@@ -1,0 +1,37 @@
+"""Run by torchrun in test_distributed.py: train, vote, and let rank 0 write what it has."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from teacher_world import recipe, records, shards_of, spec
+
+from pate_torch.teachers import distributed
+from pate_torch.teachers.training import train
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, victim = Path(sys.argv[1]), sys.argv[2:] and int(sys.argv[2])
+    me = distributed.world()
+    run_id = distributed.broadcast_text(f"run-of-rank-{me.rank}")
+    assert run_id == "run-of-rank-0"
+    assert distributed.is_main() == (me.rank == 0)
+
+    def die(done: int, _: int) -> None:
+        if victim and me.rank == victim and done == 3:
+            os._exit(7)
+
+    private = records(150)
+    shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
+    ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
+    votes = distributed.votes(ensemble, private.x)
+    distributed.barrier()
+    save_file(ensemble.params | {"votes": votes.counts_QC}, folder / f"rank{me.rank}.safetensors")
+    distributed.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Small private sets, shards and recipes for the tests of teachers."""
+
+import numpy as np
+import torch
+
+from pate_torch.augment import Affine
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec, PrivateData, Shards
+
+
+def spec(classes: int = 4, size: int = 12) -> DataSpec:
+    names = tuple(str(c) for c in range(classes))
+    return DataSpec(
+        name="squares", num_classes=classes, input_shape=(1, size, size), class_names=names, mean=(0.3,), std=(0.4,)
+    )
+
+
+def records(count: int, classes: int = 4, size: int = 12, seed: int = 0) -> PrivateData:
+    """Images whose class is the quadrant with a bright square, plus noise."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (count,), generator=draw)
+    x = torch.randint(90, (count, 1, size, size), generator=draw, dtype=torch.uint8)
+    half = size // 2
+    for i, label in enumerate(y.tolist()):
+        row, column = divmod(label % 4, 2)
+        x[i, 0, row * half : row * half + half, column * half : column * half + half] += 120
+    return PrivateData(x, y, np.arange(count).astype(str))
+
+
+def shards_of(rows: list[list[int]], adjacency: str = "add_remove") -> Shards:
+    width = max(1, *map(len, rows))
+    index = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+    return Shards(index, index >= 0, adjacency)
+
+
+def recipe(**changes: object) -> TeacherRecipe:
+    base = {
+        "network": "lean_cnn",
+        "options": {"channels": [4, 8], "hidden": 16},
+        "steps": 12,
+        "batch_size": 8,
+        "learning_rate": 5e-3,
+        "augment": Affine(rotate=10, scale=0.1, shift=1, shear=5),
+        "backend": "vectorised",
+        "chunk": 3,
+        "workers": 1,
+    }
+    return TeacherRecipe(**(base | changes))  # type: ignore[arg-type]
+
+
+def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[int]:
+    """Teachers whose parameters are not the same bits."""
+    assert a.keys() == b.keys()
+    teachers = len(next(iter(a.values())))
+    return {k for k in range(teachers) for name in a if not torch.equal(a[name][k], b[name][k])}

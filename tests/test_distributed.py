@@ -1,0 +1,74 @@
+"""torchrun over gloo: any number of ranks gives the teachers and the votes of one process; a dead rank is an error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from teacher_world import differing, recipe, records, shards_of, spec
+
+from pate_torch.teachers import distributed
+from pate_torch.teachers.training import train
+
+HERE = Path(__file__).parent
+
+
+def torchrun(ranks: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{HERE}{os.pathsep}{HERE.parent}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*command, str(HERE / "distributed_teachers.py"), str(folder), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone():
+    private = records(150)
+    shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
+    ensemble = train(private, spec(), shards, recipe(), seed=0)
+    return ensemble.params, ensemble.votes(private.x).counts_QC
+
+
+def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.Tensor]) -> None:
+    params, counts = alone
+    for rank in range(ranks):
+        found = load_file(folder / f"rank{rank}.safetensors")
+        assert torch.equal(found.pop("votes").long(), counts.long())
+        assert differing(found, params) == set()
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_give_the_teachers_and_votes_of_one_process(ranks, tmp_path, alone):
+    done = torchrun(ranks, tmp_path)
+    assert done.returncode == 0, done.stderr
+    same(tmp_path, ranks, alone)
+
+
+@pytest.mark.slow
+def test_a_dead_rank_fails_the_run_and_its_finished_chunks_are_kept(tmp_path, alone):
+    failed = torchrun(2, tmp_path, "1")
+    assert failed.returncode != 0
+    assert "another rank has stopped" in failed.stderr or "exitcode  : 7" in failed.stderr
+    assert not list(tmp_path.glob("rank*.safetensors"))
+    kept = list((tmp_path / "checkpoints").glob("*.safetensors"))
+    assert kept
+    again = torchrun(3, tmp_path)
+    assert again.returncode == 0, again.stderr
+    same(tmp_path, 3, alone)
+
+
+def test_without_torchrun_there_is_one_rank(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert distributed.world() == distributed.World(rank=0, size=1, local_rank=0, local_size=1)
+    assert distributed.is_main()
+    assert distributed.broadcast_text("here") == "here"
+    distributed.barrier()
+    assert distributed.local_device(torch.device("cpu")) == torch.device("cpu")

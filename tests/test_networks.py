@@ -1,0 +1,100 @@
+"""Networks by name: shapes, descriptions, initialisation, and what they refuse."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pate_torch import networks
+from pate_torch.rng import torch_stream
+
+IMAGES = (3, 16, 16)
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
+def test_maps_images_to_logits_and_is_rebuilt_from_plain_data(name, shape):
+    module = networks.initialise(networks.build(name, shape, 7), torch_stream(0, name))
+    x = torch.randn(5, *shape)
+    assert module(x).shape == (5, 7)
+    again = networks.rebuild(json.loads(json.dumps(networks.describe(name, shape, 7))))
+    again.load_state_dict(module.state_dict())
+    torch.testing.assert_close(again.eval()(x), module.eval()(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_takes_feature_rows(name):
+    assert networks.build(name, (9,), 3)(torch.randn(4, 9)).shape == (4, 3)
+
+
+def test_options_survive_the_description():
+    described = networks.describe("lean_cnn", IMAGES, 5, channels=(6, 9), hidden=11)
+    assert described["options"] == {"channels": [6, 9], "hidden": 11}
+    widths = [p.shape[0] for n, p in networks.rebuild(described).named_parameters() if n.endswith("weight")]
+    assert widths == [6, 9, 11, 5]
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_initialisation_is_the_stream_s_alone(name):
+    modules = [networks.build(name, IMAGES, 5) for _ in range(3)]
+    for module, stream in zip(modules, (1, 1, 2), strict=True):
+        networks.initialise(module, torch_stream(stream, "init"))
+    states = [torch.cat([p.detach().flatten() for p in module.parameters()]) for module in modules]
+    assert torch.equal(states[0], states[1])
+    assert name == "logistic" or not torch.equal(states[0], states[2])
+    double = networks.initialise(networks.build(name, IMAGES, 5).double(), torch_stream(1, "init"))
+    doubled = torch.cat([p.detach().flatten() for p in double.parameters()])
+    torch.testing.assert_close(doubled.float(), states[0], rtol=1e-6, atol=0)
+
+
+def test_initialisation_is_he_normal_with_a_zero_output_layer():
+    module = networks.build("mlp", (400,), 10, hidden=[300, 200])
+    networks.initialise(module, torch_stream(0, "init"))
+    linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    for layer in linear[:-1]:
+        expected = math.sqrt(2 / layer.in_features)
+        assert abs(layer.weight.std().item() / expected - 1) < 0.02
+        assert abs(layer.weight.mean().item()) < 0.02 * expected * 2
+        assert not layer.bias.any()
+    assert not linear[-1].weight.any()
+    loss = nn.functional.cross_entropy(module(torch.randn(6, 400)), torch.arange(6))
+    assert loss.item() == pytest.approx(math.log(10), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("cnn", 4e5, 1.2e6), ("wide_resnet", 6e5, 8e5), ("lean_cnn", 5e4, 3e5), ("convnet", 2e6, 4e6)],
+)
+def test_sizes_are_the_documented_ones(name, low, high):
+    assert low < networks.num_parameters(networks.build(name, (1, 28, 28), 10)) < high
+
+
+def test_wide_resnet_16_2_has_the_published_size():
+    # Zagoruyko and Komodakis 2016, table 4: WRN-16-2 with 0.7 M parameters (0.69 M counted).
+    assert round(networks.num_parameters(networks.build("wide_resnet", (3, 32, 32), 10)) / 1e6, 2) == 0.69
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("lean_cn", IMAGES, 3), {}, "Did you mean 'lean_cnn'"),
+        (("lean_cnn", (20,), 3), {}, "network=mlp"),
+        (("convnet", (1, 4, 4), 3), {}, "8x8"),
+        (("mlp", IMAGES, 3), {"hiden": 3}, "takes hidden"),
+        (("mlp", IMAGES, 3), {"hidden": [0]}, "network.hidden"),
+        (("logistic", IMAGES, 3), {"hidden": 3}, "no options"),
+        (("wide_resnet", IMAGES, 3), {"depth": 18}, "6n"),
+        (("resnet", IMAGES, 3), {"norm": "layer"}, "network.norm"),
+        (("mlp", IMAGES, 1), {}, "num_classes"),
+    ],
+)
+def test_refuses(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        networks.build(*arguments, **options)
+
+
+def test_refuses_a_description_of_something_else():
+    with pytest.raises(ValueError, match="input_shape"):
+        networks.rebuild({"name": "mlp"})

@@ -1,0 +1,237 @@
+"""The teachers' store: what is saved comes back, is found again by content, and anything off is refused."""
+
+import json
+import pickle
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from teacher_world import differing, recipe, records, shards_of, spec
+
+from pate_torch.teachers.store import Identity, TeacherStore, pool_hash
+from pate_torch.teachers.training import train
+from pate_torch.types import PrivateData, Votes
+
+
+@pytest.fixture(scope="module")
+def trained():
+    private = records(20)
+    return private, train(private, spec(), shards_of([list(range(10)), list(range(10, 19)), []]), recipe(), seed=0)
+
+
+def identity(store: TeacherStore, private: PrivateData, **changes: object) -> Identity:
+    settings = recipe().configuration()
+    base = {
+        "dataset": "squares",
+        "fingerprint": store.fingerprint(private),
+        "partition": {"name": "add_remove", "capacity": None},
+        "configuration": settings,
+        "seed": 0,
+        "num_teachers": 3,
+    }
+    return Identity(**(base | changes))
+
+
+@pytest.fixture
+def saved(tmp_path, trained):
+    private, ensemble = trained
+    store = TeacherStore(tmp_path)
+    return store, store.save(ensemble, identity(store, private), ledger_head="abc"), private, ensemble
+
+
+def test_what_is_saved_comes_back(saved):
+    store, name, private, ensemble = saved
+    stored = store.load(name)
+    assert differing(stored.ensemble.params, ensemble.params) == set()
+    assert stored.ensemble.spec == spec() and stored.ensemble.network == ensemble.network
+    assert stored.ensemble.trained_K.tolist() == [True, True, False]
+    assert stored.identity == identity(store, private) and stored.ledger_head == "abc"
+    assert torch.equal(stored.ensemble.predictions(private.x), ensemble.predictions(private.x))
+    store.set_ledger_head(name, "def")
+    assert store.load(name).ledger_head == "def"
+
+
+def test_folders_are_closed_and_say_private(saved):
+    store, name, _, _ = saved
+    for folder in (store.folder, store.folder / name, store.folder / name / "votes"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert (folder / "README").read_text().startswith("PRIVATE")
+    files = [path for path in store.folder.rglob("*") if path.is_file() and path.name != "README"]
+    assert len(files) == 3 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    assert not any("withheld" not in repr(x) for x in (store.load(name).ensemble, store.load(name).identity))
+
+
+def test_identical_configurations_on_the_same_data_are_found(saved):
+    store, name, private, _ = saved
+    assert store.find(identity(store, private)) == name
+    assert store.find(identity(store, private, seed=1)) is None
+    assert store.find(identity(store, private, configuration=recipe(steps=13).configuration())) is None
+    # How the work is shared out decides nothing.
+    assert store.find(identity(store, private, configuration=recipe(backend="loop").configuration())) == name
+    assert TeacherStore(store.root / "elsewhere").find(identity(store, private)) is None
+
+
+def test_a_changed_record_label_or_unit_is_other_data(saved):
+    store, _, private, _ = saved
+    own = store.fingerprint(private)
+    assert own == store.fingerprint(records(20))
+    x, y = private.x.clone(), private.y.clone()
+    x[3, 0, 0, 0] += 1
+    y[3] = (y[3] + 1) % 4
+    units = private.unit_id.copy()
+    units[3] = "other"
+    changed = [
+        PrivateData(x, private.y, private.unit_id),
+        PrivateData(private.x, y, private.unit_id),
+        PrivateData(private.x, private.y, units),
+        PrivateData(private.x, private.y, private.unit_id, unit="group:user"),
+        PrivateData(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
+    ]
+    assert len({own, *map(store.fingerprint, changed)}) == 6
+
+
+def test_fingerprints_are_keyed(saved, tmp_path):
+    store, _, private, _ = saved
+    assert TeacherStore(tmp_path / "other").fingerprint(private) != store.fingerprint(private)
+
+
+def test_votes_are_counted_once(saved):
+    store, name, private, ensemble = saved
+    calls = []
+
+    def compute() -> Votes:
+        calls.append(1)
+        return ensemble.votes(private.x)
+
+    first, second = (store.votes_cached(name, private.x, compute) for _ in range(2))
+    assert len(calls) == 1 and torch.equal(first.counts_QC.long(), second.counts_QC)
+    store.votes_cached(name, private.x[:5], lambda: ensemble.votes(private.x[:5]))
+    assert len(list((store.folder / name / "votes").glob("*.safetensors"))) == 2
+
+
+def test_votes_of_other_teachers_or_points_are_refused(saved):
+    store, name, private, ensemble = saved
+    with pytest.raises(ValueError, match="not this ensemble's votes"):
+        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x[:4]))
+    with pytest.raises(ValueError, match="not this ensemble's votes"):
+        store.votes_cached(name, private.x, lambda: ensemble.select(slice(0, 2)).votes(private.x))
+    path = store.folder / name / "votes" / f"{pool_hash(private.x)}.safetensors"
+    save_file({"counts_QC": torch.zeros(20, 9, dtype=torch.int32)}, path)
+    with pytest.raises(ValueError, match="delete it"):
+        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x))
+    save_file({"counts_QC": torch.ones(20, 4, dtype=torch.int32)}, path)
+    with pytest.raises(ValueError, match="sum to num_teachers"):
+        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x))
+
+
+def test_pools_differ_by_content_shape_and_type():
+    x = torch.zeros(4, 6, dtype=torch.uint8)
+    assert len({pool_hash(p) for p in (x, x.view(6, 4), x.view(torch.int8), x + 1, x[:0], x[:3])}) == 6
+
+
+@pytest.mark.parametrize("name", ["../../etc", "", "a" * 15, "A" * 16, "0" * 17, "0123456789abcde/", "..", None, 5])
+def test_ids_cannot_be_paths(saved, name):
+    with pytest.raises(ValueError, match="16 hexadecimal digits"):
+        saved[0].load(name)
+
+
+def test_unknown_ids_say_where_was_looked(saved):
+    with pytest.raises(ValueError, match=r"no such ensemble under .*teachers"):
+        saved[0].load("0" * 16)
+
+
+def damage_tensor(folder):
+    data = bytearray((folder / "ensemble.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "ensemble.safetensors").write_bytes(bytes(data))
+
+
+def rewrite(folder, **changes):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+def resign(folder, tensors):
+    """Other tensors under a matching checksum."""
+    import hashlib
+
+    save_file(tensors, folder / "ensemble.safetensors")
+    rewrite(folder, sha256=hashlib.sha256((folder / "ensemble.safetensors").read_bytes()).hexdigest())
+
+
+def pickled(folder):
+    import hashlib
+
+    data = pickle.dumps({"weights": [1, 2, 3]})
+    (folder / "ensemble.safetensors").write_bytes(data)
+    rewrite(folder, sha256=hashlib.sha256(data).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (damage_tensor, "changed after it was saved"),
+        (lambda f: (f / "ensemble.safetensors").unlink(), "missing or was changed"),
+        (pickled, "not a safetensors file"),
+        (lambda f: (f / "manifest.json").write_text("{"), "damaged"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "schema version"),
+        (lambda f: rewrite(f, schema_version=99), "schema version"),
+        (lambda f: rewrite(f, id="f" * 16), "not this ensemble's manifest"),
+        (lambda f: rewrite(f, num_teachers=4), "do not fit"),
+        (lambda f: rewrite(f, network={"name": "mlp"}), "do not fit"),
+        (lambda f: rewrite(f, spec={"name": "x"}), "do not fit"),
+        (lambda f: rewrite(f, fingerprint="x"), "do not fit"),
+        (lambda f: resign(f, {"a": torch.zeros(3)}), "do not fit"),
+        (
+            lambda f: resign(f, {k: v[:2] for k, v in load_file(f / "ensemble.safetensors").items()}),
+            "do not fit",
+        ),
+    ],
+)
+def test_damaged_and_foreign_ensembles_are_refused(saved, harm, message):
+    store, name, private, _ = saved
+    harm(store.folder / name)
+    with pytest.raises(ValueError, match=message):
+        store.load(name)
+    store.find(identity(store, private))  # finds it or not, but never fails on somebody's broken folder
+
+
+def test_a_failed_save_leaves_nothing(tmp_path, trained, monkeypatch):
+    private, ensemble = trained
+    store = TeacherStore(tmp_path)
+    own = identity(store, private)
+    monkeypatch.setattr(TeacherStore, "_write_manifest", staticmethod(lambda *_: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        store.save(ensemble, own)
+    assert sorted(path.name for path in store.folder.iterdir()) == [".fingerprint_key", "README"]
+
+
+def test_part_of_an_ensemble_is_not_stored(tmp_path, trained):
+    private, ensemble = trained
+    store = TeacherStore(tmp_path)
+    with pytest.raises(ValueError, match="not the whole ensemble"):
+        store.save(ensemble.select(slice(0, 2)), identity(store, private))
+
+
+def test_a_moved_store_still_recognises_its_data(saved, tmp_path):
+    store, name, private, _ = saved
+    moved = TeacherStore(tmp_path / "moved")
+    shutil.copytree(store.folder, moved.folder)
+    assert moved.find(identity(moved, private)) == name
+    assert moved.load(name).identity.seed == 0
+
+
+def test_identities_compare_as_plain_data(saved):
+    store, _, private, _ = saved
+    tuples = identity(store, private, partition={"sizes": (1, 2)})
+    assert tuples == identity(store, private, partition={"sizes": [1, 2]})
+    with pytest.raises(ValueError, match="fingerprint"):
+        identity(store, private, fingerprint="zz")
+
+
+def test_empty_records_have_a_fingerprint(tmp_path):
+    empty = PrivateData(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
+    assert len(TeacherStore(tmp_path).fingerprint(empty)) == 64

@@ -1,0 +1,344 @@
+"""Training: isolation of every record in one teacher, equality of the backends, unequal shards, resuming."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from teacher_world import differing, recipe, records, shards_of, spec
+
+from pate_torch import networks
+from pate_torch.augment import warp
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.protocols import silent
+from pate_torch.rng import torch_stream
+from pate_torch.teachers import engine, stacked, training
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.types import PrivateData
+
+BACKENDS = ("loop", "vectorised", "processes")
+
+
+def removed(private: PrivateData, i: int) -> PrivateData:
+    keep = torch.arange(len(private)) != i
+    return PrivateData(private.x[keep], private.y[keep], private.unit_id[keep.numpy()])
+
+
+def replaced(private: PrivateData, i: int) -> PrivateData:
+    x, y = private.x.clone(), private.y.clone()
+    x[i], y[i] = 255 - x[i], (y[i] + 1) % 4
+    return PrivateData(x, y, private.unit_id)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replacing_one_record_changes_one_teacher_and_no_bit_of_the_others(backend):
+    private, partition = records(70), ReplaceOne()
+    shards = partition.shards(private, 7, seed=1)
+    victim = 23
+    owner = int((shards.index_KS == victim).any(1).nonzero())
+    before, after = (train(data, spec(), shards, recipe(backend=backend), seed=3) for data in
+                     (private, replaced(private, victim)))  # fmt: skip
+    assert differing(before.params, after.params) == {owner}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_removing_or_adding_one_record_changes_one_teacher_and_no_bit_of_the_others(backend):
+    private, partition = records(70), AddRemove()
+    fewer = removed(private, 23)
+    owner = int((partition.shards(private, 7, seed=1).index_KS == 23).any(1).nonzero())
+    before, after = (
+        train(data, spec(), partition.shards(data, 7, seed=1), recipe(backend=backend), seed=3)
+        for data in (private, fewer)
+    )
+    assert differing(before.params, after.params) == {owner}
+
+
+def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
+    rows = [[0, 1, 2, 3, 4, 5], [6], [7, 8, 9]]
+    full = train(records(10), spec(), shards_of(rows), recipe(), seed=0)
+    without = train(records(10), spec(), shards_of([rows[0], [], rows[2]]), recipe(), seed=0)
+    assert differing(full.params, without.params) == {1}
+    assert without.trained_K.tolist() == [True, False, True]
+    assert not without.predictions(records(5).x)[1].any()
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_stacked_equals_loop_in_float64(network, optimiser):
+    options = {"convnet": {"channels": [3, 4], "hidden": [6]}, "resnet": {"width": 8}}.get(network, {})
+    private = records(60)
+    shards = shards_of([list(range(0, 25)), list(range(25, 28)), list(range(28, 60))])
+    settings = recipe(
+        network=network,
+        options=options,
+        optimiser=optimiser,
+        dtype="float64",
+        label_smoothing=0.1,
+        weight_decay=0.01,
+        learning_rate=5e-3,
+    )
+    loop, batched = (
+        train(private, spec(), shards, TeacherRecipe(**(vars(settings) | {"backend": backend})), seed=2)
+        for backend in ("loop", "vectorised")
+    )
+    for name, parameter in loop.params.items():
+        torch.testing.assert_close(batched.params[name], parameter, rtol=0, atol=1e-10)
+
+
+def test_processes_and_distributed_chunks_equal_vectorised_to_the_bit():
+    private, shards = records(90), shards_of([list(range(k * 12, k * 12 + 12)) for k in range(7)])
+    runs = [train(private, spec(), shards, recipe(backend=b, workers=w), seed=0) for b, w in
+            (("vectorised", None), ("processes", 1), ("processes", 2))]  # fmt: skip
+    threads = torch.get_num_threads()
+    assert threads == 1, "conftest pins one thread, as workers do"
+    for run in runs[1:]:
+        assert differing(runs[0].params, run.params) == set()
+
+
+def test_the_loop_is_ordinary_training():
+    """One teacher against torch.optim and nn.Module, written out."""
+    private = records(40)
+    settings = recipe(backend="loop", dtype="float64", label_smoothing=0.05, weight_decay=0.02, steps=20)
+    ours = train(private, spec(), shards_of([list(range(40))]), settings, seed=9)
+
+    module = networks.build("lean_cnn", (1, 12, 12), 4, channels=[4, 8], hidden=16).double()
+    networks.initialise(module, torch_stream(9, "teacher", 0, "init"))
+    optimiser = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.02)
+    order = engine.batches(9, 0, 40, 20, 8)
+    theta = settings.augment.draw(20 * 8, (1, 12, 12), torch_stream(9, "teacher", 0, "augment")).view(20, 8, 2, 3)
+    for step in range(20):
+        x = warp(private.x[order[step].long()].double() / 255, theta[step])
+        loss = F.cross_entropy(module((x - 0.3) / 0.4), private.y[order[step].long()], label_smoothing=0.05)
+        optimiser.param_groups[0]["lr"] = 5e-3 * (1 + math.cos(math.pi * step / 20)) / 2
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(ours.params[name][0], parameter.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_stacked_forward_and_gradients_equal_vmap(name, shared):
+    module = networks.build(name, (3, 10, 10), 4).double()
+    streams = [torch_stream(k, "init") for k in range(3)]
+    params = stacked.stack_initial(module, streams, torch.float64)
+    params = {n: (p + 0.1 * torch.randn(p.shape, generator=streams[0])).requires_grad_() for n, p in params.items()}
+    x = torch.randn(5, 1 if shared else 3, 3, 10, 10, generator=streams[0], dtype=torch.float64)
+    weight = torch.randn(3, 5, 4, generator=streams[0], dtype=torch.float64)
+    results = []
+    for forward in (stacked.forward, stacked.forward_vmap):
+        logits = forward(module, params, x)
+        results.append([logits, *torch.autograd.grad((logits * weight).sum(), list(params.values()))])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_an_unknown_layer_goes_through_vmap():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    assert not stacked.has_stacked_form(module)
+    params = stacked.stack_initial(module, [torch_stream(k, "i") for k in range(2)], torch.float32)
+    assert stacked.forward(module, params, torch.randn(5, 2, 4)).shape == (2, 5, 2)
+
+
+def test_teachers_learn_and_agree_on_easy_data():
+    private, fresh = records(400), records(100, seed=1)
+    shards = AddRemove().shards(private, 8, seed=0)
+    ensemble = train(private, spec(), shards, recipe(steps=60, chunk=None), seed=0)
+    prediction = ensemble.predictions(fresh.x)
+    assert (prediction == fresh.y).float().mean() > 0.95
+    assert (ensemble.votes(fresh.x).plurality() == fresh.y).float().mean() > 0.98
+
+
+def test_backends_cast_the_same_votes_after_a_full_float32_run():
+    private, fresh = records(400), records(500, seed=1)
+    shards = AddRemove().shards(private, 8, seed=0)
+    loop, batched = (
+        train(private, spec(), shards, recipe(steps=100, backend=backend), seed=0).predictions(fresh.x)
+        for backend in ("loop", "vectorised")
+    )
+    assert (loop == batched).float().mean() >= 0.999
+
+
+def test_unequal_shards_train_together_for_the_same_steps():
+    rows = [[0], [1, 2], list(range(3, 40)), []]
+    losses: list[torch.Tensor] = []
+    settings = recipe(steps=80, augment=None)
+    ensemble = train(
+        records(40), spec(), shards_of(rows), settings, seed=0, losses=lambda _, loss_K: losses.append(loss_K)
+    )
+    assert ensemble.trained_K.tolist() == [True, True, True, False]
+    assert len(losses) == engine.POINTS and all(loss_K.shape == (4,) for loss_K in losses)
+    assert (losses[-1][:3] < 0.1).all() and losses[0][0] < math.log(4) + 0.2
+    own = records(40)
+    for teacher, row in enumerate(rows[:3]):
+        index = torch.tensor(row)
+        assert (ensemble.predictions(own.x[index])[teacher] == own.y[index]).all()
+
+
+def test_a_diverged_teacher_still_votes_once():
+    private = records(24)
+    ensemble = train(private, spec(), shards_of([list(range(12)), list(range(12, 24))]), recipe(), seed=0)
+    next(iter(ensemble.params.values()))[1] = float("nan")
+    votes = ensemble.votes(private.x)
+    assert not ensemble.predictions(private.x)[1].any()
+    assert torch.equal(votes.counts_QC.sum(1).long(), torch.full((24,), 2))
+
+
+def test_predictions_do_not_depend_on_the_batch_or_on_training_time_distortion():
+    private = records(50)
+    ensemble = train(private, spec(), shards_of([list(range(25)), list(range(25, 50))]), recipe(), seed=0)
+    whole = ensemble.predictions(private.x, batch=50)
+    assert torch.equal(whole, ensemble.predictions(private.x, batch=7))
+    assert torch.equal(whole, ensemble.predictions(private.x, batch=50))
+    by_hand = []
+    for k in range(2):
+        module = networks.rebuild(ensemble.network)
+        module.load_state_dict({name: p[k] for name, p in ensemble.params.items()})
+        by_hand.append(module(spec().normalise(private.x)).argmax(1))
+    assert torch.equal(whole, torch.stack(by_hand))
+
+
+def test_batches_are_permutations_of_the_own_shard():
+    order = engine.batches(0, 4, size=10, steps=7, batch_size=6).flatten()[:40].view(4, 10)
+    assert torch.equal(order.sort(1).values, torch.arange(10, dtype=torch.int32).expand(4, 10))
+    assert len({tuple(row.tolist()) for row in order}) == 4
+    assert not torch.equal(order, engine.batches(0, 5, 10, 7, 6).flatten()[:40].view(4, 10))
+
+
+@pytest.mark.parametrize("backend", ["vectorised", "processes"])
+def test_resumes_from_finished_chunks_to_the_same_bits(tmp_path, backend, monkeypatch):
+    private, shards = records(90), shards_of([list(range(k * 12, k * 12 + 12)) for k in range(7)])
+    settings = recipe(backend=backend, workers=1)
+    whole = train(private, spec(), shards, settings, seed=0)
+
+    def interrupt(done: int, _: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(private, spec(), shards, settings, seed=0, checkpoint_dir=tmp_path, progress=interrupt)
+    kept = sorted(tmp_path.glob("*.safetensors"))
+    assert len(kept) == 2
+    trained: list[range] = []
+    plain = training.train_stacked
+
+    def counted(chunk, *arguments):
+        trained.append(chunk.teachers)
+        return plain(chunk, *arguments)
+
+    monkeypatch.setattr(training, "train_stacked", counted)
+    resumed = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=tmp_path)
+    assert trained == [range(6, 7)]
+    assert differing(whole.params, resumed.params) == set()
+
+    trained.clear()  # another seed, other records, a damaged file: trained anew
+    train(private, spec(), shards, recipe(), seed=1, checkpoint_dir=tmp_path)
+    assert len(trained) == 3
+    trained.clear()
+    kept[0].write_bytes(b"damaged")
+    train(replaced(private, 13), spec(), shards, recipe(), seed=0, checkpoint_dir=tmp_path)
+    assert trained == [range(0, 3)]
+
+
+def test_a_dying_worker_is_a_clear_error(monkeypatch):
+    private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
+    monkeypatch.setenv("PYTHONPATH", "")
+    broken = recipe(backend="processes", batch_size=8, steps=3)
+    object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
+    from pate_torch.teachers import processes
+
+    shapes = processes._result_shapes(spec(), recipe(), 8)
+    monkeypatch.setattr(processes, "_result_shapes", lambda *_: shapes)
+    chunks = training.chunks(8, 3)
+    with pytest.raises(RuntimeError, match=r"worker died: exit code 1; ValueError.*vectorised"):
+        list(processes.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 1))
+
+
+def test_a_killed_worker_is_a_clear_error():
+    from pate_torch.teachers import processes
+
+    private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
+    forever = recipe(backend="processes", steps=10**6, augment=None)
+    started: list[processes._Worker] = []
+    plain = processes._Worker.__init__
+
+    def remember(self, *arguments):
+        plain(self, *arguments)
+        started.append(self)
+        self.process.kill()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes._Worker, "__init__", remember)
+        with pytest.raises(RuntimeError, match="killed by signal 9"):
+            train(private, spec(), shards, forever, seed=0)
+    assert all(worker.process.returncode is not None for worker in started)
+
+
+def test_progress_and_curves_are_reported():
+    seen, tags = [], []
+    train(
+        records(60),
+        spec(),
+        shards_of([list(range(k * 10, k * 10 + 10)) for k in range(6)]),
+        recipe(steps=4),
+        seed=0,
+        progress=lambda done, total: seen.append((done, total)),
+        log=lambda tag, value, step: tags.append((tag, step)) if math.isfinite(value) else silent(),
+    )
+    assert seen == [(3, 6), (6, 6)]
+    assert ("teachers/loss_mean", 4) in tags and ("teachers/accuracy_mean", 1) in tags
+
+
+def test_chunks_depend_on_public_numbers_only():
+    cpu = torch.device("cpu")
+    for teachers in (1, 7, 48, 250, 1000, 5000):
+        size = training.chunk_size(TeacherRecipe(), teachers, cpu)
+        assert 1 <= size <= 16
+        grouping = training.chunks(teachers, size)
+        assert [k for chunk in grouping for k in chunk] == list(range(teachers))
+    assert training.chunk_size(TeacherRecipe(chunk=12), 250, cpu) == 12
+
+
+def test_multiplications_by_hand():
+    one = TeacherRecipe(network="lean_cnn", options={"channels": [2, 3], "hidden": 5}, steps=1, batch_size=1)
+    by_hand = 2 * 6 * 6 * 9 + 3 * 3 * 3 * 2 * 9 + 27 * 5 + 5 * 4
+    assert training.multiplications(one, spec()) == 3 * by_hand
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": "resnet", "options": {"norm": "batch"}}, "batch normalisation"),
+        ({"network": "wide_resnet", "options": {}}, "batch normalisation"),
+        ({"options": {"width": 3}}, "takes channels, hidden"),
+        ({"steps": 0}, "steps"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"backend": "threads"}, "backend"),
+        ({"dtype": "half"}, "dtype"),
+        ({"augment": {"rotate": 400}}, "augment.rotate"),
+        ({"augment": 3}, "augment"),
+        ({"label_smoothing": 0.9}, "label_smoothing"),
+        ({"chunk": 0}, "chunk"),
+    ],
+)
+def test_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(records(9), spec(), shards_of([[0, 1], [2, 3]]), recipe(**changes), seed=0)
+
+
+def test_an_ensemble_checks_its_parameters():
+    ensemble = train(records(9), spec(), shards_of([[0, 1], [2, 3]]), recipe(steps=1), seed=0)
+    fewer = dict(list(ensemble.params.items())[1:])
+    with pytest.raises(ValueError, match="do not fit"):
+        Ensemble(ensemble.network, fewer, ensemble.trained_K, spec())
+    assert "withheld" in repr(ensemble)
+
+
+def test_bf16_trains():
+    private = records(200)
+    ensemble = train(private, spec(), AddRemove().shards(private, 4, seed=0), recipe(steps=60, dtype="bf16"), seed=0)
+    assert (ensemble.predictions(private.x) == private.y).float().mean() > 0.95

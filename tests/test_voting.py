@@ -1,0 +1,54 @@
+"""Counting votes: against a loop, in every chunking, one vote each."""
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch.teachers import voting
+from pate_torch.teachers.voting import count
+
+
+def by_loop(predictions, classes):
+    return torch.tensor(np.stack([np.bincount(column, minlength=classes) for column in predictions.T.numpy()]))
+
+
+@pytest.mark.parametrize(("teachers", "queries", "classes"), [(1, 1, 2), (7, 50, 3), (250, 33, 10), (40, 20, 1000)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
+    dtype = torch.int16 if classes > 256 else dtype
+    draw = torch.Generator().manual_seed(teachers)
+    predictions = torch.randint(classes, (teachers, queries), generator=draw).to(dtype)
+    votes = count(predictions, classes)
+    assert votes.num_teachers == teachers
+    assert torch.equal(votes.counts_QC.long(), by_loop(predictions.long(), classes))
+
+
+@pytest.mark.parametrize("cells", [1, 64, 1000])
+def test_chunking_changes_nothing(monkeypatch, cells):
+    predictions = torch.randint(5, (13, 101), generator=torch.Generator().manual_seed(1))
+    whole = count(predictions, 5).counts_QC
+    monkeypatch.setattr(voting, "CELLS", cells)
+    assert torch.equal(count(predictions, 5).counts_QC, whole)
+
+
+def test_one_moved_vote_moves_two_counts_by_one():
+    predictions = torch.randint(4, (9, 30), generator=torch.Generator().manual_seed(2))
+    moved = predictions.clone()
+    moved[3] = (moved[3] + 1) % 4
+    difference = count(moved, 4).counts_QC.long() - count(predictions, 4).counts_QC.long()
+    assert torch.equal(difference.abs().sum(1), torch.full((30,), 2))
+    assert not difference.sum(1).any()
+
+
+@pytest.mark.parametrize(
+    ("predictions", "message"),
+    [
+        (torch.tensor([[0, 4]]), "0..3"),
+        (torch.tensor([[-1, 0]]), "0..3"),
+        (torch.zeros(2, 3), "integers"),
+        (torch.zeros(3, dtype=torch.int64), "teachers, queries"),
+    ],
+)
+def test_refuses(predictions, message):
+    with pytest.raises(ValueError, match=message):
+        count(predictions, 4)
