@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +101,7 @@ def read(
         if "not found" in str(error):
             raise missing(name, where) from error
         raise unreadable(name, where, repr(error)) from error
-    except (ValueError, AssertionError, EOFError, KeyError, TypeError, IndexError, pickle.UnpicklingError) as error:
+    except Exception as error:  # each parser has errors of its own for damaged files (zlib, pickle, MATLAB, ...)
         raise unreadable(name, where, repr(error)) from error
     if len(x) != len(y) or len(y) == 0:
         raise unreadable(name, where, f"{len(x)} images, {len(y)} labels")

@@ -27,7 +27,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """[private, public, test], each positive, summing to one."""
-    if len(fractions) != 3 or min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
+    numbers = [checks.positive("dataset.fractions", part) for part in fractions]
+    if len(numbers) != 3 or not math.isclose(sum(numbers), 1, abs_tol=1e-9):
         raise checks.fail(
             "dataset.fractions", list(fractions), "must be three positive numbers [private, public, test] summing to 1"
         )
@@ -150,14 +151,7 @@ def assemble(
     private = np.flatnonzero((records.role_N == PRIVATE) & (y_N >= 0))
     public = np.flatnonzero(records.role_N == PUBLIC)
     test = np.flatnonzero((records.role_N == TEST) & (y_N >= 0))
-    for what, index in (("private", private), ("public", public), ("test", test)):
-        if len(index) == 0:
-            raise checks.fail(
-                "dataset.path",
-                name,
-                f"leaves no {what} records",
-                "Check dataset.fractions and dataset.classes, and that the files hold labelled records.",
-            )
+    check_parts(name, len(private), len(public), len(test))
     pool_x = records.x[public]
     mean, std = _normalisation(pool_x, standardise)
     labelled = bool((y_N[public] >= 0).all())
@@ -178,6 +172,18 @@ def assemble(
             records.x[test], torch.from_numpy(y_N[test]), torch.from_numpy(y_N[public]) if labelled else None
         ),
     )
+
+
+def check_parts(name: str, private: int, public: int, test: int) -> None:
+    """No part may be empty."""
+    for what, count in (("private", private), ("public", public), ("test", test)):
+        if count == 0:
+            raise checks.fail(
+                "dataset.name",
+                name,
+                f"has no {what} records",
+                "Check dataset.fractions and dataset.classes, and that the files hold labelled records.",
+            )
 
 
 def _normalisation(pool_x: Tensor, standardise: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:

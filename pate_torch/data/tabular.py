@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Csv:
         unit_id = np.concatenate([self._units(frame, part == roles.PRIVATE) for part, frame in frames.items()])
         part_N = np.repeat(list(frames), [len(frame) for frame in frames.values()])
         role_N = roles.by_hash(unit_id, part_N, set(frames), self.fractions, self.seed)
+        roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         frame = pd.concat([frame[[*columns, self.label]] for frame in frames.values()], ignore_index=True)
         x, numeric = self._encode(frame[columns], role_N != roles.PRIVATE)
         whole = np.isfinite(x).all(1)
@@ -206,7 +208,9 @@ def read_text(key: str, file: Path, separator: str) -> pd.DataFrame:
     try:
         if file.suffix in (".parquet", ".pq"):
             table = pq.read_table(file)
-            frame = pd.DataFrame({name: _text(name, table[name]) for name in table.column_names}, dtype=object)
+            # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
+            names = [name for name in table.column_names if not re.fullmatch(r"__index_level_\d+__", name)]
+            frame = pd.DataFrame({name: _text(name, table[name]) for name in names}, dtype=object)
         else:
             frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, na_filter=False)
     except (ValueError, OSError, pa.ArrowException) as error:

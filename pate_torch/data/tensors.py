@@ -50,6 +50,8 @@ class Tensors:
     def load(self) -> Dataset:
         names = self.class_names
         classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
+        if len(classes) < 2:
+            raise checks.fail("class_names", names, "must list at least two classes")
         x, pool_x, test_x = (_points(key, getattr(self, key)) for key in ("x", "pool_x", "test_x"))
         for key, points in (("pool_x", pool_x), ("test_x", test_x)):
             if points.shape[1:] != x.shape[1:] or points.dtype != x.dtype:

@@ -1,0 +1,52 @@
+"""Every data set and partition YAML builds its class, states all its fields, and recommends the same keys."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
+
+from pate_torch.augment import Affine
+from pate_torch.networks import NETWORKS
+from pate_torch.protocols import DatasetSource
+
+CONF = Path(__file__).parents[1] / "conf"
+RECOMMENDED = {
+    *("num_teachers", "sigma", "screen_sigma", "threshold", "queries", "network", "steps", "batch_size"),
+    *("augment", "student_network", "student_steps", "delta"),
+}
+PRIVATE_BY_NATURE = {"csv", "libsvm", "image_folder"}
+
+
+def read(path):
+    return OmegaConf.merge(OmegaConf.load(path), {"seed": 5, "data_root": None})
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "dataset").glob("*.yaml")), ids=lambda path: path.stem)
+def test_dataset_yaml(path):
+    assert path.read_text().startswith("# @package _global_\n")
+    cfg = read(path)
+    source = instantiate(cfg.dataset, _convert_="all")
+    assert isinstance(source, DatasetSource) and source.name == path.stem
+    keys = {f.name: f for f in fields(get_class(cfg.dataset._target_))}
+    assert set(cfg.dataset) - {"_target_"} == set(keys)
+    preset = "roles" in keys and path.stem != "libsvm"  # a named file of the LIBSVM collection
+    for name, field in keys.items():
+        if not preset and name != "seed":
+            value = getattr(source, name)
+            assert (tuple(value) if isinstance(value, list) else value) == field.default
+    if hasattr(source, "benchmark"):
+        assert source.benchmark == (path.stem not in PRIVATE_BY_NATURE)
+    recommended = OmegaConf.to_container(cfg.recommended)
+    assert set(recommended) == RECOMMENDED
+    assert recommended["network"] in NETWORKS and recommended["student_network"] in NETWORKS
+    assert 0 < recommended["delta"] < 1e-3 and recommended["threshold"] <= recommended["num_teachers"]
+    if recommended["augment"] is not None:
+        Affine(**recommended["augment"])
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "partition").glob("*.yaml")), ids=lambda path: path.stem)
+def test_partition_yaml(path):
+    partition = instantiate(read(path)["_target_"] and OmegaConf.load(path), _convert_="all")
+    assert partition.name == partition.adjacency == path.stem

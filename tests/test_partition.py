@@ -1,0 +1,162 @@
+"""Shards: disjoint, one unit in one shard, and neighbours that differ in one shard alone."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pate_torch import rng
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.units import keyed_hash
+from pate_torch.types import PrivateData, Shards
+
+
+def private(ids, unit="record"):
+    count = len(ids)
+    return PrivateData(
+        torch.arange(count, dtype=torch.float32)[:, None], torch.zeros(count).long(), np.array(ids), unit
+    )
+
+
+def named(data, shards):
+    """Per teacher, the (unit id, original record) pairs in order: what a teacher would see."""
+    return [[(data.unit_id[i], int(data.x[i, 0])) for i in shards.of(k).tolist()] for k in range(shards.num_teachers)]
+
+
+ids = st.lists(st.text("abcxyz0189:é", min_size=1, max_size=6), min_size=1, max_size=60)
+
+
+@given(ids=ids, seed=st.integers(0, 2**40), teachers=st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
+    data = private(ids)
+    teachers = min(teachers, len(set(ids)))
+    shards = AddRemove().shards(data, teachers, seed)
+
+    key = rng.derive(seed, "partition", "add_remove").to_bytes(8, "big")
+    rows = [[] for _ in range(teachers)]
+    for position, name in enumerate(ids):
+        digest = hashlib.blake2b(name.encode(), key=key, digest_size=16).digest()
+        shard = int.from_bytes(digest[:8], "big") % teachers
+        rows[shard].append((int.from_bytes(digest[8:], "big"), position))
+    assert [shards.of(k).tolist() for k in range(teachers)] == [
+        [position for _, position in sorted(row)] for row in rows
+    ]
+    assert sorted(shards.index_KS[shards.mask_KS].tolist()) == list(range(len(ids)))
+    assert shards.index_KS.dtype == torch.int64 and shards.mask_KS.dtype == torch.bool
+    assert shards.adjacency == AddRemove().adjacency == "add_remove"
+
+
+@given(ids=ids, seed=st.integers(0, 1000), victim=st.integers(0, 1000), capacity=st.sampled_from([None, 1, 3]))
+@settings(max_examples=80, deadline=None)
+def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capacity):
+    units = sorted(set(ids))
+    if len(units) < 3:
+        return
+    gone = units[victim % len(units)]
+    data = private(ids, "group:user")
+    kept = np.flatnonzero(data.unit_id != gone)
+    less = PrivateData(data.x[kept], data.y[kept], data.unit_id[kept], data.unit)
+    partition = AddRemove(capacity=capacity)
+    before, after = (named(d, partition.shards(d, 2, seed)) for d in (data, less))
+    changed = [k for k in range(2) if before[k] != after[k]]
+    home = int(keyed_hash([gone], seed, "partition", "add_remove")[0, 0] % np.uint64(2))
+    assert set(changed) <= {home}
+    survivors = [pair for pair in before[home] if pair[0] != gone]
+    # Without the unit the others stand in the same order; with a capacity, later ones may move up behind them.
+    assert after[home][: len(survivors)] == survivors
+    if capacity is None:
+        assert after[home] == survivors and changed == [home]
+
+
+def test_a_group_stays_together_and_the_unit_is_carried():
+    users = [f"user{i % 40}" for i in range(400)]
+    data = private(users, "group:user")
+    shards = AddRemove().shards(data, 7, 3)
+    homes = {}
+    for k, row in enumerate(named(data, shards)):
+        for user, _ in row:
+            homes.setdefault(user, set()).add(k)
+    assert len(homes) == 40 and all(len(home) == 1 for home in homes.values())
+    assert shards.unit == "group:user"
+
+
+def test_capacity_fixes_the_shape_and_keeps_the_first_by_hash():
+    data = private([str(i) for i in range(300)])
+    full = AddRemove().shards(data, 10, 0)
+    cut = AddRemove(capacity=20).shards(data, 10, 0)
+    assert cut.index_KS.shape == (10, 20)
+    assert int(full.mask_KS.sum(1).max()) > 20
+    assert all(cut.of(k).tolist() == full.of(k).tolist()[:20] for k in range(10))
+    assert AddRemove(capacity=1000).shards(data, 10, 0).index_KS.shape == (10, 1000)
+
+
+def test_an_empty_shard_is_fine():
+    data = private(["a", "b", "c"])
+    sizes = [AddRemove().shards(data, 3, seed).mask_KS.sum(1).min().item() for seed in range(20)]
+    assert 0 in sizes
+
+
+def test_hash_shards_are_binomially_even_and_depend_on_the_seed():
+    data = private([str(i) for i in range(20_000)])
+    shards = AddRemove().shards(data, 50, 1)
+    sizes = shards.mask_KS.sum(1).double()
+    chi2 = float(((sizes - 400) ** 2 / 400).sum())
+    assert 23 < chi2 < 86  # chi-square(49), 0.1 % on either side: neither lumpy nor suspiciously equal
+    other = AddRemove().shards(data, 50, 2)
+    overlap = len(set(shards.of(0).tolist()) & set(other.of(0).tolist()))
+    assert overlap < 40  # 8 expected by chance, 400 if the seed had no say
+
+
+@pytest.mark.parametrize(("count", "teachers"), [(10, 3), (12, 4), (7, 7), (1000, 33), (5, 1)])
+def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
+    shards = ReplaceOne().shards(private([str(i) for i in range(count)]), teachers, 5)
+    sizes = shards.mask_KS.sum(1).tolist()
+    assert sum(sizes) == count and max(sizes) - min(sizes) <= 1
+    assert sorted(shards.index_KS[shards.mask_KS].tolist()) == list(range(count))
+    assert shards.adjacency == ReplaceOne().adjacency == "replace_one"
+    replaced = PrivateData(
+        torch.rand(count, 4), torch.ones(count).long(), np.array([f"other{i}" for i in range(count)])
+    )
+    assert torch.equal(ReplaceOne().shards(replaced, teachers, 5).index_KS, shards.index_KS)
+
+
+def test_chunks_are_permuted_by_the_seed():
+    data = private([str(i) for i in range(100)])
+    first, again, other = (ReplaceOne().shards(data, 10, seed).index_KS for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert first.flatten().tolist() != list(range(100))
+
+
+def test_replace_one_refuses_groups():
+    with pytest.raises(ValueError, match=r"group:user.*partition=add_remove"):
+        ReplaceOne().shards(private(["a", "b"], "group:user"), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("partition", "data", "teachers", "message"),
+    [
+        (AddRemove(), private(list("aabb")), 3, r"num_teachers=3.*\[1, 2\].*2 private records"),
+        (AddRemove(), private(list("aab"), "group:user"), 3, r"2 private units \(group:user\)"),
+        (ReplaceOne(), private(list("aab")), 4, r"num_teachers=4.*3 private records"),
+        (ReplaceOne(), private(list("aab")), 0, r"num_teachers=0"),
+        (AddRemove(), private([]), 1, r"no private records"),
+    ],
+)
+def test_too_many_teachers_are_refused_with_the_numbers(partition, data, teachers, message):
+    with pytest.raises(ValueError, match=message):
+        partition.shards(data, teachers, 0)
+
+
+def test_capacity_is_checked():
+    with pytest.raises(ValueError, match=r"partition\.capacity=0"):
+        AddRemove(capacity=0)
+
+
+def test_nothing_private_shows():
+    text = repr(AddRemove().shards(private(["secret1", "secret2"]), 2, 0))
+    assert "secret" not in text and "tensor" not in text
+    assert isinstance(AddRemove().shards(private(["a"]), 1, 0), Shards)
