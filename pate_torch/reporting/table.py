@@ -83,7 +83,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
         rows.append((f"Accuracy of {report.student}", f"{show_share(report.student_share)}{size}"))
     if report.label_share is not None:
         rows.append(("Released labels", f"{show_share(report.label_share)} correct"))
-    rows += [(base.name, show_share(base.share)) for base in report.baselines]
+    # What a benchmark lets out is the owner's own figures over again: they stand below, marked.
+    rows += [(base.name, show_share(base.share)) for base in report.baselines if base.because != "benchmark"]
     if report.release_id:
         again = "use again: free" if report.private else NOT_PRIVATE
         rows.append(("Release", f"labels={report.release_id} ({again})"))
