@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
@@ -109,6 +112,13 @@ class Stages:
             self._line(f"{name} ...")
         return stage
 
+    def say(self, line: str) -> None:
+        """One line that is no stage: what was found and reused, for instance."""
+        if self.live is not None:
+            self.live.console.print(Text(line))
+        elif not self.quiet:
+            self._line(line)
+
     def _show(self, stage: _Stage) -> None:
         if self.live is not None and stage.task is not None:
             self.live.update(stage.task, completed=stage.done, total=stage.total)
@@ -140,3 +150,16 @@ class _TimeLeft(TimeRemainingColumn):
 
     def render(self, task: Task) -> Text:
         return Text("") if task.finished else Text.assemble(super().render(task), " left")
+
+
+@dataclass(eq=False)
+class Clock:
+    """Seconds per stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - began, 3)

@@ -1,0 +1,159 @@
+"""The private half of a run: the ensemble (found, resumed or trained) and its votes on the public pool."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pate_torch import checks, released
+from pate_torch.ledger import Ledger
+from pate_torch.progress import Clock, Stages
+from pate_torch.reporting.private import PrivateBoard
+from pate_torch.runplan import Plan
+from pate_torch.teachers import distributed
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.store import Identity, TeacherStore
+from pate_torch.teachers.training import train
+from pate_torch.types import Dataset, Shards, Votes
+
+TRAIN, BASELINE, DONE = "train", "baseline", "done"
+"""What rank 0 of a torchrun tells the others to do."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Teachers:
+    """PRIVATE. The ensemble of a run and what it says of the public pool."""
+
+    id: str
+    ensemble: Ensemble
+    votes: Votes
+    reused: bool
+
+
+def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
+    """PRIVATE. What decides the teachers of this run, down to the content of the records."""
+    return Identity(
+        dataset=data.spec.name,
+        fingerprint=store.fingerprint(data.private),
+        partition=dataclasses.asdict(plan.partition),  # type: ignore[call-overload]
+        configuration=plan.recipe.configuration(),
+        seed=plan.seed,
+        num_teachers=plan.num_teachers,
+    )
+
+
+def _checkpoints(store: TeacherStore, identity: Identity) -> Path:
+    """PRIVATE. Where the finished chunks of an interrupted training wait for the next attempt."""
+    return store.folder / f".partial-{released.key(dataclasses.asdict(identity))[:16]}"
+
+
+def obtain_teachers(
+    plan: Plan,
+    data: Dataset,
+    store: TeacherStore,
+    ledger: Ledger,
+    stages: Stages,
+    clock: Clock,
+    board: PrivateBoard,
+) -> Teachers:
+    """The ensemble that was asked for, one trained before in the same way on the same data, or a new one."""
+    with clock("partition"):
+        shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+        identity = identify(plan, data, store)
+    found = plan.teachers or store.find(identity)
+    stored = None if found is None else store.load(found)
+    if found is not None and stored is not None:
+        _same_data(stored.identity, identity, found)
+        if stored.ledger_head is not None and not ledger.head_contains(stored.ledger_head):
+            raise checks.fail(
+                "teachers",
+                found,
+                "were used with another privacy ledger than the one here",
+                f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
+            )
+        if plan.teachers is None:
+            stages.say(f"Reusing teachers {found}: same data, same configuration.")
+        ensemble = stored.ensemble
+    else:
+        checkpoints = _checkpoints(store, identity)
+        distributed.broadcast_text(TRAIN)
+        with clock("teachers"):
+            ensemble = train(
+                data.private,
+                data.spec,
+                shards,
+                plan.recipe,
+                seed=plan.seed,
+                device=plan.device,
+                checkpoint_dir=checkpoints,
+                progress=stages(f"Training {plan.num_teachers} teachers"),
+                log=board.log,
+                losses=board.losses,
+            )
+        found = store.save(ensemble, identity, ledger.head())
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    ask = ensemble.votes if stored is not None else functools.partial(distributed.votes, ensemble)
+    with clock("votes"):
+        progress = stages("Counting votes")
+        votes = store.votes_cached(found, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress))
+    return Teachers(id=found, ensemble=ensemble, votes=votes, reused=plan.teachers is not None)
+
+
+def _same_data(stored: Identity, here: Identity, name: str) -> None:
+    """Refuse teachers of other data, or under another partition: their votes would be charged to the wrong account."""
+    for key, fix in (
+        ("dataset", "Set dataset.name to the name they were trained under."),
+        ("num_teachers", "Set num_teachers to theirs."),
+        ("partition", "Use the partition they were trained with."),
+        ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
+    ):
+        if getattr(stored, key) != getattr(here, key):
+            there = "another one" if key == "fingerprint" else repr(getattr(stored, key))
+            raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
+
+
+def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
+    """PRIVATE. Test accuracy of one network trained on every private record: an ensemble of one, with a longer recipe.
+
+    It spends nothing because it is shown to nobody but the owner (or belongs to a public benchmark).
+    """
+    everyone = Shards(
+        torch.arange(len(data.private))[None], torch.ones(1, len(data.private), dtype=torch.bool), "replace_one"
+    )
+    recipe = dataclasses.replace(plan.recipe, batch_size=max(plan.recipe.batch_size, min(128, len(data.private))))
+    progress = stages("Training a model without privacy")
+    ensemble = train(data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, progress=progress)
+    prediction = ensemble.predictions(data.evaluation.x, device=plan.device)[0]
+    return float((prediction == data.evaluation.y).float().mean())
+
+
+def nonprivate_with_peers(plan: Plan, data: Dataset, stages: Stages) -> float:
+    distributed.broadcast_text(BASELINE)
+    return nonprivate_accuracy(plan, data, stages)
+
+
+def assist(plan: Plan) -> None:
+    """What the ranks above 0 of a torchrun do: train their teachers, ask them, and nothing with noise or the ledger."""
+    data = plan.source.load()
+    quiet, store = Stages(quiet=True), TeacherStore(plan.root)
+    while (order := distributed.broadcast_text("")) != DONE:
+        if order == TRAIN:
+            shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+            checkpoints = _checkpoints(store, identify(plan, data, store))
+            ensemble = train(
+                data.private,
+                data.spec,
+                shards,
+                plan.recipe,
+                seed=plan.seed,
+                device=plan.device,
+                checkpoint_dir=checkpoints,
+            )
+            distributed.votes(ensemble, data.pool.x, device=plan.device)
+        elif order == BASELINE:
+            nonprivate_accuracy(plan, data, quiet)

@@ -1,0 +1,107 @@
+"""The released half of a run: the answers (found or bought) and the student that learns from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+from pate_torch import labelling, released, rng
+from pate_torch.ensembling import Teachers
+from pate_torch.noise import NoiseSource
+from pate_torch.progress import Stages
+from pate_torch.protocols import Mechanism, Student, StudentTask, silent
+from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.runplan import Plan
+from pate_torch.students.store import save as save_student
+from pate_torch.types import Dataset, Release
+
+
+def obtain_release(
+    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, charge: labelling.Charge, stages: Stages
+) -> tuple[Release, dict[str, Any], bool]:
+    """(release, its record, whether it was reused): the same questions to the same teachers are not paid for twice."""
+    noise = NoiseSource(plan.noise, plan.insecure_noise_seed)
+    facts = _facts(plan, data, teachers, mechanism, noise)
+    same = released.find_same(plan.root, facts["key"], data.pool, data.spec) if noise.private else None
+    if same is not None:
+        release, record = same
+        stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")
+        return release, record, True
+
+    stage = stages("Fitting the guiding student") if plan.rounds > 1 else None
+
+    def refit(query_Q: Tensor, label_Q: Tensor) -> Tensor:
+        task = StudentTask(data.spec, data.pool.x, query_Q, label_Q)
+        guide = plan.refit.fit(task, seed=rng.derive(plan.seed, "refit"), device=plan.device, progress=stage or silent)
+        return guide.probabilities(data.pool.x)
+
+    written: dict[str, Any] = {}
+
+    def seal(release: Release) -> None:
+        written.update(released.write(plan.folder / "release", release, facts, data.spec))
+
+    release = labelling.label(
+        votes=teachers.votes,
+        pool=data.pool,
+        spec=data.spec,
+        mechanism=mechanism,
+        strategy=plan.strategy,
+        noise=noise,
+        charge=charge,
+        num_queries=plan.num_queries,
+        seed=plan.seed,
+        refit=refit if plan.rounds > 1 else None,
+        seal=seal,
+        progress=stages("Asking the teachers"),
+    )
+    return release, written, False
+
+
+def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource) -> dict[str, Any]:
+    """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
+    parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
+    asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
+    if plan.rounds > 1:
+        asking["refit"] = _configuration(plan.refit)
+    pool = released.digest(data.pool)
+    same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}
+    return {
+        "key": released.key(same),
+        "dataset": data.spec.name,
+        "pool_sha256": pool,
+        "teachers_id": teachers.id,
+        "num_teachers": plan.num_teachers,
+        "mechanism": mechanism.name,
+        "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise")},
+        "noise": plan.noise,
+        "private": noise.private,
+        "query": plan.strategy.name,
+        "rounds": plan.rounds,
+        "seed": plan.seed,
+        "delta": plan.delta,
+        "adjacency": plan.partition.adjacency,
+        "unit": data.private.unit,
+    }
+
+
+def _configuration(component: Any) -> dict[str, Any]:
+    return {"class": type(component).__qualname__, **dataclasses.asdict(component)}
+
+
+def fit_student(plan: Plan, data: Dataset, release: Release, stages: Stages, board: ReleaseBoard) -> Student:
+    """Train the student on the answered questions and the unlabelled pool, and save it. ValueError: no answers."""
+    answered = release.answered_Q
+    if not bool(answered.any()):
+        raise ValueError(
+            f"mechanism: none of the {len(release.query_Q)} questions was answered, so there is nothing to learn from. "
+            "Lower the threshold, or use more teachers."
+        )
+    task = StudentTask(data.spec, data.pool.x, release.query_Q[answered], release.label_Q[answered])
+    student = plan.student.fit(
+        task, seed=plan.seed, device=plan.device, progress=stages("Training the student"), log=board.log
+    )
+    (plan.folder / "release").mkdir(exist_ok=True)
+    save_student(student, plan.folder / "release" / "student.safetensors")
+    return student

@@ -1,0 +1,90 @@
+"""The plan of a run: its components and the choices of the top level, checked before anything is read or charged."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pate_torch import checks, runs
+from pate_torch.accounting import calibration
+from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.types import PrivateData, Shards
+
+
+class Partition(Protocol):
+    """Units to shards; see data/partition.py."""
+
+    adjacency: str
+
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """Everything a run is made of: the components, then the choices of the top level. Raises ValueError."""
+
+    source: DatasetSource
+    partition: Partition
+    recipe: TeacherRecipe
+    mechanism: Mechanism
+    strategy: QueryStrategy
+    student: StudentAlgorithm
+    refit: StudentAlgorithm
+    root: Path
+    folder: Path
+    seed: int
+    num_teachers: int
+    num_queries: int
+    delta: float
+    teachers: str | None = None
+    labels: str | None = None
+    noise: str = "torch"
+    insecure_noise_seed: int | None = None
+    budget_epsilon: float | None = None
+    opening_budget: float = 10.0
+    target_epsilon: float | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    baseline: bool = True
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer("seed", self.seed, low=0)
+        checks.integer("num_teachers", self.num_teachers, low=1)
+        checks.integer("num_queries", self.num_queries, low=1)
+        checks.delta("privacy.delta", self.delta)
+        for key in ("budget_epsilon", "target_epsilon"):
+            if getattr(self, key) is not None:
+                checks.positive(f"privacy.{key}", getattr(self, key))
+        checks.positive("privacy.opening_budget", self.opening_budget)
+        if self.teachers is not None:
+            runs.checked_id("teachers", self.teachers)
+        if self.labels is not None:
+            runs.checked_id("labels", self.labels)
+            if self.teachers is not None:
+                raise checks.fail("labels", self.labels, "a release is reused without teachers", "Leave out teachers.")
+
+    @property
+    def rounds(self) -> int:
+        return min(self.strategy.rounds, self.num_queries)
+
+
+def calibrated(plan: Plan) -> Mechanism:
+    """The mechanism, its noise set to cost ``privacy.target_epsilon`` where one is given."""
+    if plan.target_epsilon is None:
+        return plan.mechanism
+    mechanism: Any = plan.mechanism
+    if "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
+        raise checks.fail(
+            "privacy.target_epsilon", plan.target_epsilon, f"mechanism={mechanism.name} has no sigma to calibrate"
+        )
+    sigma = calibration.smallest_sigma(
+        lambda s: dataclasses.replace(mechanism, sigma=s).worst_case(plan.num_queries, plan.rounds),
+        epsilon=plan.target_epsilon,
+        delta=plan.delta,
+    )
+    return dataclasses.replace(mechanism, sigma=sigma)
