@@ -121,9 +121,9 @@ def test_cifar_pickles_run_no_code(tmp_path, capsys):
 
 @pytest.mark.parametrize("source", [Mnist, FashionMnist, Svhn, Cifar10])
 def test_missing_data_name_folder_and_switch(source, tmp_path):
-    with pytest.raises(ValueError) as error:
-        source(root=str(tmp_path)).load()
-    assert str(tmp_path) in str(error.value) and "dataset.download=true" in str(error.value)
+    for folder in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(ValueError, match=rf"was not found in {folder}.*dataset\.download=true"):
+            source(root=str(folder)).load()
 
 
 @pytest.mark.parametrize("source", [Mnist, Svhn, Cifar10])

@@ -313,6 +313,9 @@ def test_libsvm_by_position_covers_the_file_once(packed, tmp_path):
     assert dataset.private.x.dtype == torch.float32
     assert [(-1, 1)[code] for code in dataset.private.y] == y[position].tolist()
     assert dataset.spec.class_names == ("-1", "1") and dataset.spec.benchmark and dataset.spec.nominal_size == 160
+    truth = {row.tobytes(): label for row, label in zip(x.astype(np.float32) + 0.0, y, strict=True)}  # no -0
+    pool_y = [truth[row.numpy().tobytes()] for row in dataset.pool.x]
+    assert [(-1, 1)[code] for code in dataset.evaluation.pool_y] == pool_y  # still in step after the shuffle
     other = Libsvm(path=path, roles="position", num_features=30, seed=1).load()
     assert set(other.private.unit_id) != set(dataset.private.unit_id)
 
@@ -450,6 +453,13 @@ def test_removing_private_images_changes_nothing_else(group, tmp_path):
     fewer = source.load()
     same_public_side(whole, fewer)
     assert rows_of(fewer.private) == {name: value for name, value in rows.items() if name != gone}
+
+
+def test_the_pool_is_not_sorted_by_class(tmp_path):
+    """Image folders come class by class; a strategy that asks in order must not see one class only."""
+    dataset = ImageFolder(path=gallery(tmp_path / "g"), size=8, fractions=(0.3, 0.6, 0.1)).load()
+    first = dataset.evaluation.pool_y[: len(dataset.pool) // 3]
+    assert 0.2 < float(first.double().mean()) < 0.8
 
 
 def test_public_and_test_folders(tmp_path):

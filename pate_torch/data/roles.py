@@ -149,7 +149,9 @@ def assemble(
     code = {value: index for index, value in enumerate(class_names)}
     y_N = np.array([code.get(value, -1) for value in label.tolist()], dtype=np.int64)
     private = np.flatnonzero((records.role_N == PRIVATE) & (y_N >= 0))
+    # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by its public size alone.
     public = np.flatnonzero(records.role_N == PUBLIC)
+    public = public[rng.numpy_stream(0, "pool", "order").permutation(len(public))]
     test = np.flatnonzero((records.role_N == TEST) & (y_N >= 0))
     check_parts(name, len(private), len(public), len(test))
     pool_x = records.x[public]

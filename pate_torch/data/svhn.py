@@ -71,6 +71,8 @@ class Svhn:
 
 def _matlab(path: Path) -> tuple[Tensor, Tensor]:
     """uint8 [N, 3, 32, 32] and int64 [N] from X [32, 32, 3, N] and y [N, 1], where the file calls the digit 0 ten."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path.name}")  # scipy's own error for it is about file-like objects
     content = scipy.io.loadmat(path, variable_names=["X", "y"])
     x = np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1))
     return torch.from_numpy(x), torch.from_numpy(content["y"].astype(np.int64).ravel() % 10)
