@@ -195,8 +195,8 @@ def audit(
         sides = {}
         for side in ("left", "right"):
             sides[side], events = _sample(mechanism, pair, side, runs, independent)
-            again, _ = _sample(mechanism, pair, side, min(runs, 256), independent)
-            if _repeats(sides[side], again):
+            once, again = (_sample(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
+            if np.array_equal(once, again) and not _chance(sides[side], len(once)):
                 faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
             if any((rdp.curve(e) > rdp.curve(worst) * (1 + 1e-9)).any() for e in events):
                 faults["the events incurred cost more than the worst case that was charged"] = None
@@ -256,13 +256,11 @@ def _encode(answers: Answers, queries: int) -> Outcomes:
     return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED)
 
 
-def _repeats(outcomes: Outcomes, again: Outcomes) -> bool:
-    """Equal rows where chance would give them less than once in 1e9."""
-    if not np.array_equal(outcomes[: len(again)], again):
-        return False
+def _chance(outcomes: Outcomes, runs: int) -> bool:
+    """Whether so many runs can be equal twice by chance, more often than once in 1e9."""
     _, counts = np.unique(outcomes, axis=0, return_counts=True)
     collision = float(((counts / len(outcomes)) ** 2).sum())
-    return len(again) * math.log(collision) < math.log(1e-9)
+    return runs * math.log(collision) > math.log(1e-9)
 
 
 def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, Setting]:

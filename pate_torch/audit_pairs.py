@@ -90,7 +90,7 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
         return _screened_pairs(mechanism, queries)
     sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
     teachers = 2 * math.ceil(4 * sigma) + 20
-    return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 1.5, 3, 4.5)]
+    return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
 
 
 def _with_gap(teachers: int, gap: float) -> tuple[int, int]:
@@ -112,13 +112,16 @@ def _screened_pairs(mechanism: Confident | Interactive, queries: int) -> list[Pa
     edge = max(2, math.ceil(mechanism.threshold))
     far = max(2, math.ceil(mechanism.threshold + 6 * mechanism.screen_sigma))
     low, edge, far = (max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6))
-    gap = round(3 * mechanism.sigma)
+    decided = [
+        _pair(f"beyond the threshold, gap {gap} sigma", (far + round(gap * mechanism.sigma), far), queries, student)
+        for gap in (2, 3)
+    ]
     return [
         _pair("at the threshold", (edge, edge // 2), queries, student),
         _pair("at the threshold, undecided", (edge, edge), queries, student),
         _pair("below the threshold, undecided", (low, low), queries, student),
         _pair("beyond the threshold, undecided", (far, far), queries, student),
-        _pair("beyond the threshold, decided", (far + gap, far), queries, student),
+        *decided,
     ]
 
 

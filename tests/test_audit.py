@@ -1,0 +1,302 @@
+"""The audit: its statistics, the faults it must find, and the twins it must let pass."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pate_torch import audit as audit_module
+from pate_torch.audit import _bound, audit, audit_outcomes, load, main
+from pate_torch.audit_pairs import Pair, Setting, worst_pairs
+from pate_torch.mechanisms import single_stable, stability
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.types import Votes
+
+NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "mechanism").glob("*.yaml"))
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_bounds_are_clopper_pearson():
+    for p_hits, q_hits in ((40, 3), (200, 0), (100, 200), (0, 5)):
+        exact = [
+            stats.binomtest(hits, 200).proportion_ci(confidence_level=0.98, method="exact") for hits in (p_hits, q_hits)
+        ]
+        found = float(_bound(p_hits, 200, q_hits, 200, 0.001, 0.02))
+        if exact[0].low > 0.001:
+            assert found == pytest.approx(math.log((exact[0].low - 0.001) / exact[1].high), rel=1e-9)
+        else:
+            assert found == -math.inf
+
+
+def response(truth: int, epsilon: float, runs: int, rng) -> np.ndarray:
+    """Randomised response: exactly epsilon-DP."""
+    keep = rng.random(runs) < 1 / (1 + math.exp(-epsilon))
+    return np.where(keep, truth, 1 - truth)
+
+
+def test_proves_nearly_all_of_randomised_response_and_never_more():
+    rng = np.random.default_rng(0)
+    sides = [response(truth, 1.0, 200_000, rng) for truth in (0, 1)]
+    assert 0.95 < audit_outcomes(*sides, delta=0.0).epsilon <= 1.0
+
+
+def test_confidence_holds_over_many_audits():
+    rng = np.random.default_rng(1)
+    false = sum(
+        audit_outcomes(response(0, 0.5, 400, rng), response(1, 0.5, 400, rng), delta=0.0).epsilon > 0.5
+        for _ in range(300)
+    )
+    assert false <= stats.binom.ppf(0.9999, 300, 0.05)
+
+
+def test_composition_is_seen_through_independent_and_dependent_queries():
+    rng = np.random.default_rng(2)
+    many = [np.stack([response(t, 0.5, 60_000, rng) for _ in range(4)], 1) for t in (0, 1)]
+    assert 1.5 < audit_outcomes(*many, delta=0.0).epsilon <= 2.0
+    # Each column alone says nothing; their parity says all: only whole rows show it.
+    first = [rng.integers(0, 2, 20_000) for _ in (0, 1)]
+    parity = [np.stack([x, x ^ response(t, 1.0, 20_000, rng)], 1) for t, x in enumerate(first)]
+    assert 0.8 < audit_outcomes(*parity, delta=0.0).epsilon <= 1.0
+
+
+def test_delta_is_granted():
+    """A mechanism that gives its input away with probability 1 % is (0, 0.01)-DP."""
+    rng = np.random.default_rng(3)
+    sides = [np.where(rng.random(50_000) < 0.01, truth, 2) for truth in (0, 1)]
+    assert audit_outcomes(*sides, delta=0.0).epsilon > 3
+    assert audit_outcomes(*sides, delta=0.0125).epsilon < 0.02
+
+
+def test_nothing_is_proven_from_equal_laws_or_few_runs():
+    rng = np.random.default_rng(4)
+    assert audit_outcomes(*rng.integers(0, 5, (2, 5000)), delta=1e-5).epsilon == 0
+    assert audit_outcomes(np.zeros(6, int), np.ones(6, int), delta=1e-5).epsilon < 1
+    for wrong in (np.zeros((6, 2), int), np.zeros(2, int)):
+        with pytest.raises(ValueError, match="outcomes"):
+            audit_outcomes(np.zeros(6, int), wrong, delta=1e-5)
+
+
+def test_pairs_must_be_neighbours():
+    left = torch.tensor([[5, 5], [9, 1]])
+    assert Pair(name="ok", left_QC=left, right_QC=left + torch.tensor([-1, 1])).queries == 2
+    with pytest.raises(ValueError, match="neighbours"):
+        Pair(name="two moved", left_QC=left, right_QC=left + torch.tensor([-2, 2]))
+    with pytest.raises(ValueError, match="teachers"):  # a tie that gives one teacher two votes
+        Pair(name="ties twice", left_QC=left, right_QC=left + torch.tensor([0, 1]))
+
+
+# -- mechanisms -----------------------------------------------------------------------------------------------------
+
+
+def run(name: str, *, runs: int, keep: str = "", queries: int | None = None, overrides: tuple[str, ...] = ()):
+    """The audit of one mechanism, on the pairs whose name contains ``keep``."""
+    mechanism, setting = load(name, overrides, 1e-5)
+    pairs = [p for p in worst_pairs(mechanism, queries or setting.queries) if keep in p.name]
+    return audit(mechanism, pairs, runs=runs, independent=setting.independent(mechanism))
+
+
+# name: a pair on which it shows much, runs and queries enough to find half the noise there, values besides the YAML's
+DECISIVE = {
+    "gaussian": ("gap 2 sigma", 600_000, 1, ()),
+    "laplace": ("gap 3 sigma", 300_000, 1, ()),
+    "exponential": ("gap 3 sigma", 300_000, 1, ()),
+    "confident": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
+    "interactive": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
+    "single_stable": ("all moved one way", 100_000, 2, ()),
+    "stability": ("the last", 14_000, 8, ()),
+    "soft_stability": ("the last", 14_000, 8, ()),
+}
+SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name == "soft_stability" else name for name in NAMES]
+
+
+class Halved(NoiseSource):
+    """Half of the noise that is asked for."""
+
+    def gaussian(self, shape, sigma, device):
+        return super().gaussian(shape, sigma / 2, device)
+
+    def laplace(self, shape, scale, device):
+        return super().laplace(shape, scale / 2, device)
+
+    def gumbel(self, shape, device):
+        return super().gumbel(shape, device) / 2
+
+
+@pytest.mark.parametrize("name", SLOW_LOOPS)
+def test_half_the_noise_is_found_and_all_of_it_passes(name, monkeypatch):
+    keep, runs, queries, overrides = DECISIVE[name]
+    honest = run(name, runs=runs // 2, keep=keep, queries=queries, overrides=overrides)
+    assert honest.sound and 0.3 * honest.claimed < honest.proven
+    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
+    assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
+
+
+@pytest.mark.parametrize("name,keep", [("gaussian", "gap 2"), ("laplace", "gap 3"), ("single_stable", "one way")])
+def test_half_of_the_integer_noise_is_found_and_all_of_it_passes(name, keep, monkeypatch):
+    _, runs, queries, _ = DECISIVE[name]
+    assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
+    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    assert not run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
+
+
+def printed_distance(counts_QC: torch.Tensor) -> torch.Tensor:
+    """BTT18's top - second - 1, whose sensitivity is 2."""
+    best = counts_QC.topk(2, dim=1).values
+    return (best[:, 0] - best[:, 1] - 1).clamp(min=0)
+
+
+def printed_pair(threshold: float, queries: int) -> Pair:
+    """Votes whose printed distance stands at the threshold, moved by 2 at once; the last row against the others."""
+    gap = 2 * round(threshold / 2) + 2
+    top = torch.tensor([[500 + gap // 2, 500 - gap // 2]])
+    lower = top + torch.tensor([[-1, 1]])
+    rows = [top.repeat(queries - 1, 1), lower.repeat(queries - 1, 1)] if queries > 1 else [top[:0], top[:0]]
+    last = [lower, top] if queries > 1 else [top, lower]
+    return Pair(name="printed", left_QC=torch.cat([rows[0], last[0]]), right_QC=torch.cat([rows[1], last[1]]))
+
+
+def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
+    mechanism = single_stable.SingleStable(epsilon=1.0, delta=1e-7)
+    pair = printed_pair(mechanism.threshold, 1)
+    assert audit(mechanism, [pair], runs=50_000, independent=True).sound
+    monkeypatch.setattr(single_stable, "distance", printed_distance)
+    result = audit(mechanism, [pair], runs=50_000, independent=True)
+    assert not result.sound and result.proven > 1.5 > result.claimed
+
+
+def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
+    """With LZCW21's lambda, which has none of the slack of BTT18's."""
+    mechanism, _ = load("stability", (), 1e-5)
+    monkeypatch.setattr(stability, "distance", printed_distance)
+    pair = printed_pair(mechanism.calibration(8).threshold, 8)
+    assert not audit(mechanism, [pair], runs=14_000).sound
+
+
+class ChargedOnce(Confident):
+    """The check is paid for once, not per query."""
+
+    def _events(self, asked, answered):
+        screen, answer = super()._events(asked, answered)
+        return dataclasses.replace(screen, count=min(asked, 1)), answer
+
+
+def test_a_threshold_charged_once_is_found():
+    values = {"sigma": 30.0, "screen_sigma": 2.0, "threshold": 100.0}
+    results = []
+    for cls in (Confident, ChargedOnce):
+        mechanism = cls(**values)
+        pairs = [p for p in worst_pairs(mechanism, 30) if p.name == "at the threshold"]
+        results.append(audit(mechanism, pairs, runs=30_000, independent=True))
+    assert results[0].sound and not results[1].sound
+    assert results[1].proven > results[1].claimed
+
+
+class Uncharged(Gaussian):
+    """Pays at the worst case for one query fewer than it answers."""
+
+    def worst_case(self, num_queries, rounds=1):
+        return super().worst_case(max(0, num_queries - 1))
+
+    def release(self, votes, noise, context):
+        return dataclasses.replace(
+            super().release(votes, noise, context), events=Gaussian(sigma=self.sigma).worst_case(len(votes))
+        )
+
+
+def test_events_beyond_the_worst_case_are_found():
+    result = audit(Uncharged(sigma=50.0), worst_pairs(Uncharged(sigma=50.0), 2), runs=200, independent=True)
+    assert not result.sound and "incurred" in result.faults[0]
+
+
+class Seeded(NoiseSource):
+    """Looks private, and draws from a published seed."""
+
+    def __init__(self, kind: str = "torch") -> None:
+        super().__init__(kind, 1337)
+
+
+class SeededInside(Gaussian):
+    """Ignores the source it is given."""
+
+    def release(self, votes, noise, context):
+        return super().release(votes, NoiseSource(insecure_seed=1337), context)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seeded_generator_is_found(name, monkeypatch):
+    monkeypatch.setattr(audit_module, "NoiseSource", Seeded)
+    assert any("seeded" in fault for fault in run(name, runs=300).faults)
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_a_generator_seeded_inside_the_mechanism_is_found(independent):
+    mechanism = SeededInside(sigma=3.0)
+    result = audit(mechanism, worst_pairs(mechanism, 2), runs=300, independent=independent)
+    assert not result.sound and result.faults
+
+
+def test_a_tie_that_counts_twice_is_refused():
+    with pytest.raises(ValueError, match="one teacher, one vote"):
+        Votes(torch.tensor([[4, 4, 3]]), 10)
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_command_prints_both_figures_and_exits_0(capsys):
+    assert main(["mechanism=gaussian", "sigma=5", "--runs", "2000", "--queries", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sound"] and 0 <= found["proven"] <= found["claimed"] and found["queries"] == 1
+    assert main(["mechanism=laplace", "mechanism.sigma=5", "--runs", "2000"]) == 0
+    text = capsys.readouterr().out
+    assert "claimed epsilon" in text and "proven epsilon" in text and "no fault found" in text
+
+
+def test_command_exits_1_on_a_fault(monkeypatch, capsys):
+    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    assert main(["mechanism=single_stable", "--runs", "20000"]) == 1
+    assert "REFUTED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments,complaint",
+    [
+        (["mechanism=gausian"], "gaussian"),
+        (["sigma=3"], "mechanism=<name>"),
+        (["mechanism=gaussian", "sigm=3"], "sigma"),
+        (["mechanism=gaussian", "sigma=0"], "sigma"),
+        (["mechanism=exponential", "noise=discrete"], "noise"),
+        (["mechanism=gaussian", "--runs", "3"], "runs"),
+        (["mechanism=gaussian", "--delta", "2"], "delta"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_command_exits_2_on_a_wrong_argument(arguments, complaint, capsys):
+    assert main(arguments) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_every_mechanism_has_pairs_that_pass_its_own_check():
+    for name in NAMES:
+        mechanism, setting = load(name, (), 1e-5)
+        assert isinstance(setting, Setting)
+        for pair in worst_pairs(mechanism, setting.queries):
+            pair.check(mechanism)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["torch", "discrete"])
+@pytest.mark.parametrize("name", NAMES)
+def test_full_audit(name, noise, capsys):
+    expected = 2 if (name, noise) == ("exponential", "discrete") else 0
+    assert main([f"mechanism={name}", f"noise={noise}"]) == expected, capsys.readouterr().out
