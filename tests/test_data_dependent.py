@@ -11,7 +11,13 @@ import pytest
 from pate_torch.accounting import data_dependent, rdp, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
 
-mpmath.mp.dps = 340  # q goes down to 1e-300 and 1 - q must keep its digits
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mpmath.workdps(340):  # q goes down to 1e-300 and 1 - q must keep its digits
+        yield
+
+
 ORDERS = np.array([1.25, 2, 8, 10, 20, 32, 50, 120])
 
 

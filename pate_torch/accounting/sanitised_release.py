@@ -1,0 +1,182 @@
+"""A data-dependent price that may be published: the private price plus noise scaled by its smooth sensitivity.
+
+PATE 2018 (arXiv 1802.08908), appendix B, with its cost corrected (``sanitised_release_cost``). The noise is shifted
+upwards, so that what is published is, with a confidence chosen beforehand, an upper bound. The margin is not published
+apart from it: it is a multiple of the smooth sensitivity, which is private too.
+
+All parameters are chosen before the votes are looked at, from public quantities (``choose``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
+
+from pate_torch import checks
+from pate_torch.accounting import data_dependent, rdp, smooth_sensitivity, vote_rows
+from pate_torch.accounting.events import RdpCurve
+from pate_torch.accounting.outcomes import OutcomeModel
+
+ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
+"""Where ``choose`` looks: below, conversion costs too much; above, no decay is slow enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Public parameters. order: the one Renyi order of the release; decay: beta of the smooth sensitivity;
+    sigma: noise in units of the smooth sensitivity; confidence: P(published >= true price)."""
+
+    order: float
+    decay: float
+    sigma: float
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if checks.number("order", self.order) <= 1:
+            raise checks.fail("order", self.order, "must be above 1")
+        checks.positive("decay", self.decay)
+        checks.positive("sigma", self.sigma)
+        checks.between("confidence", self.confidence, 0.5, 1 - 1e-12)
+        sanitised_release_cost(self.order, self.decay, self.sigma, self.shift)
+
+    @property
+    def shift(self) -> float:
+        """How far the noise is shifted upwards, in units of the smooth sensitivity."""
+        return self.sigma * float(ndtri(self.confidence))
+
+    @property
+    def cost(self) -> float:
+        """Renyi price of the publication itself, at ``order``."""
+        return sanitised_release_cost(self.order, self.decay, self.sigma, self.shift)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitisedPrice:
+    """What may be published. rdp: with ``plan.confidence`` (over the noise) at least the forward Renyi price, at
+    ``plan.order``, of the labels released from this data set; ``cost``: what publishing it adds."""
+
+    plan: Plan
+    rdp: float
+
+    @property
+    def cost(self) -> RdpCurve:
+        return RdpCurve(orders=(self.plan.order,), rdp=(self.plan.cost,), source="smooth sensitivity (PATE 2018, B)")
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of the labels and this publication together, with ``plan.confidence``."""
+        return rdp.to_epsilon([self.plan.order], [self.rdp + self.plan.cost], delta)
+
+
+def sanitised_release_cost(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
+    """Renyi price, at ``order``, of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
+
+    With k = 1 - a (1 - e^{-2b}) > 0 (ValueError otherwise) and m the shift:
+
+        R = a (e^{-b} + m (1 - e^{-b}))^2 / (2 sigma^2 k) - (a b + ln(k)/2) / (a - 1).
+
+    Proof. Neighbours have S' = S e^x with |x| <= b, and |f - f'| <= min(S, S'). Between normals,
+    R = a D^2/(2 v) + ln(s'/s) + ln(s'^2/v)/(2 (a-1)), v = a s'^2 + (1-a) s^2. Here v = sigma^2 S^2 k(x),
+    k(x) = 1 + a (e^{2x} - 1), and D <= S (min(1, e^x) + m |1 - e^x|). With u = e^{-|x|} and n = u + m (1 - u) the first
+    term is at most a n^2/(2 sigma^2 (1 - a (1 - u^2))) for x < 0 and a n^2/(2 sigma^2 (u^2 + a (1 - u^2))) for x > 0,
+    whose denominator is the larger; and the former grows with |x|, as n/u and u^2/(1 - a (1 - u^2)) do. The rest is
+    g(x) = (a x - ln(k(x))/2)/(a-1), with g' of the sign of x, and g(-|x|) >= g(|x|). So x = -b is the worst case, and
+    a pair that attains it is within the rules: R is tight.
+
+    The printed formula, a e^{2b}/sigma^2 + (a b - ln(1 - 2ab)/2)/(a-1) for a < 1/(2b), has a first term that is too
+    small near the end of its range and a second one that is too large throughout.
+    """
+    if checks.number("order", order) <= 1:
+        raise checks.fail("order", order, "must be above 1")
+    checks.positive("decay", decay)
+    checks.positive("sigma", sigma)
+    checks.non_negative("shift", shift)
+    k = 1 + order * math.expm1(-2 * decay)
+    if k <= 0:
+        raise checks.fail(
+            "decay",
+            decay,
+            f"must be below {-math.log1p(-1 / order) / 2:.6g} at order {order:g} (the price is infinite)",
+        )
+    moved = math.exp(-decay) - shift * math.expm1(-decay)
+    return order * moved**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
+
+
+def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool) -> SanitisedPrice:
+    """Publish an upper bound on the forward price of all queries. votes: PRIVATE integers [Q, C].
+
+    z: one fresh standard normal from the run's noise source; charge ``plan.cost`` before drawing it. adaptive: whether
+    questions depended on earlier answers, which is refused.
+    Guarantee: (a, plan.cost)-Renyi DP at a = plan.order alone; one privacy unit moves one vote in every query.
+    Source: PATE 2018, appendix B, cost corrected.
+    Raises ValueError where the sensitivity is not bounded (then use the data-independent price).
+    """
+    if checks.boolean("adaptive", adaptive):
+        raise checks.fail("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
+    checks.number("z", z)
+    order_A = np.array([plan.order])
+    local_DA = smooth_sensitivity.local_sensitivity(model, votes, order_A)
+    smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA, plan.decay)[0])
+    price = float(smooth_sensitivity.published_price(model, votes, order_A)[0])
+    noisy = price + smooth * (plan.shift + plan.sigma * z)
+    # Public ends: no price is negative, none above the data-independent one.
+    ceiling = len(np.asarray(votes)) * float(data_dependent.data_independent_rdp(model, order_A)[0])
+    return SanitisedPrice(plan=plan, rdp=min(max(noisy, 0.0), ceiling))
+
+
+def choose(
+    model: OutcomeModel,
+    example_votes: ArrayLike,
+    *,
+    num_queries: int,
+    delta: float,
+    confidence: float = 0.95,
+    orders: ArrayLike = ORDERS,
+) -> Plan:
+    """The plan whose published epsilon would be smallest in the median, for votes like ``example_votes``.
+
+    example_votes: integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data); never
+    the votes to be priced. Raises ValueError when no order is usable.
+    """
+    checks.integer("num_queries", num_queries, low=1)
+    orders_A = vote_rows.validated_orders(orders)
+    grouped = vote_rows.group(example_votes)
+    usable_A = smooth_sensitivity.usable_orders(
+        model, orders_A, num_teachers=grouped.num_teachers, num_classes=grouped.num_classes
+    )
+    if not usable_A.any():
+        raise checks.fail("orders", orders_A.tolist(), "none is usable here", "Publish the data-independent price.")
+    orders_A = orders_A[usable_A]
+    scale = num_queries / len(grouped.inverse_Q)
+    price_A = scale * smooth_sensitivity.published_price(model, example_votes, orders_A)
+    local_DA = scale * smooth_sensitivity.local_sensitivity(model, example_votes, orders_A)
+    conversion_A = rdp.conversion(orders_A, delta)
+    best, plan = math.inf, None
+    for i, order in enumerate(orders_A):
+        for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):  # of the largest decay this order allows
+            decay = -math.log1p(-share / order) / 2
+            smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
+            for sigma in np.geomspace(1, 300, 40):
+                candidate = Plan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
+                value = price_A[i] + smooth * candidate.shift + candidate.cost + conversion_A[i]
+                if value < best:
+                    best, plan = value, candidate
+    assert plan is not None
+    return plan
+
+
+def imagined_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
+    """One row per public guess of the winner's share of the votes; the rest spread evenly. Integers [Q', C]."""
+    checks.integer("num_teachers", num_teachers, low=1)
+    checks.integer("num_classes", num_classes, low=2)
+    rows = np.zeros((len(agreement), num_classes), dtype=np.int64)
+    for row, share in zip(rows, agreement, strict=True):
+        row[0] = round(checks.between("agreement", share, 0, 1) * num_teachers)
+        rest, extra = divmod(num_teachers - int(row[0]), num_classes - 1)
+        row[1:] = rest
+        row[1 : 1 + extra] += 1
+    return rows
