@@ -88,6 +88,14 @@ class TeacherStore:
     def folder(self) -> Path:
         return Path(self.root) / "teachers"
 
+    def keyed_digest(self, *parts: bytes | memoryview) -> str:
+        """PRIVATE. Keyed BLAKE2b of anything private that is to be known again; 64 hex digits."""
+        state = hashlib.blake2b(key=self._secret(), digest_size=32)
+        for part in parts:
+            state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
+            state.update(part)
+        return state.hexdigest()
+
     def fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
         state = hashlib.blake2b(key=self._secret(), digest_size=32)

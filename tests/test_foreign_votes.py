@@ -1,0 +1,167 @@
+"""Votes from elsewhere: every format reads to the same counts; anything but whole votes is refused."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pate_torch.foreign_votes import Register, read
+from pate_torch.ledger import Ledger
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Votes
+
+K, P, C = 12, 7, 3
+
+
+@pytest.fixture
+def predictions():
+    return np.random.default_rng(0).integers(0, C, (K, P))
+
+
+@pytest.fixture
+def counts(predictions):
+    return np.array([[(predictions[:, p] == c).sum() for c in range(C)] for p in range(P)])
+
+
+def write(path, array):
+    match path.suffix:
+        case ".csv":
+            np.savetxt(path, array, fmt="%d", delimiter=",")
+        case ".npy":
+            np.save(path, array)
+        case ".safetensors":
+            save_file({"votes": torch.from_numpy(np.ascontiguousarray(array))}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".safetensors"])
+def test_both_forms_in_every_format_give_the_same_counts(tmp_path, predictions, counts, suffix):
+    for array in (predictions, counts):
+        votes = read(write(tmp_path / f"v{suffix}", array), num_classes=C, num_points=P)
+        assert votes.num_teachers == K
+        assert votes.counts_QC.tolist() == counts.tolist()
+        assert "withheld" in repr(votes)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
+def test_every_integer_type_is_whole(tmp_path, counts, dtype):
+    assert read(write(tmp_path / "v.npy", counts.astype(dtype)), num_classes=C).counts_QC.tolist() == counts.tolist()
+
+
+def test_a_header_is_passed_over(tmp_path, counts):
+    path = tmp_path / "v.csv"
+    path.write_text("cat,dog,cow\n" + "\n".join(",".join(map(str, row)) for row in counts.tolist()))
+    assert read(path, num_classes=C, num_points=P).counts_QC.tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize(
+    "text,match",
+    [
+        ("1.5,2,8.5\n1,2,9\n", "line 1"),
+        ("1,2,9\nnan,2,9\n", "line 2"),
+        ("nan,nan,nan\n1,2,9\n", "line 1"),
+        ("a,b,c\n1,2,9\n1,two,9\n", "line 3"),
+        ("1,2,9\n1,2\n", "table of whole numbers"),
+        ("1,2,9\n1,-1,12\n", "non-negative"),
+        ("1,2,9\n1,2,8\n", "sum to the same number"),
+        ("0,0,0\n0,0,0\n", "num_teachers and num_points"),
+        ("99999999999999999999999,2,9\n", "table of whole numbers"),
+        ("", "is empty"),
+        ("a,b,c\n", "is empty"),
+    ],
+)
+def test_a_bad_csv_is_refused(tmp_path, text, match):
+    path = tmp_path / "v.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=match):
+        read(path, num_classes=C)
+
+
+@pytest.mark.parametrize(
+    "array,match",
+    [
+        (np.full((P, C), 4.0), "whole numbers, not float64"),
+        (np.full((P, C), np.nan), "whole numbers, not float64"),
+        (np.ones((P, C), bool), "whole numbers, not bool"),
+        (np.ones(P, np.int64), "two axes"),
+        (np.ones((2, P, C), np.int64), "two axes"),
+        (np.zeros((0, C), np.int64), "two axes"),
+        (np.full((P, C), 2**63, np.uint64), "too large"),
+        (np.full((P + 1, C), 4), "shape 8 x 3"),
+        (np.full((P, C + 1), 4), "shape 7 x 4"),
+        (np.full((K, P - 1), 1), "shape 12 x 6"),
+        (np.full((K, P), C), "classes in 0..2"),
+        (np.full((K, P), -1), "classes in 0..2"),
+    ],
+)
+def test_a_bad_array_is_refused(tmp_path, array, match):
+    np.save(tmp_path / "v.npy", array)
+    with pytest.raises(ValueError, match=match):
+        read(tmp_path / "v.npy", num_classes=C, num_points=P)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was run",))
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.pkl", "v.pt", "v.npz", "v.safetensors", "v.csv", "v"])
+def test_no_pickle_is_ever_run(tmp_path, name):
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="votes="):
+        read(tmp_path / name, num_classes=C)
+
+
+def test_an_array_of_objects_is_refused(tmp_path):
+    np.save(tmp_path / "v.npy", np.array([[Bomb()]], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="plain NPY"):
+        read(tmp_path / "v.npy", num_classes=C)
+
+
+def test_a_missing_file_and_two_tensors_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        read(tmp_path / "v.npy", num_classes=C)
+    save_file({"a": torch.zeros(2, 3).long(), "b": torch.zeros(2, 3).long()}, tmp_path / "v.safetensors")
+    with pytest.raises(ValueError, match="one tensor, not 2"):
+        read(tmp_path / "v.safetensors", num_classes=C)
+
+
+def test_declared_sizes_must_hold(tmp_path, predictions, counts):
+    for array, match in ((predictions, "12 x 7, where 13 x 7"), (counts, "num_teachers=13")):
+        with pytest.raises(ValueError, match=match):
+            read(write(tmp_path / "v.npy", array), num_classes=C, num_points=P, num_teachers=13)
+
+
+def test_a_shape_that_fits_both_forms_is_not_guessed(tmp_path):
+    """Two teachers on two points with two classes: as counts or as predictions, one would be wrong."""
+    table = np.array([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match="shape does not tell"):
+        read(write(tmp_path / "v.npy", table), num_classes=2)
+    for name, expected in (("counts", [[0, 1], [1, 0]]), ("predictions", [[1, 1], [1, 1]])):
+        save_file({name: torch.from_numpy(table)}, tmp_path / f"{name}.safetensors")
+        assert read(tmp_path / f"{name}.safetensors", num_classes=2).counts_QC.tolist() == expected
+    # A value that is no class can only be a count.
+    assert read(write(tmp_path / "v.npy", np.array([[5, 0], [4, 1]])), num_classes=2).num_teachers == 5
+
+
+def test_the_same_votes_are_known_again_and_not_apart_from_their_ledger(tmp_path):
+    register = Register(TeacherStore(tmp_path))
+    votes = Votes(torch.tensor([[3, 2], [1, 4]]), 5)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        first = register.enrol(votes, "hospitals", ledger)
+        ledger.open_account("a", budget_epsilon=1.0, delta=1e-5, adjacency="add_remove", unit="record",
+                            planned_events=())  # fmt: skip
+        register.set_ledger_head(first, ledger.head())
+        assert register.enrol(votes, "hospitals", ledger) == first
+        assert register.enrol(Votes(torch.tensor([[3, 2], [2, 3]]), 5), "hospitals", ledger).id != first.id
+        assert register.enrol(votes, "clinics", ledger).id != first.id
+    record = next(path for path in (tmp_path / "teachers" / "brought").glob("*.json") if first.id in path.read_text())
+    assert record.stat().st_mode & 0o077 == 0
+    assert record.stem == first.fingerprint != first.id
+    with Ledger(tmp_path / "other.sqlite") as other, pytest.raises(ValueError, match="another privacy ledger"):
+        register.enrol(votes, "hospitals", other)
+    record.write_text("{}")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="damaged"):
+        register.enrol(votes, "hospitals", ledger)
