@@ -47,6 +47,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         budget_epsilon=resolved["privacy"]["budget_epsilon"],
         opening_budget=resolved["privacy"]["opening_budget"],
         target_epsilon=resolved["privacy"]["target_epsilon"],
+        selection=component(cfg, "selection") if "_target_" in resolved["selection"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),

@@ -19,7 +19,7 @@ from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset, Shards, Votes
+from pate_torch.types import Dataset, PrivateData, Shards, Votes
 
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
 """What rank 0 of a torchrun tells the others to do."""
@@ -33,6 +33,14 @@ class Teachers:
     ensemble: Ensemble
     votes: Votes
     reused: bool
+
+
+def load(plan: Plan) -> tuple[Dataset, PrivateData | None]:
+    """The data set, and the private records held out for choosing among students (None: none are)."""
+    data = plan.source.load()
+    if plan.selection is None:
+        return data, None
+    return plan.selection.hold_out(data, plan.partition.adjacency, plan.seed)
 
 
 def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
@@ -139,7 +147,7 @@ def nonprivate_with_peers(plan: Plan, data: Dataset, stages: Stages) -> float:
 
 def assist(plan: Plan) -> None:
     """What the ranks above 0 of a torchrun do: train their teachers, ask them, and nothing with noise or the ledger."""
-    data = plan.source.load()
+    data, _ = load(plan)
     quiet, store = Stages(quiet=True), TeacherStore(plan.root)
     while (order := distributed.broadcast_text("")) != DONE:
         if order == TRAIN:

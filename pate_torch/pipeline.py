@@ -8,16 +8,20 @@ that cannot work fails in seconds and costs nothing.
 
 from __future__ import annotations
 
+import functools
+
 from safetensors.torch import save_file
 
 from pate_torch import checks, labelling, released, results
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.ensembling import DONE, Teachers, assist, nonprivate_with_peers, obtain_teachers
+from pate_torch.ensembling import DONE, Teachers, assist, load, nonprivate_with_peers, obtain_teachers
 from pate_torch.ledger import Account, Ledger
+from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
-from pate_torch.protocols import Mechanism
-from pate_torch.releasing import fit_student, obtain_release
+from pate_torch.protocols import Mechanism, Student
+from pate_torch.releasing import Fit, fit_student, obtain_release
 from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_private_folder, write_owner_summary
 from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
@@ -25,7 +29,7 @@ from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan, calibrated
 from pate_torch.teachers import distributed
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, Release
+from pate_torch.types import Dataset, PrivateData, Release
 
 __all__ = ["Plan", "run"]
 
@@ -47,9 +51,9 @@ def _run(plan: Plan) -> ReleasedReport:
     clock = Clock()
     with Stages(quiet=plan.quiet) as stages:
         with clock("data"):
-            data = plan.source.load()
+            data, held = load(plan)
         make_private_folder(plan.root, "store")
-        ledger = Ledger(plan.root / "ledger.sqlite")
+        ledger, store = Ledger(plan.root / "ledger.sqlite"), TeacherStore(plan.root)
         make_private_folder(plan.folder / "private")
         board = PrivateBoard(plan.folder / "private" / "tensorboard")
         owner: OwnerSummary | None = None
@@ -65,29 +69,27 @@ def _run(plan: Plan) -> ReleasedReport:
                 rounds=plan.rounds,
             )
             open_account(plan, ledger, data.spec.name, data.private.unit, mechanism)
-            store = TeacherStore(plan.root)
             teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board)
-            charge = labelling.Charge(
-                ledger=ledger,
-                account=data.spec.name,
-                fingerprint=store.fingerprint(data.private),
-                run=plan.folder.name,
-            )
             with clock("labels"):
+                charge = _charge(plan, data, store, ledger)
                 release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages)
             store.set_ledger_head(teachers.id, ledger.head())
             with clock("owner"):
                 owner = look(plan, data, teachers, mechanism, release, board, stages)
         with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
             with clock("student"):
-                student = fit_student(plan, data, release, stages, shown)
+                choose = None
+                if held is not None:
+                    choose = functools.partial(_choose, plan, held, _charge(plan, data, store, ledger))
+                name, student, choice = fit_student(plan, data, release, stages, shown, choose)
             report = results.report(
                 data=data,
                 release=release,
                 record=record,
                 reused=reused,
                 student=student,
-                student_name=plan.student.name,
+                student_name=name,
+                choice=choice,
                 ledger=ledger,
                 seconds=clock.seconds,
                 baselines=_publishable(data, owner),
@@ -103,12 +105,29 @@ def _run(plan: Plan) -> ReleasedReport:
     return report
 
 
+def _charge(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger) -> labelling.Charge:
+    return labelling.Charge(
+        ledger=ledger, account=data.spec.name, fingerprint=store.fingerprint(data.private), run=plan.folder.name
+    )
+
+
+def _choose(
+    plan: Plan, held: PrivateData, charge: labelling.Charge, fit: Fit
+) -> tuple[str, Student, tuple[Event, ...]]:
+    assert plan.selection is not None
+    # Gumbel noise has no discrete form; the exponential mechanism is sampled in float64 whatever the votes' noise is.
+    noise = NoiseSource("torch", plan.insecure_noise_seed)
+    return plan.selection.choose(fit, held, plan.partition.adjacency, noise, charge)
+
+
 def open_account(plan: Plan, ledger: Ledger, name: str, unit: str, mechanism: Mechanism) -> Account:
     """Open the data set's account, or meet its terms; refuse now what could not be charged later.
 
     An account is not opened for a plan that its own cap would refuse: a slip of the pen would fix the cap for good.
     """
     planned = mechanism.worst_case(plan.num_queries, plan.rounds)
+    if plan.selection is not None:
+        planned += plan.selection.worst_case()
     known = {account.name: account for account in ledger.accounts()}.get(name)
     budget = plan.budget_epsilon
     if budget is None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from pate_torch import labelling, released, rng
+from pate_torch.accounting.events import Event
 from pate_torch.ensembling import Teachers
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
-from pate_torch.protocols import Mechanism, Student, StudentTask, silent
+from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan
 from pate_torch.students.store import save as save_student
 from pate_torch.types import Dataset, Release
+
+Fit = Callable[[str, StudentAlgorithm], Student]
+"""Trains one named student on the labels of a release."""
 
 
 def obtain_release(
@@ -90,8 +95,18 @@ def _configuration(component: Any) -> dict[str, Any]:
     return {"class": type(component).__qualname__, **dataclasses.asdict(component)}
 
 
-def fit_student(plan: Plan, data: Dataset, release: Release, stages: Stages, board: ReleaseBoard) -> Student:
-    """Train the student on the answered questions and the unlabelled pool, and save it. ValueError: no answers."""
+def fit_student(
+    plan: Plan,
+    data: Dataset,
+    release: Release,
+    stages: Stages,
+    board: ReleaseBoard,
+    choose: Callable[[Fit], tuple[str, Student, tuple[Event, ...]]] | None = None,
+) -> tuple[str, Student, tuple[Event, ...]]:
+    """Train and save the student: (its name, the student, what choosing it cost). ValueError: no question answered.
+
+    It learns from the answered questions and the unlabelled pool. ``choose``: picks among several, given how to fit.
+    """
     answered = release.answered_Q
     if not bool(answered.any()):
         raise ValueError(
@@ -99,9 +114,16 @@ def fit_student(plan: Plan, data: Dataset, release: Release, stages: Stages, boa
             "Lower the threshold, or use more teachers."
         )
     task = StudentTask(data.spec, data.pool.x, release.query_Q[answered], release.label_Q[answered])
-    student = plan.student.fit(
-        task, seed=plan.seed, device=plan.device, progress=stages("Training the student"), log=board.log
-    )
+
+    def fit(name: str, algorithm: StudentAlgorithm) -> Student:
+        def log(tag: str, value: float, step: int) -> None:
+            board.log(tag if choose is None else tag.replace("student/", f"student/{name}/", 1), value, step)
+
+        progress = stages(f"Training the student ({name})")
+        return algorithm.fit(task, seed=plan.seed, device=plan.device, progress=progress, log=log)
+
+    alone = plan.student.name
+    name, student, cost = (alone, fit(alone, plan.student), ()) if choose is None else choose(fit)
     (plan.folder / "release").mkdir(exist_ok=True)
     save_student(student, plan.folder / "release" / "student.safetensors")
-    return student
+    return name, student, cost

@@ -42,13 +42,17 @@ def report(
     reused: bool,
     student: Student,
     student_name: str,
+    choice: tuple[Event, ...] = (),
     ledger: Ledger,
     seconds: Mapping[str, float],
     baselines: tuple[released.Baseline, ...] = (),
 ) -> released.ReleasedReport:
-    """Everything releasable about a finished run. Evaluation labels are read here, for the first time."""
+    """Everything releasable about a finished run. Evaluation labels are read here, for the first time.
+
+    ``choice``: what choosing the student by private records cost, on top of its labels.
+    """
     delta = record["delta"]
-    guarantee = accounting.epsilon(release.planned, delta)
+    guarantee = accounting.epsilon([*release.planned, *choice], delta)
     account = ledger.account(data.spec.name)
     charged = ledger.spent(data.spec.name)
     predicted = student.probabilities(data.evaluation.x).argmax(1)
@@ -62,7 +66,7 @@ def report(
         queries_asked=len(release.query_Q),
         queries_answered=int(release.answered_Q.sum()),
         epsilon=guarantee.epsilon,
-        epsilon_ex_post=accounting.epsilon(release.events, delta).epsilon,
+        epsilon_ex_post=accounting.epsilon([*release.events, *choice], delta).epsilon,
         delta=delta,
         accountant=guarantee.route,
         adjacency=record["adjacency"],

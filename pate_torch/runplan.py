@@ -12,6 +12,7 @@ import torch
 from pate_torch import checks, runs
 from pate_torch.accounting import calibration
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.selecting import Selection
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import PrivateData, Shards
 
@@ -48,6 +49,7 @@ class Plan:
     budget_epsilon: float | None = None
     opening_budget: float = 10.0
     target_epsilon: float | None = None
+    selection: Selection | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False

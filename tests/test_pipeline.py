@@ -18,8 +18,10 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
+from pate_torch.selecting import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.types import PrivateData
 
 SUMMARY_KEYS = {
     *("schema_version", "dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
@@ -233,3 +235,40 @@ def test_augment_of_feature_rows_is_refused(plan):
     recipe = dataclasses.replace(plan.recipe, augment=Affine(rotate=5.0))
     with pytest.raises(ValueError, match="augment"):
         pipeline.run(dataclasses.replace(plan, recipe=recipe))
+
+
+def two_candidates(**changes):
+    good = Supervised(network="mlp", steps=40, augment=None)
+    bad = Supervised(network="mlp", network_options={"hidden": [1]}, steps=40, augment=None)  # a line sees two clouds
+    return Selection(candidates={"bad": bad, "good": good}, **{"epsilon": 2.0, "validation": 0.3, **changes})
+
+
+def test_choosing_a_student_by_private_records_is_charged(plan):
+    pipeline.run(one := dataclasses.replace(plan, selection=two_candidates()))
+    found = summary(one)
+    assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
+    labels_alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    assert labels_alone < found["epsilon"] <= labels_alone + 2.0
+    assert found["epsilon_charged"] >= found["epsilon"] * (1 - 1e-9)
+
+
+def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
+    data = blobs().load()
+    rest, held = two_candidates().hold_out(data, "add_remove", seed=0)
+    assert set(rest.private.unit_id).isdisjoint(held.unit_id)
+    assert len(rest.private) + len(held) == len(data.private)
+    fewer = dataclasses.replace(
+        data, private=pipeline.PrivateData(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
+    )
+    assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
+        data.private.unit_id[0]
+    }
+
+
+def test_selection_refuses_groups_and_a_single_candidate(plan):
+    data = blobs().load()
+    grouped = dataclasses.replace(data.private, unit="group:patient")
+    with pytest.raises(ValueError, match="group"):
+        two_candidates().hold_out(dataclasses.replace(data, private=grouped), "add_remove", 0)
+    with pytest.raises(ValueError, match="two students"):
+        Selection(candidates={"one": plan.student})
