@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ from pate_torch.protocols import Progress, silent
 from pate_torch.types import DataSpec
 from pate_torch.views import as_affine, strong_view
 
+PRECISIONS = ("float32", "bfloat16", "auto")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Representation:
@@ -36,6 +39,7 @@ class Representation:
     steps, batch_size (points; each gives two copies), learning_rate, temperature: of the contrastive loss.
     projection: width of the throw-away layers between the features and the loss. augment: geometric ranges, widened
     by ``strong_view``; null: only cutout and contrast.
+    precision: as for students.
     """
 
     name: str = "contrastive"
@@ -48,6 +52,7 @@ class Representation:
     temperature: float = 0.2
     projection: int = 128
     augment: Affine | Mapping[str, Any] | None = None
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         checks.integer("representation.steps", self.steps, low=0)
@@ -56,6 +61,7 @@ class Representation:
         checks.non_negative("representation.weight_decay", self.weight_decay)
         checks.positive("representation.temperature", self.temperature)
         checks.integer("representation.projection", self.projection, low=2)
+        checks.one_of("representation.precision", self.precision, PRECISIONS)
         as_affine(self.augment)
 
     def learn(
@@ -111,7 +117,9 @@ class Representation:
             encoder.train()
             x = x_P[torch.randperm(len(x_P), generator=draws)[:size].to(x_P.device)]
             pair = torch.cat([view(x, spec, draws), view(x, spec, draws)])
-            loss = contrast(head(encoder(pair)), self.temperature)
+            with mixed(self.precision, x_P.device):
+                z = head(encoder(pair))
+            loss = contrast(z, self.temperature)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -130,6 +138,14 @@ def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
             nn.init.orthogonal_(parameter, generator=generator)
         else:
             nn.init.zeros_(parameter)
+
+
+def mixed(precision: str, device: torch.device) -> Any:
+    """A context for the forward pass: bfloat16 multiplications, or those of float32, or what the device does fast."""
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+        precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 # Two recipes at a time: one for the questions, one for the student.

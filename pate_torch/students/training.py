@@ -10,7 +10,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from pate_torch import checks, networks, rng
 from pate_torch.augment import Affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.representation import Representation, transfer
+from pate_torch.representation import PRECISIONS, Representation, mixed, transfer
 from pate_torch.types import DataSpec
 from pate_torch.views import as_affine
 
@@ -143,7 +142,7 @@ class GradientStudent(ABC):
         checks.non_negative("student.weight_decay", self.weight_decay)
         checks.between("student.ema", self.ema, 0, 1)
         checks.between("student.label_noise", self.label_noise, 0, 1)
-        checks.one_of("student.precision", self.precision, ("float32", "bfloat16", "auto"))
+        checks.one_of("student.precision", self.precision, PRECISIONS)
         as_affine(self.augment)
 
     @property
@@ -218,11 +217,3 @@ def cosine(step: int, steps: int, warmup: float = 0.05) -> float:
     if step < rise:
         return (step + 1) / rise
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
-
-
-def mixed(precision: str, device: torch.device) -> Any:
-    """A context for the forward pass."""
-    if precision == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
-        precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

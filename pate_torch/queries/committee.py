@@ -1,0 +1,57 @@
+"""Query by committee: ask where small models, each trained on its own draw of the answers, vote most evenly.
+
+Source: Seung, Opper, Sompolinsky 1992; vote entropy as in Dagan and Engelson 1995. The members are ridge regressions
+on the features, refitted here in closed form, so the strategy needs no student.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pate_torch import checks, rng
+from pate_torch.protocols import QueryState
+from pate_torch.queries.geometry import features
+from pate_torch.queries.order import open_points, share, shuffled
+from pate_torch.types import NO_ANSWER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committee:
+    """members: how many bootstrap draws of the answers. ridge: weight of the squared norm."""
+
+    name: str = "committee"
+    rounds: int = 4
+    members: int = 15
+    ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer("query.rounds", self.rounds, low=1)
+        checks.integer("query.members", self.members, low=2)
+        checks.positive("query.ridge", self.ridge)
+
+    def select(self, state: QueryState) -> Tensor:
+        """Open points by falling vote entropy, random before the first answer, int64 [at most state.remaining]."""
+        points = shuffled(open_points(state), state, self.name)
+        if bool((state.label_Q != NO_ANSWER).any()):
+            split_R = torch.special.entr(self._votes(state)[points] / self.members).sum(1)
+            points = points[split_R.argsort(descending=True, stable=True)]
+        return points[: share(state)]
+
+    def _votes(self, state: QueryState) -> Tensor:
+        """How many members choose each class at each public point, [P, C]."""
+        answered = state.label_Q != NO_ANSWER
+        x_PD = F.pad(features(state).double(), (0, 1), value=1.0)
+        x_ND, label_N = x_PD[state.asked_Q[answered].cpu()], state.label_Q[answered].cpu()
+        stream = rng.torch_stream(state.seed, "query", self.name, "members", len(state.asked_Q))
+        votes_PC = torch.zeros(len(x_PD), state.spec.num_classes)
+        for _ in range(self.members):
+            drawn = torch.randint(len(label_N), (len(label_N),), generator=stream)
+            x_MD, target_MC = x_ND[drawn], F.one_hot(label_N[drawn], state.spec.num_classes).double()
+            gram = x_MD.T @ x_MD + self.ridge * torch.eye(x_MD.shape[1], dtype=torch.float64)
+            choice_P = (x_PD @ torch.linalg.solve(gram, x_MD.T @ target_MC)).argmax(1)
+            votes_PC[torch.arange(len(x_PD)), choice_P] += 1
+        return votes_PC
