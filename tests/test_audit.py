@@ -113,7 +113,7 @@ DECISIVE = {
     "interactive": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "single_stable": ("all moved one way", 100_000, 2, ()),
     "stability": ("the last", 14_000, 8, ()),
-    "soft_stability": ("the last", 14_000, 8, ()),
+    "soft_stability": ("the last", 40_000, 8, ()),
 }
 SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name == "soft_stability" else name for name in NAMES]
 

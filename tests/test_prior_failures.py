@@ -1,0 +1,286 @@
+"""How published implementations of PATE broke their own guarantee: each way of doing so, as a test that would catch it.
+
+Covered elsewhere: shards that overlap or are redrawn, and anything a teacher learns from outside its shard (test_partition,
+test_teachers); votes on augmented images (test_teachers), files of votes that grow or are mixed up on a rerun (test_store);
+students that see private records (test_imports); budget loops that overshoot (test_ledger, test_calibration);
+data-dependent prices shown as publishable (test_reporting_*); choices made by evaluation labels or, uncharged, by private
+records (test_pipeline).
+"""
+
+import ast
+import dataclasses
+import inspect
+import math
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from test_mechanisms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
+from vote_laws import Recorder
+
+from pate_torch.accounting import exact, rdp
+from pate_torch.accounting.data_dependent import gnmax_valid, pure_curve, theorem_rdp
+from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
+from pate_torch.accounting.outcomes import Gnmax
+from pate_torch.noise import NoiseSource
+from pate_torch.types import NO_ANSWER, Context, Votes
+
+PACKAGE = Path(__file__).parent.parent / "pate_torch"
+every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
+
+
+def released(name: str, noise: str, queries: int = 60):
+    """A release of mixed votes: (mechanism, votes, answers)."""
+    mechanism = build(name, noise)
+    teachers = num_teachers(mechanism, queries, 1)
+    votes = random_votes(queries, teachers, num_classes(name), seed=5)
+    student_QC = torch.full((queries, num_classes(name)), 0.02 / (num_classes(name) - 1))
+    student_QC[:, 0] = 0.98
+    context = Context(num_queries=queries, student_QC=student_QC)
+    return mechanism, votes, mechanism.release(votes, NoiseSource(noise), context)
+
+
+# -- released labels not charged on some branches --------------------------------------------------------------------
+
+
+@every_form
+def test_every_label_released_is_charged(name, noise):
+    _, _, answers = released(name, noise)
+    counts = {type(e): 0 for e in answers.events}
+    for event in answers.events:
+        counts[type(event)] += event.count
+    asked, answered = len(answers.label_Q), int(answers.answered_Q.sum())
+    match name:
+        case "gaussian" | "exponential":
+            assert answered == asked == sum(counts.values())
+        case "laplace":
+            assert 2 * answered == 2 * asked == sum(counts.values())
+        case "confident" | "interactive":
+            free = 0 if answers.from_student_Q is None else int(answers.from_student_Q.sum())
+            assert [e.count for e in answers.events] == [asked, answered - free]
+            assert 0 < answered - free < asked  # both branches were taken
+        case "single_stable":
+            assert [e.count for e in answers.events] == [asked, asked]
+        case "stability" | "soft_stability":
+            assert counts[PureDP] >= 1 and counts[Delta] == 1
+        case _:
+            pytest.fail(f"say here what one answer of {name} is charged")
+
+
+def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
+    events = build("gaussian").worst_case(50)
+    values = [epsilon(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
+    assert values == sorted(values) and len(set(values)) == 3
+    sparse = build("stability").worst_case(50)
+    assert sum(e.delta for e in sparse if isinstance(e, Delta)) == 5e-6
+    with pytest.raises(ValueError, match="delta"):
+        epsilon(sparse, 4e-6)
+
+
+# -- noise from a published seed or the global generator --------------------------------------------------------------
+
+
+def random_calls(source: str) -> set[str]:
+    """Names of calls that draw or seed outside NoiseSource."""
+    forbidden = {"manual_seed", "seed", "randn", "rand", "randint", "randn_like", "rand_like", "normal", "normal_"}
+    forbidden |= {
+        "default_rng",
+        "RandomState",
+        "exponential_",
+        "multinomial",
+        "bernoulli",
+        "cauchy_",
+        "Normal",
+        "Laplace",
+    }
+    return {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+    } & forbidden
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "mechanisms").glob("*.py")), ids=lambda file: file.stem)
+def test_mechanisms_draw_from_the_noise_source_alone(file):
+    # events.Laplace(ratio=...) is a price, not a distribution.
+    assert random_calls(file.read_text()) <= {"Laplace"}
+    assert "torch.distributions" not in file.read_text() and "import random" not in file.read_text()
+    assert random_calls("torch.manual_seed(1337); x = torch.randn(3)") == {"manual_seed", "randn"}
+
+
+@every_form
+def test_global_seeds_neither_decide_nor_suffer(name, noise):
+    mechanism, votes, _ = released(name, noise)
+    outcomes = []
+    for _ in range(2):
+        torch.manual_seed(1337)
+        np.random.seed(1337)
+        states = torch.get_rng_state(), np.random.get_state()[1].copy()
+        recorder = Recorder(noise)
+        mechanism.release(votes, recorder, Context(num_queries=len(votes)))
+        outcomes.append(torch.cat([t.double().flatten() for _, t in recorder.drawn]))
+        assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
+    size = min(map(len, outcomes))
+    assert size >= 10 and not torch.equal(outcomes[0][:size], outcomes[1][:size])
+
+
+# -- the executed threshold test is not the accounted one -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top", [190, 200, 210])
+def test_the_check_adds_one_number_per_query_not_one_per_class(top):
+    """Noise on every class before the maximum passes far more often than the accountant was told."""
+    size = 20_000
+    mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=260.0)
+    votes = Votes(torch.tensor([[top, *[(250 - top) // 9 for _ in range(8)], 250 - top - 8 * ((250 - top) // 9)]]), 250)
+    votes = votes.take(torch.zeros(size, dtype=torch.int64))
+    passed = int(mechanism.release(votes, NoiseSource(), Context(num_queries=size)).answered_Q.sum())
+    accounted = stats.norm.sf((260 - top) / 150)
+    per_class = 1 - math.prod(stats.norm.cdf((260 - n) / 150) for n in votes.counts_QC[0].tolist())
+    assert stats.binomtest(passed, size, accounted).pvalue > 1e-7
+    assert stats.binomtest(passed, size, per_class).pvalue < 1e-7
+
+
+def test_laplace_is_not_accounted_as_gaussian():
+    (event,) = build("laplace").worst_case(1)
+    assert isinstance(event, Laplace)
+    as_gaussian = Gaussian(mu=math.sqrt(2) / 3.0)
+    assert epsilon([event] * 30, 1e-5).epsilon != pytest.approx(epsilon([as_gaussian] * 30, 1e-5).epsilon, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["confident", "interactive"])
+def test_the_checks_price_is_paid_by_every_query_at_every_order(name):
+    orders = np.array([1.5, 2, 8, 32, 200.0])
+    for queries in (1, 10, 640):
+        total = rdp.curve(build(name).worst_case(queries), orders)
+        assert total == pytest.approx(queries * orders * (1 / (2 * 4.0**2) + 1 / 3.0**2), rel=1e-12)
+
+
+def test_the_price_is_what_may_happen_not_what_is_expected_to():
+    """Expected cost is Pr[answered] times the price: below what a run that is answered everywhere incurs."""
+    mechanism = build("confident", screen_sigma=0.1)
+    votes = Votes(torch.tensor([[20, 0, 0]]).repeat(40, 1), 20)
+    incurred = mechanism.release(votes, NoiseSource(), Context(num_queries=40)).events
+    assert (rdp.curve(incurred) == rdp.curve(mechanism.worst_case(40))).all()
+    assert list(inspect.signature(type(mechanism).worst_case).parameters) == ["self", "num_queries", "rounds"]
+
+
+# -- ties -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tie_gives_no_teacher_a_second_vote():
+    logits_KC = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 0.0]])
+    twice = torch.isclose(logits_KC, logits_KC.max(1, keepdim=True).values).sum(0)[None]
+    with pytest.raises(ValueError, match="one teacher, one vote"):
+        Votes(twice, 2)
+    once = torch.nn.functional.one_hot(logits_KC.argmax(1), 3).sum(0)[None]
+    assert Votes(once, 2).plurality().tolist() == [0]  # the lowest index wins
+
+
+# -- soft outputs of the noisy histogram released while only the argmax is charged ------------------------------------
+
+
+@every_form
+def test_nothing_but_the_charged_label_is_released(name, noise):
+    mechanism, votes, answers = released(name, noise)
+    assert {f.name for f in dataclasses.fields(answers)} == {"label_Q", "events", "score_Q", "from_student_Q"}
+    assert answers.label_Q.dtype == torch.int64
+    assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
+    if name == "soft_stability":  # the score is one of 2 bins - 1 centres, not a noisy share
+        grid = torch.arange(2 * mechanism.bins + 1, dtype=torch.float64) / (2 * mechanism.bins)
+        score = answers.score_Q[~answers.score_Q.isnan()]
+        assert len(score) and (score[:, None] - grid).abs().min(1).values.max() < 1e-12
+    else:
+        assert answers.score_Q is None
+    # A price is a number of times a public constant: no vote enters it.
+    public = [dataclasses.replace(e, count=0) for e in mechanism.worst_case(len(votes))]
+    assert all(isinstance(e, get_args(Event)) and dataclasses.replace(e, count=0) in public for e in answers.events)
+
+
+# -- the accountant's crashes, overflows and edges --------------------------------------------------------------------
+
+
+def test_the_accountant_raises_rather_than_returning_a_code():
+    class Unknown:
+        count = 1
+
+    for events in ([Unknown()], ["gaussian"], [None]):
+        with pytest.raises((ValueError, TypeError)):
+            epsilon(events, 1e-5)
+    for bad in (math.nan, -1.0, 0.0, math.inf):
+        with pytest.raises(ValueError, match="mu"):
+            Gaussian(mu=bad)
+    for file in sorted((PACKAGE / "accounting").glob("*.py")):
+        handlers = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ExceptHandler)]
+        broad = [h for h in handlers if h.type is None or getattr(h.type, "id", "") in ("Exception", "BaseException")]
+        assert not broad, f"{file.name} swallows errors"
+
+
+@pytest.mark.parametrize(
+    "event", [Gaussian(mu=30.0), Laplace(ratio=40.0), PureDP(epsilon=50.0), BoundedRange(eta=60.0)]
+)
+def test_no_order_overflows_to_a_negative_price(event):
+    for orders in (np.array([2, 64, 10**6, 2**40]), np.array([1.0001, 1e9, 1e12])):
+        values = rdp.curve([dataclasses.replace(event, count=10**6)], orders)
+        assert np.isfinite(values).all() and (values > 0).all() and (np.diff(values) >= 0).all()
+
+
+@pytest.mark.parametrize("sigma", [0.5, 5.0, 40.0])
+def test_votes_far_beyond_the_threshold_are_priced_and_answered(sigma):
+    """1 - q rounds to 1 some 8 sigmas out, where a naive log1p(-1) is minus infinity."""
+    mechanism = build("confident", sigma=sigma, screen_sigma=sigma, threshold=10.0)
+    votes = Votes(torch.tensor([[5000, 0, 0], [2501, 2499, 0], [0, 0, 5000]]), 5000)
+    answers = mechanism.release(votes, NoiseSource(), Context(num_queries=3))
+    assert answers.label_Q[[0, 2]].tolist() == [0, 2]
+    prices = theorem_rdp(mechanism.outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
+    assert np.isfinite(prices).all() and (prices >= 0).all()
+    assert (prices <= 3 * rdp.ORDERS * (1 / (2 * sigma**2) + 1 / sigma**2) * (1 + 1e-12)).all()
+
+
+def test_data_dependent_bounds_are_kept_to_their_validity():
+    orders = np.array([1.5, 4.0, 20.0])
+    # GNMax: a tie has q = 1 - 1/C, far outside; the price must be the data-independent one.
+    tie = np.array([[50, 50]])
+    assert theorem_rdp(Gnmax(sigma=4.0), tie, orders) == pytest.approx(orders / 16)
+    assert not gnmax_valid(np.array([math.log(0.5)]), 4.0).any()
+    # LNMax: q < 1/(e^e0 + 1), not q < 0.5, which others test. Between the two the formula is no bound.
+    e0, cap = 1.0, np.array([0.3, 0.6, 0.9])
+    q = np.log(np.array([0.3, 0.45]))
+    assert (q > -math.log(math.exp(e0) + 1)).all()
+    assert (pure_curve(q, e0, cap, orders) == cap).all()
+    # And the exact price of every row is at most the theorem's where the theorem applies (forward).
+    rows = np.array([[60, 40], [70, 30], [95, 5]])
+    forward = exact.exact_rdp(Gnmax(sigma=8.0), rows, orders, "forward").upper
+    assert (forward <= theorem_rdp(Gnmax(sigma=8.0), rows, orders) * (1 + 1e-9)).all()
+
+
+# -- loops, constants and counts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "soft_stability"])
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_any_number_of_classes_and_many_queries_at_once(name, classes):
+    queries = 5000
+    mechanism = build(name)
+    teachers = num_teachers(mechanism, queries, 1)
+    counts_QC = torch.zeros(queries, classes, dtype=torch.int64)
+    winner_Q = torch.arange(queries) % classes
+    counts_QC[torch.arange(queries), winner_Q] = teachers
+    answers = mechanism.release(Votes(counts_QC, teachers), NoiseSource(), Context(num_queries=queries))
+    right = (answers.label_Q == winner_Q[: len(answers.label_Q)])[answers.answered_Q]
+    assert len(right) > 1000 and right.double().mean() > 0.8
+
+
+def test_the_exponential_mechanisms_price_counts_every_query():
+    """A known library's event costs as much 100 times as once."""
+    once, often = (rdp.curve([BoundedRange(eta=0.1, count=count)]) for count in (1, 100))
+    assert often == pytest.approx(100 * once, rel=1e-12)
+    assert rdp.curve(build("exponential").worst_case(100)) == pytest.approx(
+        100 * rdp.curve(build("exponential").worst_case(1)), rel=1e-12
+    )
+    for file in PACKAGE.rglob("*.py"):
+        assert "ExponentialMechanismDpEvent" not in file.read_text(), file
