@@ -111,7 +111,7 @@ def _load(path: Path) -> tuple[Tensor, str | None]:
             try:
                 array = np.load(path, allow_pickle=False)
             except (ValueError, OSError, EOFError) as error:
-                raise _bad(path, f"is not a plain NPY array ({error})", "Save whole numbers with numpy.save.") from error
+                raise _bad(path, f"is not a plain NPY array ({error})", "Save it with numpy.save.") from error
         case ".safetensors":
             array, form = _safetensors(path)
         case suffix:
@@ -136,7 +136,7 @@ def _csv(path: Path) -> np.ndarray:
     body = text if any(_numeric(cell) for cell in first.split(b",")) else rest
     if wrong := _NOT_WHOLE.search(body):
         line = text.count(b"\n") - body.count(b"\n") + body[: wrong.start()].count(b"\n") + 1
-        raise _bad(path, f"must hold whole numbers only; line {line} has something else", "One teacher, one whole vote.")
+        raise _bad(path, f"must hold whole numbers only; line {line} has something else", "A vote is whole.")
     if not body.strip():
         raise _bad(path, "is empty")
     try:

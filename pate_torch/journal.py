@@ -1,0 +1,128 @@
+"""The answers a PrivateLabeler has released, one JSON object a line: public points, labels and what they cost.
+
+Releasable, all of it: questions are public and answers are out. A line is on disk before its answers are returned. A
+torn last line is cut off: its answers reached nobody, and the ledger has charged them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch import checks
+from pate_torch.types import DataSpec
+
+try:
+    import fcntl
+except ImportError:  # elsewhere than on POSIX nothing stops a second writer but the ledger's own order of entries
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = "pate_torch.journal/1"
+
+
+def key(point: Tensor) -> str:
+    """SHA-256 of one public point: the same question has the same key."""
+    content = point.detach().cpu().contiguous()
+    return hashlib.sha256(f"{content.dtype}{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()
+
+
+def encode(x: Tensor) -> dict[str, Any]:
+    """Points as JSON."""
+    array = x.detach().cpu().contiguous().numpy()
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def decode(plain: dict[str, Any]) -> Tensor:
+    """Points from JSON."""
+    array = np.frombuffer(base64.b64decode(plain["data"]), dtype=np.dtype(plain["dtype"]))
+    return torch.from_numpy(array.reshape(plain["shape"]).copy())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One entry: ``kind`` is block, answers, close, student or hypothesis."""
+
+    kind: str
+    facts: dict[str, Any]
+
+
+class Journal:
+    """The file at ``path``, made if there is none, held by one process at a time.
+
+    Raises ValueError where it is damaged, held by another process, or belongs to another account or data.
+    """
+
+    def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
+        self.path = Path(path)
+        header = {"format": FORMAT, "account": account, "shape": list(spec.input_shape), "classes": spec.num_classes}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
+        try:
+            self._hold()
+            self.lines = list(self._read(header))
+        except ValueError:
+            self._file.close()
+            raise
+
+    def append(self, kind: str, **facts: Any) -> None:
+        """Write one entry, on disk when this returns."""
+        self._write({"kind": kind, **facts})
+        self.lines.append(Line(kind, facts))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _hold(self) -> None:
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise self._bad("is held by another labeler", "Close that one first.") from error
+
+    def _read(self, header: dict[str, Any]) -> Iterator[Line]:
+        self._file.seek(0)
+        content = self._file.read()
+        mark = f'{{"format":"{FORMAT}"'.encode()
+        if content[: len(mark)] != mark[: len(content)]:  # never cut off the end of somebody else's file
+            raise self._bad("is not a journal of this version", "Name another file.")
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self._file.truncate(whole)
+        texts = content[:whole].splitlines()
+        if not texts:
+            self._write(header)
+            return
+        try:
+            found, *entries = [json.loads(text) for text in texts]
+            lines = [Line(entry.pop("kind"), entry) for entry in entries]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise self._bad(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
+        for name, value in header.items():
+            if found.get(name) != value:
+                raise self._bad(f"has {name} {found.get(name)!r}, not {value!r}", "Name another file.")
+        yield from lines
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("the disk took only part of an entry")
+            os.fsync(self._file.fileno())
+        except BaseException:
+            self._file.truncate(size)  # or the next entry would be glued to half of this one
+            raise
+
+    def _bad(self, what: str, fix: str) -> ValueError:
+        return checks.fail("journal", str(self.path), what, fix)

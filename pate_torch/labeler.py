@@ -1,0 +1,415 @@
+"""Answer classification queries privately, one or many at a time, for as long as the budget lasts.
+
+    reserve a block of questions -> for each call: note it in the ledger, draw noise, write the answers down -> commit
+
+Questions may depend on earlier answers. A block is priced and reserved as one release, because some mechanisms pay for
+a whole sequence (the sparse vector) and a reservation per question would pay for each anew. What a block reserved and
+did not use returns to the account when it is settled: when it is used up, by ``close``, or at the next start. A block
+with a call that was interrupted is never settled: it stays charged at its worst.
+
+Source: NB20 Algorithm 1 (the interface); BTT18 Algorithms 3 and 4 (online release) and 5 (publishing a classifier);
+NB20 Algorithm 4 (universal answers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks, journal
+from pate_torch.accounting.events import Event, from_json, to_json
+from pate_torch.journal import Journal
+from pate_torch.ledger import Ledger
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.classes import representatives
+from pate_torch.pac.sample import Sample
+from pate_torch.pac.semi_private import sspp
+from pate_torch.protocols import HypothesisClass, Mechanism, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.students import store as student_store
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.types import NO_ANSWER, Context, DataSpec, Votes
+
+Voters = Callable[[Tensor], Votes]
+"""PRIVATE. Public points [Q, ...] -> the teachers' votes on them."""
+
+Classifier = Callable[[Tensor], Tensor]
+"""Public points [Q, ...] -> labels, int64 [Q]; made from released values alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Releasable. The questions answered so far, x [H, ...], and what was answered, int64 [H] (-1: no answer)."""
+
+    x: Tensor
+    label: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(eq=False)
+class _Block:
+    """A reserved sequence of questions and how much of it is used. ``calls``: at most so many turns."""
+
+    reservation: str
+    num_queries: int
+    calls: int
+    turns: int = 0
+    asked: int = 0
+    answered: int = 0
+    failures: int = 0
+    incurred: tuple[Event, ...] = ()
+    stopped: bool = False
+
+    def fits(self, count: int) -> bool:
+        return not self.stopped and self.turns < self.calls and self.asked + count <= self.num_queries
+
+    def take(self, label_Q: Tensor, events: tuple[Event, ...], asked: int) -> None:
+        """Count one turn in which ``asked`` questions were put. A mechanism that stops answers a prefix of them."""
+        self.turns += 1
+        self.asked += asked
+        self.answered += int((label_Q != NO_ANSWER).sum())
+        self.failures += int((label_Q == NO_ANSWER).sum())
+        self.incurred += events
+        self.stopped |= len(label_Q) < asked
+
+
+class PrivateLabeler:
+    """Private answers to any questions, behind one mechanism.
+
+    voters: an ``Ensemble``, or a function from points to ``Votes`` (then ``spec`` says what points are). account: open
+    in ``ledger`` already. journal: the file of released answers: a question asked before is answered from it, free of
+    charge and after a restart too. num_queries: the size of a block; calls: in how many turns it may be asked, at most
+    (None: one question a turn). Mechanisms that stop end the block, and the next question opens another.
+
+    Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
+        questions (``accounting.filters``), under the account's adjacency.
+    Raises ValueError for a plan that cannot work, BudgetExceeded where the account does not admit another block.
+    """
+
+    def __init__(
+        self,
+        voters: Ensemble | Voters,
+        *,
+        mechanism: Mechanism,
+        ledger: Ledger,
+        account: str,
+        journal: Path | str,
+        num_queries: int = 100,
+        calls: int | None = None,
+        spec: DataSpec | None = None,
+        noise: NoiseSource | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        self._voters: Voters = voters.votes if isinstance(voters, Ensemble) else voters
+        if spec is None and not isinstance(voters, Ensemble):
+            raise checks.fail("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
+        self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]
+        self.mechanism, self.ledger, self.account = mechanism, ledger, account
+        self.noise = NoiseSource(getattr(mechanism, "noise", "torch")) if noise is None else noise
+        self.num_queries = checks.integer("num_queries", num_queries, low=1)
+        self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
+        self.fingerprint = fingerprint
+        ledger.account(account)  # raises if there is none
+        self._journal = Journal(journal, account=account, spec=self.spec)
+        self._block: _Block | None = None
+        self._answers: dict[str, int] = {}
+        self._asked: list[Tensor] = []
+        self._classifier: Classifier | None = None
+        try:
+            self._replay()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def __enter__(self) -> PrivateLabeler:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- answers ------------------------------------------------------------------------------------------------
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Labels of one point (x of the data's shape: a scalar) or a batch, int64; -1 where there is no answer.
+
+        Free: what was asked before, and everything once a classifier is published. The rest is one turn of a block.
+        """
+        points, single = self._points(x)
+        keys = [journal.key(point) for point in points]
+        if self._classifier is None:
+            fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
+            if fresh:
+                self._ask(points[sorted(fresh.values())])
+        label_Q = torch.tensor([self._answers.get(key, NO_ANSWER) for key in keys], dtype=torch.int64)
+        if self._classifier is not None and bool((open_Q := label_Q == NO_ANSWER).any()):
+            label_Q[open_Q] = self._classifier(points[open_Q])
+        return label_Q[0] if single else label_Q
+
+    @property
+    def history(self) -> History:
+        """Everything answered by the mechanism so far, in order. Releasable (unless ``private`` is False)."""
+        x = torch.stack(self._asked) if self._asked else self._points(self._none())[0]
+        return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
+
+    @property
+    def epsilon(self) -> float:
+        """Everything charged to the account so far, at its delta: an open block counts as a whole."""
+        return self.ledger.spent(self.account).epsilon
+
+    @property
+    def private(self) -> bool:
+        """False once a block was answered with seeded noise: its answers protect nobody."""
+        return all(line.facts["private"] for line in self._journal.lines if line.kind == "block")
+
+    @property
+    def published(self) -> bool:
+        """Whether answers come from a published classifier, and are free."""
+        return self._classifier is not None
+
+    def close(self) -> None:
+        """Settle the open block, so that what it did not use returns to the account, and let go of the journal."""
+        self._settle()
+        self._journal.close()
+
+    # ---- publishing ---------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        algorithm: StudentAlgorithm,
+        *,
+        pool_x: Tensor | None = None,
+        at_least: int = 1,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Student:
+        """Train a student on the answers so far, save it beside the journal, and answer by it from now on, for free.
+
+        pool_x: more public points without labels, for algorithms that use them. at_least: m0, fewer answers than which
+        are refused. It sees released values only, so it costs nothing (BTT18 Algorithm 5).
+        """
+        past = self.history
+        answered = past.label != NO_ANSWER
+        if int(answered.sum()) < checks.integer("at_least", at_least, low=1):
+            raise checks.fail("at_least", at_least, f"only {int(answered.sum())} questions have been answered so far")
+        pool = past.x if pool_x is None else torch.cat([past.x, self._points(pool_x)[0]])
+        task = StudentTask(self.spec, pool, answered.nonzero().squeeze(1), past.label[answered])
+        student = algorithm.fit(task, seed=seed, device=torch.device(device), progress=progress)
+        student_store.save(student, self.student_path)
+        self._settle()
+        self._journal.append("student", file=self.student_path.name, answers=len(past))
+        self._answer_by(student)
+        return student
+
+    @property
+    def student_path(self) -> Path:
+        """Where a published student lies."""
+        return self._journal.path.with_name(f"{self._journal.path.stem}.student.safetensors")
+
+    def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
+        """Choose one hypothesis, by its errors on the private sample, among the dichotomies of the questions so far.
+
+        From then on it answers, for free. Charges a bounded range of ``epsilon`` to the account, once: after a restart
+        the same call finds the choice in the journal. Returns the hypothesis.
+
+        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.sspp``).
+        Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
+        """
+        if self.ledger.account(self.account).adjacency != "replace_one":
+            raise checks.fail("account", self.account, "must be of adjacency replace_one for a hypothesis class")
+        line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
+        if line is None:
+            line = self._choose(hypotheses, sample, epsilon)
+        if line.facts["name"] != hypotheses.name:
+            raise checks.fail("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
+        points = self._rows(self.history.x[: line.facts["answers"]])
+        hypothesis = representatives(hypotheses, points)[line.facts["index"]]
+
+        def classify(x: Tensor) -> Tensor:
+            return torch.as_tensor(hypotheses.predict(hypothesis, self._rows(x)).astype("int64"))
+
+        self._classifier = classify
+        return hypothesis
+
+    def _choose(self, hypotheses: HypothesisClass, sample: Sample, epsilon: float) -> journal.Line:
+        points = self._rows(self.history.x)
+        held = []
+
+        def charge(events: tuple[Event, ...]) -> None:
+            held.append(self._reserve(events, mechanism="sspp"))
+
+        chosen = sspp(hypotheses, sample, points, epsilon=epsilon, noise=self.noise, charge=charge)
+        self._settle()
+        self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
+        for reservation in held:
+            self.ledger.commit(reservation, chosen.events, release_id=secrets.token_hex(8))
+        return self._journal.lines[-1]
+
+    # ---- one turn -----------------------------------------------------------------------------------------------
+
+    def _ask(self, points: Tensor) -> None:
+        votes = self._voters(points)
+        if len(votes) != len(points) or votes.num_classes != self.spec.num_classes:
+            raise ValueError(
+                f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
+                f"{self.spec.num_classes} classes"
+            )
+        block = self._open(votes)
+        context = Context(
+            num_queries=block.num_queries, rounds=block.calls, failures=block.failures, answered=block.answered
+        )
+        # Noted before the noise: should the answers never reach the journal, the ledger knows of a call without any.
+        self.ledger.record(block.reservation, self.mechanism.worst_case(len(points)))
+        try:
+            answers = self.mechanism.release(votes, self.noise, context)
+            label_Q = answers.label_Q.cpu()
+            shown = points[: len(label_Q)]
+            self._journal.append(
+                "answers",
+                reservation=block.reservation,
+                points=journal.encode(shown),
+                labels=label_Q.tolist(),
+                asked=len(points),
+                events=json.loads(to_json(answers.events)),
+            )
+        except BaseException:
+            self._block = None  # never settled: noise may have been drawn, so it stays charged at its worst
+            raise
+        block.take(label_Q, answers.events, len(points))
+        self._remember(shown, label_Q)
+        if not block.fits(1):
+            self._settle()
+
+    def _open(self, votes: Votes) -> _Block:
+        """The block this turn belongs to: the present one, or a new one, reserved whole."""
+        count = len(votes)
+        if self._block is not None and not self._block.fits(count):
+            self._settle()
+        if self._block is None:
+            size = max(self.num_queries, count)
+            self.mechanism.check(
+                num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
+            )
+            reservation = self._reserve(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
+            self._journal.append(
+                "block",
+                reservation=reservation,
+                num_queries=size,
+                calls=self.calls,
+                mechanism=self.mechanism.name,
+                parameters={k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"},  # type: ignore[call-overload]
+                num_teachers=votes.num_teachers,
+                private=self.noise.private,
+            )
+            self._block = _Block(reservation, size, self.calls)
+        return self._block
+
+    def _reserve(self, events: tuple[Event, ...], mechanism: str) -> str:
+        reservation = self.ledger.reserve(
+            self.account,
+            events,
+            fingerprint=self.fingerprint,
+            mechanism=mechanism,
+            run=f"labeler {self._journal.path.name}",
+            insecure=not self.noise.private,
+        )
+        return reservation.id
+
+    def _settle(self) -> None:
+        """Commit what the open block incurred."""
+        block, self._block = self._block, None
+        if block is not None:
+            self.ledger.commit(block.reservation, block.incurred, release_id=secrets.token_hex(8))
+            self._journal.append("close", reservation=block.reservation)
+
+    # ---- restart ------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        """Read the answers, and settle what an earlier process left open."""
+        blocks: dict[str, _Block] = {}
+        closed: set[str] = set()
+        try:
+            for line in self._journal.lines:
+                facts = line.facts
+                match line.kind:
+                    case "block":
+                        block = _Block(facts["reservation"], facts["num_queries"], facts["calls"])
+                        blocks[block.reservation] = block
+                    case "answers":
+                        label_Q = torch.tensor(facts["labels"], dtype=torch.int64)
+                        events = from_json(json.dumps(facts["events"]))
+                        blocks[facts["reservation"]].take(label_Q, events, facts["asked"])
+                        self._remember(journal.decode(facts["points"]), label_Q)
+                    case "close":
+                        closed.add(facts["reservation"])
+                    case "student":
+                        self._answer_by(student_store.load(self.student_path))
+        except (KeyError, TypeError) as error:
+            raise self._bad(f"is damaged ({error!r})", "Restore a backup, or begin another journal.") from error
+        notes = self._notes() if blocks else {}
+        for reservation, block in blocks.items():
+            if reservation not in notes:
+                raise self._bad(
+                    "holds answers that were charged to another ledger", f"{self.ledger.path} does not know them."
+                )
+            turns, committed = notes[reservation]
+            if committed and reservation not in closed:
+                self._journal.append("close", reservation=reservation)
+            elif not committed and turns == block.turns:
+                self._block = block
+                self._settle()
+            # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
+
+    def _bad(self, what: str, fix: str) -> ValueError:
+        return checks.fail("journal", str(self._journal.path), what, fix)
+
+    def _notes(self) -> dict[str, tuple[int, bool]]:
+        """Reservation -> (turns noted in the ledger, whether it is committed)."""
+        notes: dict[str, tuple[int, bool]] = {}
+        for entry in self.ledger.entries(self.account):
+            if entry.kind in ("reserve", "record", "commit"):
+                turns, committed = notes.get(entry.facts["reservation"], (0, False))
+                notes[entry.facts["reservation"]] = (
+                    turns + (entry.kind == "record"),
+                    committed or entry.kind == "commit",
+                )
+        return notes
+
+    def _remember(self, points: Tensor, label_Q: Tensor) -> None:
+        for point, label in zip(points, label_Q.tolist(), strict=True):
+            self._answers[journal.key(point)] = label
+            self._asked.append(point)
+
+    def _answer_by(self, student: Student) -> None:
+        self._classifier = lambda x: student.probabilities(x).argmax(1)
+
+    # ---- points -------------------------------------------------------------------------------------------------
+
+    def _none(self) -> Tensor:
+        return torch.zeros(0, *self.spec.input_shape, dtype=torch.uint8 if self.spec.is_image else torch.float32)
+
+    def _points(self, x: Tensor) -> tuple[Tensor, bool]:
+        """(a batch in the data's own type, whether it was one point). Raises ValueError for another shape."""
+        x = torch.as_tensor(x).detach().cpu()
+        shape = tuple(self.spec.input_shape)
+        if x.shape not in (shape, (*x.shape[:1], *shape)) or (self.spec.is_image and x.dtype != torch.uint8):
+            kind = "uint8 images" if self.spec.is_image else "rows"
+            raise checks.fail("x", f"{tuple(x.shape)} {x.dtype}", f"must be one or many {kind} of shape {shape}")
+        single = tuple(x.shape) == shape
+        points = (x[None] if single else x).to(self._none().dtype)
+        if points.is_floating_point() and not bool(points.isfinite().all()):
+            raise checks.fail("x", tuple(x.shape), "must be finite", "Remove NaN and infinity.")
+        return points.contiguous(), single
+
+    def _rows(self, x: Tensor) -> Any:
+        return x.flatten(1).double().numpy()

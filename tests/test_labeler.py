@@ -1,0 +1,317 @@
+"""The labeler: what a call costs, that it is charged before noise, and what an interruption or a restart leaves."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch.accounting import gdp
+from pate_torch.labeler import PrivateLabeler
+from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.soft_stability import SoftStability
+from pate_torch.mechanisms.stability import Stability
+from pate_torch.noise import NoiseSource
+from pate_torch.pac.classes import Intervals, Thresholds
+from pate_torch.pac.sample import Sample
+from pate_torch.students.supervised import Supervised
+from pate_torch.types import DataSpec, Votes
+
+DELTA = 1e-5
+SPEC = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.0,), std=(1.0,))
+
+
+def voters(teachers):
+    """All teachers agree: a point is high above zero."""
+
+    def votes(x):
+        high = (x[:, 0] > 0).long()
+        return Votes(torch.stack([(1 - high) * teachers, high * teachers], 1), teachers)
+
+    return votes
+
+
+def price(sigma, questions):
+    return gdp.epsilon(math.sqrt(2 * questions) / sigma, DELTA)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.open_account("line", budget_epsilon=20.0, delta=DELTA, adjacency="replace_one", unit="record",
+                            planned_events=Gaussian(sigma=10.0).worst_case(10))  # fmt: skip
+        yield ledger
+
+
+@pytest.fixture
+def make(tmp_path, ledger):
+    made = []
+
+    def labeler(**changes):
+        settings = {
+            "mechanism": Gaussian(sigma=10.0),
+            "num_queries": 8,
+            "spec": SPEC,
+            "teachers": 100,
+            "account": "line",
+        } | changes
+        one = PrivateLabeler(
+            voters(settings.pop("teachers")),
+            ledger=ledger,
+            journal=tmp_path / "answers.jsonl",
+            **settings,
+        )
+        made.append(one)
+        return one
+
+    yield labeler
+    for one in made:
+        one._journal.close()
+
+
+def line(*values):
+    return torch.tensor([[float(v)] for v in values])
+
+
+def test_one_question_or_a_batch(make):
+    labeler = make()
+    assert labeler.answer(torch.tensor([3.0])).item() == 1
+    assert labeler.answer(line(-1, 2, -3)).tolist() == [0, 1, 0]
+    assert labeler.history.x[:, 0].tolist() == [3, -1, 2, -3]
+    assert labeler.history.label.tolist() == [1, 0, 1, 0]
+
+
+def test_a_block_is_reserved_whole_and_settled_at_what_was_asked(make, ledger):
+    labeler = make()
+    assert labeler.epsilon == 0
+    labeler.answer(line(1, 2, 3))
+    assert labeler.epsilon == pytest.approx(price(10, 8), abs=1e-9)
+    labeler.close()
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 3), abs=1e-9)
+
+
+def test_blocks_follow_one_another_and_compose(make, ledger):
+    labeler = make(num_queries=4)
+    for value in range(10):
+        labeler.answer(line(value))
+    labeler.close()
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 10), abs=1e-9)
+    assert ledger.account("line").releases == 3
+
+
+def test_a_question_asked_before_is_free(make, ledger):
+    labeler = make()
+    first = labeler.answer(line(1, 2, 1))
+    entries = len(ledger.entries())
+    assert labeler.answer(line(2, 1)).tolist() == first[[1, 0]].tolist()
+    assert len(ledger.entries()) == entries
+    assert len(labeler.history) == 2
+
+
+def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
+    seen = []
+    draw = NoiseSource.gaussian
+
+    def watched(self, *args):
+        seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
+        return draw(self, *args)
+
+    monkeypatch.setattr(NoiseSource, "gaussian", watched)
+    make().answer(line(1, 2))
+    assert seen == [(pytest.approx(price(10, 8), abs=1e-9), "record")]
+
+
+def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    labeler = make(mechanism=Gaussian(sigma=0.1))
+    with pytest.raises(BudgetExceeded):
+        labeler.answer(line(1))
+    assert ledger.spent("line").epsilon == 0
+    assert len(labeler.history) == 0
+
+
+def test_an_interrupted_call_stays_charged_at_its_worst(make, ledger, monkeypatch):
+    labeler = make()
+    labeler.answer(line(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            labeler.answer(line(2))
+    labeler.close()
+    again = make()
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 8), abs=1e-9)
+    again.answer(line(2))
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 16), abs=1e-9)  # another block
+    again.close()
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 9), abs=1e-9)
+    assert again.history.x[:, 0].tolist() == [1, 2]
+
+
+def test_a_killed_process_is_settled_at_what_it_answered(make, ledger):
+    labeler = make()
+    answers = labeler.answer(line(1, -2))
+    labeler._journal.close()  # killed: the block was never settled
+    again = make()
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 2), abs=1e-9)
+    entries = len(ledger.entries())
+    assert again.answer(line(1, -2)).tolist() == answers.tolist()
+    assert len(ledger.entries()) == entries
+
+
+@pytest.mark.parametrize("cut", [1, 40, "line"])
+def test_answers_that_are_not_whole_on_disk_are_charged_at_their_worst(make, ledger, tmp_path, cut):
+    """Torn, or an older copy of the journal: either way the ledger has noted a call that the journal has not."""
+    labeler = make()
+    labeler.answer(line(1))
+    labeler.answer(line(2))
+    labeler._journal.close()
+    path = tmp_path / "answers.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content[: content[:-1].rfind(b"\n") + 1] if cut == "line" else content[:-cut])
+    again = make()
+    assert again.history.x[:, 0].tolist() == [1]
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 8), abs=1e-9)
+
+
+def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, ledger, tmp_path):
+    labeler = make()
+    labeler.answer(line(1))
+    labeler.close()
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    make()
+    assert json.loads(path.read_text().splitlines()[-1])["kind"] == "close"
+    assert ledger.spent("line").epsilon == pytest.approx(price(10, 1), abs=1e-9)
+
+
+def test_a_journal_without_its_ledger_is_refused(make, tmp_path):
+    labeler = make()
+    labeler.answer(line(1))
+    labeler.close()
+    with Ledger(tmp_path / "new.sqlite") as new:
+        new.open_account("line", budget_epsilon=20.0, delta=DELTA, adjacency="replace_one", unit="record",
+                         planned_events=())  # fmt: skip
+        with pytest.raises(ValueError, match="another ledger"):
+            PrivateLabeler(voters(100), mechanism=Gaussian(sigma=10.0), ledger=new, account="line",
+                           journal=tmp_path / "answers.jsonl", spec=SPEC)  # fmt: skip
+
+
+def test_one_journal_has_one_writer_one_account_and_is_never_another_file(make, tmp_path):
+    labeler = make()
+    with pytest.raises(ValueError, match="held by another"):
+        make()
+    labeler.close()
+    with pytest.raises(ValueError, match="shape"):
+        make(spec=DataSpec(name="plane", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(), std=()))
+    (tmp_path / "answers.jsonl").write_text("my notes, without a newline")
+    with pytest.raises(ValueError, match="not a journal"):
+        make()
+    assert (tmp_path / "answers.jsonl").read_text() == "my notes, without a newline"
+
+
+def test_a_damaged_line_is_refused(make, tmp_path):
+    labeler = make()
+    labeler.answer(line(1))
+    labeler.close()
+    path = tmp_path / "answers.jsonl"
+    path.write_text(path.read_text().replace('"labels"', '"lables"'))
+    with pytest.raises(ValueError, match="damaged"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "x", [torch.zeros(3, 2), torch.zeros(2), torch.tensor(1.0), line(math.nan)], ids=["wide", "row", "scalar", "nan"]
+)
+def test_points_of_another_shape_are_refused(make, x):
+    with pytest.raises(ValueError, match="x="):
+        make().answer(x)
+
+
+def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
+    labeler = make()
+    labeler._voters = lambda x: voters(100)(x[:1])
+    with pytest.raises(ValueError, match="voters"):
+        labeler.answer(line(1, 2))
+    assert ledger.spent("line").epsilon == 0
+
+
+def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
+    """Unanimous teachers: no failure, so each turn pays for one threshold, and all of them share one delta."""
+    mechanism = Stability(epsilon=2.0, delta=1e-6, max_failures=2)
+    ledger.open_account("svt", budget_epsilon=5.0, delta=DELTA, adjacency="replace_one", unit="record",
+                        planned_events=mechanism.worst_case(30, 3))  # fmt: skip
+    labeler = make(mechanism=mechanism, num_queries=30, calls=3, teachers=4000, account="svt")
+    for start in range(3):
+        values = [10 * start + i + 1 for i in range(10)]
+        assert labeler.answer(line(*values)).tolist() == [1] * 10
+    account = ledger.account("svt")
+    pure = 2 / mechanism.calibration(30, 3).scale
+    assert sorted((type(e).__name__, e.count) for e in account.charges) == [("Delta", 1), ("PureDP", 3)]
+    assert next(e.epsilon for e in account.charges if type(e).__name__ == "PureDP") == pytest.approx(pure)
+    assert account.releases == 1 and account.open == 0
+
+
+def test_a_mechanism_that_stops_ends_its_block(make, ledger):
+    """Confident stops after two answers: the third question of the batch was not asked, and may be asked again."""
+    mechanism = Confident(screen_sigma=5.0, threshold=60.0, sigma=10.0, max_answers=2)
+    labeler = make(mechanism=mechanism)
+    assert labeler.answer(line(1, 2, 3)).tolist() == [1, 1, -1]
+    assert ledger.account("line").releases == 1
+    assert len(labeler.history) == 2
+    assert labeler.answer(line(3)).tolist() == [1]
+
+
+def test_one_round_mechanisms_take_one_call(make):
+    mechanism = SoftStability(epsilon=2.0, delta=1e-6, max_failures=2, bins=4)
+    with pytest.raises(ValueError, match="must be 1"):
+        make(mechanism=mechanism, teachers=4000).answer(line(1))
+
+
+def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
+    labeler = make(num_queries=40)
+    values = [v / 4 for v in range(-20, 20)]
+    labeler.answer(line(*values))
+    with pytest.raises(ValueError, match="at_least"):
+        labeler.publish(Supervised(network="logistic", steps=2, augment=None), at_least=41)
+    labeler.publish(Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None), at_least=40)
+    spent = ledger.spent("line").epsilon
+    assert spent == pytest.approx(price(10, 40), abs=1e-9)
+    assert labeler.answer(line(-9, 9)).tolist() == [0, 1]
+    assert labeler.answer(torch.tensor([7.5])).item() == 1
+    labeler.close()
+    again = make()
+    assert again.published
+    assert again.answer(line(-9, 9)).tolist() == [0, 1]
+    assert ledger.spent("line").epsilon == spent
+    assert len(again.history) == 40
+
+
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
+    labeler = make(num_queries=20)
+    labeler.answer(line(*[v - 9.5 for v in range(20)]))
+    x = np.linspace(-9, 9, 2000)
+    sample = Sample(x, x > 0)
+    before = ledger.spent("line").epsilon
+    cut = labeler.publish_hypothesis(Thresholds(), sample, epsilon=1.0)
+    assert abs(cut) < 2  # 2000 records at epsilon 1: a wrong cut costs a hundred errors
+    charged = ledger.spent("line").epsilon
+    assert charged > before
+    assert labeler.answer(line(-30, 30)).tolist() == [0, 1]
+    labeler.close()
+    again = make()
+    assert again.publish_hypothesis(Thresholds(), sample, epsilon=1.0) == cut
+    assert ledger.spent("line").epsilon == charged
+    with pytest.raises(ValueError, match="thresholds"):
+        again.publish_hypothesis(Intervals(), sample, epsilon=1.0)
+
+
+def test_seeded_noise_is_marked_for_good(make, ledger):
+    labeler = make(noise=NoiseSource("torch", 0))
+    labeler.answer(line(1))
+    labeler.close()
+    assert not make().private
+    assert not ledger.account("line").private
