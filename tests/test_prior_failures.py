@@ -1,10 +1,10 @@
 """How published implementations of PATE broke their own guarantee: each way of doing so, as a test that would catch it.
 
-Covered elsewhere: shards that overlap or are redrawn, and anything a teacher learns from outside its shard (test_partition,
-test_teachers); votes on augmented images (test_teachers), files of votes that grow or are mixed up on a rerun (test_store);
-students that see private records (test_imports); budget loops that overshoot (test_ledger, test_calibration);
-data-dependent prices shown as publishable (test_reporting_*); choices made by evaluation labels or, uncharged, by private
-records (test_pipeline).
+Covered elsewhere: shards that overlap or are redrawn, and anything a teacher learns from outside its shard
+(test_partition, test_teachers); votes on augmented images (test_teachers), files of votes that grow or are mixed up on
+a rerun (test_store); students that see private records (test_imports); budget loops that overshoot (test_ledger,
+test_calibration); data-dependent prices shown as publishable (test_reporting_*); choices made by evaluation labels or,
+uncharged, by private records (test_pipeline).
 """
 
 import ast
