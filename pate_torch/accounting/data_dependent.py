@@ -10,6 +10,7 @@ Every curve is ln(1 + H)/(a-1) with a tiny H >= 0, computed as such: it holds it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +21,7 @@ from pate_torch.accounting import rdp, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
 from pate_torch.accounting.vote_rows import Array, Counts
 
-_CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache, which is worth a factor of three
+_CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache
 
 
 def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
@@ -32,30 +33,40 @@ def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     """
     grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
     total_A = np.zeros_like(orders_A)
-    for start in range(0, len(grouped), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        rows_UC, count_U = grouped.rows_UC[part], grouped.count_U[part]
-        total_A += count_U @ theorem_rows(model, rows_UC, orders_A)
+    for log_q_U, curve in _parts(model, grouped.rows_UC, orders_A):
+        for start in range(0, len(grouped), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            total_A += grouped.count_U[part] @ curve(log_q_U[part])
     assert np.isfinite(total_A).all()
     return total_A
 
 
 def theorem_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> Array:
     """Forward Renyi price of one query with each of these (sorted, descending) vote rows, [U, A]."""
+    total_UA = np.zeros((len(rows_UC), len(orders_A)))
+    for log_q_U, curve in _parts(model, rows_UC, orders_A):
+        total_UA += curve(log_q_U)
+    return total_UA
+
+
+def _parts(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> list[tuple[Array, Callable[[Array], Array]]]:
+    """What a price is the sum of: ln q of each row, [U], and the curve that maps it to [U, A]."""
     match model:
-        case Gnmax():
-            return gnmax_curve(gnmax_log_q(rows_UC, model.sigma), model.sigma, orders_A)
+        case Gnmax(sigma=sigma):
+            return [(gnmax_log_q(rows_UC, sigma), lambda log_q_U: gnmax_curve(log_q_U, sigma, orders_A))]
         case Confident():
             log_q_U = threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
-            screen_UA = gnmax_curve(log_q_U, math.sqrt(2) * model.screen_sigma, orders_A)
-            return screen_UA + theorem_rows(Gnmax(sigma=model.sigma), rows_UC, orders_A)
-        case Lnmax():
-            cap_A = data_independent_rdp(model, orders_A)
-            return pure_curve(lnmax_log_q(rows_UC, model.scale), 2 / model.scale, cap_A, orders_A)
-        case Exponential():
-            cap_A = data_independent_rdp(model, orders_A)
-            return pure_curve(exponential_log_q(rows_UC, model.rate), 2 * model.rate, cap_A, orders_A)
-    raise checks.fail("model", model, "has no data-dependent theorem")
+            screen_sigma = math.sqrt(2) * model.screen_sigma  # one count moves by one, not two
+            screen = (log_q_U, lambda log_q_U: gnmax_curve(log_q_U, screen_sigma, orders_A))
+            return [screen, *_parts(Gnmax(sigma=model.sigma), rows_UC, orders_A)]
+        case Lnmax(scale=scale):
+            log_q_U, epsilon = lnmax_log_q(rows_UC, scale), 2 / scale
+        case Exponential(rate=rate):
+            log_q_U, epsilon = exponential_log_q(rows_UC, rate), 2 * rate
+        case _:
+            raise checks.fail("model", model, "has no data-dependent theorem")
+    cap_A = data_independent_rdp(model, orders_A)
+    return [(log_q_U, lambda log_q_U: pure_curve(log_q_U, epsilon, cap_A, orders_A))]
 
 
 def data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
@@ -123,14 +134,14 @@ def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
     """
     independent_A = orders_A / sigma**2
     valid_U = gnmax_valid(log_q_U, sigma)
-    curve_UA = np.broadcast_to(independent_A, (len(log_q_U), len(orders_A))).copy()
-    if valid_U.any():
-        log_q_V = log_q_U[valid_U]
-        mu1_V1 = 1 + sigma * np.sqrt(-log_q_V)[:, None]
-        dependent_VA = gnmax_log_moment(log_q_V, sigma, orders_A) / (orders_A - 1)
-        usable_VA = (orders_A <= mu1_V1) & (dependent_VA < independent_A)
-        curve_UA[valid_U] = np.where(usable_VA, dependent_VA, independent_A)
-    return curve_UA
+    log_q_V = log_q_U[valid_U]
+    dependent_VA = gnmax_log_moment(log_q_V, sigma, orders_A)
+    dependent_VA /= orders_A - 1
+    np.minimum(dependent_VA, independent_A, out=dependent_VA)
+    mu1_V = 1 + sigma * np.sqrt(-log_q_V)
+    if len(mu1_V) and mu1_V.min() < orders_A.max():
+        np.copyto(dependent_VA, independent_A, where=orders_A > mu1_V[:, None])
+    return _filled(valid_U, dependent_VA, independent_A)
 
 
 def gnmax_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
@@ -162,12 +173,9 @@ def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) ->
     R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1), and only there
     (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or all there is.
     """
-    curve_UA = np.broadcast_to(cap_A, (len(log_q_U), len(orders_A))).copy()
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
-    if valid_U.any():
-        dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
-        curve_UA[valid_U] = np.minimum(dependent_VA, cap_A)
-    return curve_UA
+    dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
+    return _filled(valid_U, np.minimum(dependent_VA, cap_A), cap_A)
 
 
 def pure_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
@@ -177,16 +185,33 @@ def pure_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
     return _log_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
 
 
+def _filled(valid_U: NDArray[np.bool_], dependent_VA: Array, independent_A: Array) -> Array:
+    if valid_U.all():
+        return dependent_VA
+    curve_UA = np.tile(independent_A, (len(valid_U), 1))
+    curve_UA[valid_U] = dependent_VA
+    return curve_UA
+
+
 def _log_two_terms(log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array) -> Array:
     """ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A]; the first term is near 1 and the sum near 0, hence expm1."""
-    first_UA = log_1q_U[:, None] + log_a_U[:, None] * (orders_A - 1)
-    second_UA = log_q_U[:, None] + log_b_U[:, None] * (orders_A - 1)
-    with np.errstate(over="ignore", under="ignore"):
-        log_UA = np.log1p(np.expm1(first_UA) + np.exp(second_UA))
-    overflow_UA = np.isinf(log_UA)
-    if overflow_UA.any():
-        log_UA[overflow_UA] = np.logaddexp(first_UA[overflow_UA], second_UA[overflow_UA])
-    return np.maximum(log_UA, 0.0)
+    powers_2A = np.stack([np.ones_like(orders_A), orders_A - 1])
+    first_UA = np.stack([log_1q_U, log_a_U], axis=1) @ powers_2A
+    second_UA = np.stack([log_q_U, log_b_U], axis=1) @ powers_2A
+    if max(first_UA.max(initial=0), second_UA.max(initial=0)) > 700:  # beyond float64, as logarithms
+        large_UA = np.maximum(first_UA, second_UA) > 700
+        log_UA = np.logaddexp(first_UA, second_UA)
+        first_UA[large_UA] = second_UA[large_UA] = 0.0
+        return np.where(large_UA, log_UA, _log_sum_near_one(first_UA, second_UA))
+    return _log_sum_near_one(first_UA, second_UA)
+
+
+def _log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
+    """ln(e^first + e^second) for a sum of at least 1; overwrites its arguments (the hot loop of every theorem)."""
+    with np.errstate(under="ignore"):
+        np.expm1(first_UA, out=first_UA)
+        first_UA += np.exp(second_UA, out=second_UA)
+    return np.log1p(np.maximum(first_UA, 0.0, out=first_UA), out=first_UA)
 
 
 def _log1mexp(x: Array) -> Array:

@@ -1,0 +1,210 @@
+"""Data-dependent prices: how fast, against plain loops over queries timed in the same run.
+
+    python benchmarks/accounting.py --json
+
+250 teachers, 10 classes, 100 orders, GNMax with sigma 40. Loops run on the first few queries and are scaled to all of
+them (column ``loop_queries``). Drawing the votes is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.special import log_ndtr, logsumexp
+
+from pate_torch.accounting import data_dependent, exact, price_of_q, smooth_sensitivity, vote_rows
+from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
+from pate_torch.rng import numpy_stream
+
+TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
+ORDERS = 1 + np.geomspace(0.05, 200, 100)
+
+
+def realistic_votes(queries: int, seed: int, centre: float = 3.0) -> np.ndarray:
+    """Questions of varying difficulty: the share of teachers who are right is a logistic-normal of this centre.
+
+    3.0: right 88 % of the time on average, in the median 95 %. 1.0: right 66 %, so that rows hardly ever repeat.
+    Errors favour few classes.
+    """
+    rng = numpy_stream(seed, "benchmark", "votes", queries)
+    right = 1 / (1 + np.exp(-rng.normal(centre, 1.8, queries)))
+    errors = rng.dirichlet(np.full(CLASSES - 1, 0.3), queries)
+    votes = rng.multinomial(TEACHERS, np.concatenate([right[:, None], (1 - right[:, None]) * errors], axis=1))
+    return rng.permuted(votes, axis=1)
+
+
+# ---- the loops: the same numbers, written plainly, vectorised over orders alone --------------------------------------
+
+
+def loop_theorem(votes: np.ndarray) -> np.ndarray:
+    total = np.zeros(len(ORDERS))
+    for row in votes:
+        top = row.argmax()
+        log_q = logsumexp(log_ndtr(-(row[top] - np.delete(row, top)) / (math.sqrt(2) * SIGMA)))
+        log_q = min(log_q, math.log(1 - 1 / len(row)))
+        independent = ORDERS / SIGMA**2
+        mu2 = SIGMA * math.sqrt(-log_q)
+        mu1, e1, e2 = mu2 + 1, (mu2 + 1) / SIGMA**2, mu2 / SIGMA**2
+        if mu2 > 1 and log_q <= (mu2 - 1) * e2 - mu2 * math.log(mu1 / (mu1 - 1) * mu2 / (mu2 - 1)):
+            log_1q = math.log1p(-math.exp(log_q))
+            log_a = log_1q - math.log1p(-math.exp((log_q + e2) * (1 - 1 / mu2)))
+            log_b = e1 - log_q / (mu1 - 1)
+            moment = np.logaddexp(log_1q + (ORDERS - 1) * log_a, log_q + (ORDERS - 1) * log_b)
+            total += np.where(mu1 >= ORDERS, np.minimum(moment / (ORDERS - 1), independent), independent)
+        else:
+            total += independent
+    return total
+
+
+def loop_exact(votes: np.ndarray) -> np.ndarray:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    log_weights = np.log(weights) - 0.5 * math.log(2 * math.pi)
+
+    def law(row: np.ndarray) -> np.ndarray:
+        log_cdf = log_ndtr((row[:, None, None] - row[None, :, None]) / SIGMA + nodes)
+        own = np.arange(len(row))
+        log_cdf[own, own] = 0.0
+        return logsumexp(log_cdf.sum(1) + log_weights, axis=1)
+
+    total = np.zeros(len(ORDERS))
+    for row in votes:
+        log_p, worst = law(row), np.zeros(len(ORDERS))
+        for a in range(len(row)):
+            for b in range(len(row)):
+                if a == b or row[a] == 0:
+                    continue
+                moved = row.copy()
+                moved[a] -= 1
+                moved[b] += 1
+                log_q = law(moved)
+                for one, two in ((log_p, log_q), (log_q, log_p)):
+                    log_s = logsumexp(one + (ORDERS[:, None] - 1) * (one - two), axis=1)
+                    worst = np.maximum(worst, log_s / (ORDERS - 1))
+        total += worst
+    return total
+
+
+def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Query by query, order by order, move by move, as the definition reads."""
+    total = np.zeros((TEACHERS + 1, len(orders)))
+    for i, order in enumerate(orders):
+        of_q, _ = price_of_q.price_parts(Gnmax(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
+        q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.plateau_A[0]
+
+        def log_q_of(row: np.ndarray) -> float:
+            return min(logsumexp(log_ndtr(-(row[0] - row[1:]) / (math.sqrt(2) * SIGMA))), math.log(1 - 1 / CLASSES))
+
+        def price(log_q: float, of_q: Any = of_q) -> float:
+            return float(of_q(np.array([log_q]))[0, 0])
+
+        def moved(log_q: float, votes: int, of_q: Any = of_q) -> float:
+            return float(of_q.moved(np.array([log_q]), votes)[0])
+
+        for votes_row in votes:
+            row = np.sort(votes_row)[::-1].copy()
+            log_q = log_q_of(row)
+            rising = log_q < q1
+            for d in range(TEACHERS + 1):
+                if q1 <= log_q <= q0 or (rising and log_q > q0):
+                    total[d:, i] += plateau
+                    break
+                if log_q < q1:
+                    total[d, i] += price(moved(log_q, -2)) - price(log_q)
+                    row[0] -= 1
+                    row[1] += 1
+                else:
+                    total[d, i] += price(q0) - price(moved(log_q, 2))
+                    if row[1] > 0:
+                        row[0] += 1
+                        row[1] -= 1
+                        row[1:] = np.sort(row[1:])[::-1]
+                log_q = log_q_of(row)
+    return total
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def timed(function: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+    """Best of some runs, in seconds, and the value."""
+    best, value = math.inf, None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        value = function()
+        best = min(best, time.perf_counter() - start)
+    return best, value
+
+
+def row(name: str, queries: int, unique: int, seconds: float, loop_queries: int, loop_seconds: float) -> dict[str, Any]:
+    scaled = loop_seconds * queries / loop_queries if loop_queries else math.nan
+    return {
+        "what": name,
+        "queries": queries,
+        "unique_rows": unique,
+        "seconds": seconds,
+        "loop_queries": loop_queries,
+        "loop_seconds_scaled": scaled if loop_queries else None,
+        "ratio": scaled / seconds if loop_queries else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--large", type=int, default=1_000_000, help="queries of the largest theorem run")
+    args = parser.parse_args()
+
+    model, rows = Gnmax(sigma=SIGMA), []
+    votes = realistic_votes(10_000, args.seed)
+    unique = len(vote_rows.group(votes))
+    data_dependent.theorem_rdp(model, votes[:100], ORDERS)
+
+    for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, centre=1.0))):
+        loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
+        seconds, value = timed(lambda some=some: data_dependent.theorem_rdp(model, some, ORDERS), 7)
+        np.testing.assert_allclose(value, loop_value, rtol=1e-9)
+        rows.append(row(f"theorem{name}", len(some), len(vote_rows.group(some)), seconds, len(some), loop_s))
+        if not name:
+            large = realistic_votes(args.large, args.seed)
+            seconds, _ = timed(lambda large=large: data_dependent.theorem_rdp(model, large, ORDERS), 1)
+            rows.append(row("theorem", len(large), len(vote_rows.group(large)), seconds, len(some), loop_s))
+
+    few = votes[:60]
+    loop_s, loop_value = timed(lambda: loop_exact(few), 1)
+    value = exact.exact_rdp(model, few, ORDERS).upper
+    np.testing.assert_allclose(value, np.minimum(loop_value, len(few) * ORDERS / SIGMA**2), rtol=1e-4)
+    for each in (model, Confident(screen_sigma=150.0, threshold=150.0, sigma=SIGMA), Lnmax(scale=20.0)):
+        seconds, _ = timed(lambda each=each: exact.exact_rdp(each, votes, ORDERS), 1)
+        loops = (len(few), loop_s) if each is model else (0, 0.0)
+        rows.append(row(f"exact two-sided, {type(each).__name__}", len(votes), unique, seconds, *loops))
+
+    votes = votes[:1000]
+    usable = smooth_sensitivity.usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)
+    orders, some = ORDERS[usable], ORDERS[usable][::20]
+    loop_s, loop_value = timed(lambda: loop_smooth(votes[:20], some), 1)
+    np.testing.assert_allclose(
+        smooth_sensitivity.local_sensitivity(model, votes[:20], some), loop_value, rtol=1e-6, atol=1e-12
+    )
+    seconds, _ = timed(lambda: smooth_sensitivity.local_sensitivity(model, votes, orders), 2)
+    loop_s *= len(orders) / len(some)
+    unique = len(vote_rows.group(votes))
+    rows.append(row(f"smooth sensitivity, {len(orders)} orders", len(votes), unique, seconds, 20, loop_s))
+
+    if args.json:
+        print(json.dumps({"teachers": TEACHERS, "classes": CLASSES, "orders": len(ORDERS), "rows": rows}, indent=1))
+        return
+    print(f"{'':36}{'queries':>9}{'unique':>9}{'seconds':>10}{'loop':>10}{'ratio':>8}")
+    for r in rows:
+        loop = f"{r['loop_seconds_scaled']:10.2f}{r['ratio']:8.0f}" if r["ratio"] else ""
+        print(f"{r['what']:36}{r['queries']:>9}{r['unique_rows']:>9}{r['seconds']:10.4f}{loop}")
+
+
+if __name__ == "__main__":
+    main()
