@@ -217,12 +217,34 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+class Voting(nn.Module):
+    """Mean log-probabilities of its members: a class of votes (LZCW21 Theorem 20), whose softmax is their pool."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x).log_softmax(1) for member in self.members]).mean(0)
+
+
+def voting(
+    input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Members of one design; ``of``: their name and options. A student only: it is not stacked."""
+    design = {"name": "logistic", "options": {}, **(of or {})}
+    return Voting([build(design["name"], input_shape, num_classes, **design["options"]) for _ in range(members)])
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting}
+
+
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    allowed = [p.name for p in inspect.signature(NETWORKS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    allowed = [p.name for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed:
             raise checks.fail("network option", option, f"network {name!r} takes {', '.join(allowed) or 'no options'}")
-        if option in ("norm",):
+        if option in ("norm", "of"):
             continue
         for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
             checks.integer(f"network.{option}", size, low=1)
@@ -233,15 +255,15 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: An
 
     Raises ValueError for an unknown name or option, and for data the network cannot take.
     """
-    checks.one_of("network", name, NETWORKS)
+    checks.one_of("network", name, BUILDERS)
     checks.integer("num_classes", num_classes, low=2)
     _check_options(name, options)
-    return NETWORKS[name](tuple(int(size) for size in input_shape), num_classes, **options)
+    return BUILDERS[name](tuple(int(size) for size in input_shape), num_classes, **options)
 
 
 def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Description:
     """Plain data (JSON) from which ``rebuild`` makes the same network."""
-    checks.one_of("network", name, NETWORKS)
+    checks.one_of("network", name, BUILDERS)
     _check_options(name, options)
     plain = {key: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
              for key, value in options.items()}  # fmt: skip

@@ -1,0 +1,36 @@
+"""Distribution alignment: guesses scaled so that each class gets its expected share (ReMixMatch, section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pate_torch.students.training import Problem
+
+
+def expected_shares(problem: Problem, kind: str) -> Tensor:
+    """The share each class should get, [C]: ``uniform`` over the classes with labels, or ``labels``, smoothed."""
+    counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
+    if kind == "labels":
+        # One extra label a class: an unseen class is rare, not impossible.
+        return (counts_C + 1) / (counts_C + 1).sum()
+    # A class without labels cannot be recognised; asking for its share would hand it a neighbour's points.
+    return (counts_C > 0).float() / (counts_C > 0).sum()
+
+
+class Alignment:
+    """Scales guesses by expected share over recent mean guess."""
+
+    def __init__(self, problem: Problem, kind: str, decay: float = 0.97) -> None:
+        self.target_C = expected_shares(problem, kind)
+        self.active = kind != "none"
+        self.mean_C = self.target_C.clone()
+        self.decay = decay
+
+    def __call__(self, guess_BC: Tensor) -> Tensor:
+        """Rows of class probabilities [B, C] -> rows of class probabilities."""
+        if not self.active:
+            return guess_BC
+        self.mean_C = self.decay * self.mean_C + (1 - self.decay) * guess_BC.mean(0)
+        scaled_BC = guess_BC * (self.target_C / self.mean_C.clamp(min=1e-4))
+        return scaled_BC / scaled_BC.sum(1, keepdim=True).clamp(min=1e-12)

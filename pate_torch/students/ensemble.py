@@ -1,0 +1,71 @@
+"""A voting student: several students of one kind on resampled labels, pooled (LZCW21 Theorem 20).
+
+The ensemble's plurality need not lie near any single hypothesis of the class; votes of several come nearer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pate_torch import checks, networks, rng
+from pate_torch.protocols import Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """``members`` fits of ``member``, each with its own seed; the module returns their mean log-probabilities.
+
+    bootstrap: each member learns from as many answers as there are, drawn with replacement, but for the first, which
+    learns from all. Answers are public, so members cost no privacy.
+    """
+
+    member: StudentAlgorithm
+    name: str = "ensemble"
+    members: int = 5
+    bootstrap: bool = True
+
+    def __post_init__(self) -> None:
+        checks.integer("student.members", self.members, low=1)
+        checks.boolean("student.bootstrap", self.bootstrap)
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student:
+        """The voting student. Raises ValueError without labels."""
+        students = []
+        for k in range(self.members):
+            students.append(
+                self.member.fit(
+                    self._resampled(task, seed, k),
+                    seed=rng.derive(seed, "student", "member", k),
+                    device=device,
+                    progress=lambda done, total, k=k: progress(k * total + done, self.members * total),  # type: ignore[misc]
+                    log=lambda tag, value, step, k=k: log(f"{tag}/{k}", value, step),  # type: ignore[misc]
+                )
+            )
+        spec, design = task.spec, students[0].network
+        description = networks.describe(
+            "voting",
+            spec.input_shape,
+            spec.num_classes,
+            members=self.members,
+            of={"name": design["name"], "options": design["options"]},
+        )
+        module = networks.Voting([student.module for student in students]).eval()
+        curves = {f"{tag}/{k}": curve for k, student in enumerate(students) for tag, curve in student.curves.items()}
+        return Student(description, module, spec, curves)
+
+    def _resampled(self, task: StudentTask, seed: int, k: int) -> StudentTask:
+        count = len(task.query_Q)
+        if k == 0 or not self.bootstrap or count == 0:
+            return task
+        drawn_Q = torch.randint(count, (count,), generator=rng.torch_stream(seed, "student", "bootstrap", k))
+        return replace(task, query_Q=task.query_Q.cpu()[drawn_Q], label_Q=task.label_Q.cpu()[drawn_Q])

@@ -1,0 +1,58 @@
+"""Label spreading, distilled: labels travel along the public points' neighbour graph, and a network learns the result.
+
+The spread labels alone say nothing about new points and cannot be exported; the network can.
+
+Source: Zhou et al. 2004 (learning with local and global consistency).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pate_torch import checks
+from pate_torch.protocols import Log
+from pate_torch.students.alignment import expected_shares
+from pate_torch.students.carrying import carried, carried_loss, trusted
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.views import weak_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSpreading(GradientStudent):
+    """Over the learnt features where a ``representation`` is given, else over the points' principal axes.
+
+    unlabelled_batch: public points a step. trust: share of each spread class that is learnt from, those with the
+    widest lead. alignment: expected share of each class, ``uniform`` or ``labels``.
+    """
+
+    name: str = "label_spreading"
+    steps: int = 400
+    unlabelled_batch: int = 128
+    trust: float = 0.9
+    alignment: str = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("student.unlabelled_batch", self.unlabelled_batch, low=1)
+        checks.between("student.trust", self.trust, 0, 1)
+        checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
+
+    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+        """Corrected cross-entropy on released and on carried labels."""
+        spec, device = problem.spec, problem.x_P.device
+        target_C = expected_shares(problem, self.alignment)
+        carried_P = trusted(carried(problem, self.representation, target_C), self.trust)
+        view, draws = weak_view(spec, self.affine), problem.stream("views")
+        labelled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        unlabelled = batches(len(problem.x_P), self.unlabelled_batch, problem.stream("unlabelled"))
+
+        def loss(model: nn.Module, step: int) -> Tensor:
+            chosen, points = next(labelled).to(device), next(unlabelled).to(device)
+            own = model(view(problem.x_P[problem.query_Q[chosen]], spec, draws)).float()
+            other = model(view(problem.x_P[points], spec, draws)).float()
+            supervised = label_loss(own, problem.label_Q[chosen], problem.flip).mean()
+            return supervised + carried_loss(other, carried_P[points])
+
+        return loss

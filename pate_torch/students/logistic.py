@@ -1,0 +1,80 @@
+"""Linear empirical risk minimisation: scikit-learn's logistic regression as a network (LZCW21 section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from pate_torch import checks, networks
+from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.students.training import pose
+
+_UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic:
+    """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
+
+    ridge: weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
+    balanced: weight classes inversely to their label counts. Symmetric label flips are left uncorrected: they shrink
+    the fit but do not turn it, and the corrected loss would not be convex.
+    """
+
+    name: str = "logistic"
+    ridge: float = 1.0
+    balanced: bool = False
+    max_iterations: int = 2000
+
+    def __post_init__(self) -> None:
+        checks.positive("student.ridge", self.ridge)
+        checks.boolean("student.balanced", self.balanced)
+        checks.integer("student.max_iterations", self.max_iterations, low=1)
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student:
+        """The fitted linear classifier. Raises ValueError without labels."""
+        problem = pose(task, seed, torch.device("cpu"))
+        spec, label_Q = task.spec, problem.label_Q.numpy()
+        x_QD = spec.normalise(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
+        weight_CD, bias_C = self._solve(x_QD, label_Q, spec.num_classes)
+        description = networks.describe("logistic", spec.input_shape, spec.num_classes)
+        module = networks.rebuild(description)
+        linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(weight_CD))
+            linear.bias.copy_(torch.from_numpy(bias_C))
+        progress(1, 1)
+        error = float(np.mean((x_QD @ weight_CD.T + bias_C).argmax(1) != label_Q))
+        log("student/training_error", error, 0)
+        return Student(description, module.eval().to(device), spec, {"student/training_error": [(0, error)]})
+
+    def _solve(self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        weight_CD = np.zeros((num_classes, x_QD.shape[1]))
+        bias_C = np.full(num_classes, _UNSEEN)
+        seen = np.unique(label_Q)
+        if len(seen) == 1:
+            bias_C[seen] = 0.0
+            return weight_CD, bias_C
+        model = LogisticRegression(
+            C=1 / self.ridge,
+            max_iter=self.max_iterations,
+            class_weight="balanced" if self.balanced else None,
+        ).fit(x_QD, label_Q)
+        coefficients, intercepts = model.coef_, model.intercept_
+        if len(seen) == 2:
+            # One logit for the second class: halves of either sign have the same softmax.
+            coefficients, intercepts = np.concatenate([-coefficients, coefficients]) / 2, intercepts * [-0.5, 0.5]
+        weight_CD[seen], bias_C[seen] = coefficients, intercepts
+        return weight_CD, bias_C
