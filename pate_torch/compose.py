@@ -41,6 +41,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         num_queries=resolved["num_queries"],
         teachers=resolved["teachers"],
         labels=resolved["labels"],
+        votes=None if resolved["votes"] is None else Path(resolved["votes"]),
         noise=resolved["noise"],
         insecure_noise_seed=resolved["insecure_noise_seed"],
         delta=resolved["privacy"]["delta"],

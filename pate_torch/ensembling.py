@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pate_torch import checks, released
+from pate_torch.foreign_votes import Register
 from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.reporting.private import PrivateBoard
@@ -27,12 +29,18 @@ TRAIN, BASELINE, DONE = "train", "baseline", "done"
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Teachers:
-    """PRIVATE. The ensemble of a run and what it says of the public pool."""
+    """PRIVATE. The ensemble of a run and what it says of the public pool.
+
+    ``ensemble`` is None where only votes were brought; ``fingerprint`` then stands for the records, which are not here.
+    ``remember``: notes the newest ledger entry, so that these teachers are not used apart from their ledger.
+    """
 
     id: str
-    ensemble: Ensemble
+    ensemble: Ensemble | None
     votes: Votes
     reused: bool
+    fingerprint: str
+    remember: Callable[[str], None]
 
 
 def load(plan: Plan) -> tuple[Dataset, PrivateData | None]:
@@ -109,7 +117,28 @@ def obtain_teachers(
     with clock("votes"):
         progress = stages("Counting votes")
         votes = store.votes_cached(found, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress))
-    return Teachers(id=found, ensemble=ensemble, votes=votes, reused=plan.teachers is not None)
+    return Teachers(
+        id=found,
+        ensemble=ensemble,
+        votes=votes,
+        reused=plan.teachers is not None,
+        fingerprint=identity.fingerprint,
+        remember=functools.partial(store.set_ledger_head, found),
+    )
+
+
+def enrol(votes: Votes, dataset: str, store: TeacherStore, ledger: Ledger) -> Teachers:
+    """Votes of teachers that are not in the store: trained elsewhere, or of a kind that is not kept."""
+    register = Register(store)
+    enrolled = register.enrol(votes, dataset, ledger)
+    return Teachers(
+        id=enrolled.id,
+        ensemble=None,
+        votes=votes,
+        reused=False,
+        fingerprint=enrolled.fingerprint,
+        remember=functools.partial(register.set_ledger_head, enrolled),
+    )
 
 
 def _same_data(stored: Identity, here: Identity, name: str) -> None:

@@ -8,15 +8,16 @@ that cannot work fails in seconds and costs nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from safetensors.torch import save_file
 
-from pate_torch import checks, labelling, released, results
+from pate_torch import checks, foreign_votes, labelling, released, results
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.ensembling import DONE, Teachers, assist, load, nonprivate_with_peers, obtain_teachers
+from pate_torch.ensembling import DONE, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
 from pate_torch.ledger import Account, Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
@@ -61,6 +62,10 @@ def _run(plan: Plan) -> ReleasedReport:
             release, record = released.read(plan.root, plan.labels, data.pool, data.spec)
             reused = True
         else:
+            brought = None
+            if plan.votes is not None:
+                brought = foreign_votes.read(plan.votes, num_classes=data.spec.num_classes, num_points=len(data.pool))
+                plan = dataclasses.replace(plan, num_teachers=brought.num_teachers, baseline=False)
             mechanism = calibrated(plan)
             mechanism.check(
                 num_queries=plan.num_queries,
@@ -69,18 +74,23 @@ def _run(plan: Plan) -> ReleasedReport:
                 rounds=plan.rounds,
             )
             open_account(plan, ledger, data.spec.name, data.private.unit, mechanism)
-            teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board)
+            if brought is None:
+                teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board)
+            else:
+                teachers = enrol(brought, data.spec.name, store, ledger)
             with clock("labels"):
-                charge = _charge(plan, data, store, ledger)
+                charge = _charge(plan, data, ledger, teachers.fingerprint)
                 release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages)
-            store.set_ledger_head(teachers.id, ledger.head())
+            teachers.remember(ledger.head())
             with clock("owner"):
                 owner = look(plan, data, teachers, mechanism, release, board, stages)
         with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
             with clock("student"):
                 choose = None
                 if held is not None:
-                    choose = functools.partial(_choose, plan, held, _charge(plan, data, store, ledger))
+                    choose = functools.partial(
+                        _choose, plan, held, _charge(plan, data, ledger, store.fingerprint(data.private))
+                    )
                 name, student, choice = fit_student(plan, data, release, stages, shown, choose)
             report = results.report(
                 data=data,
@@ -105,10 +115,8 @@ def _run(plan: Plan) -> ReleasedReport:
     return report
 
 
-def _charge(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger) -> labelling.Charge:
-    return labelling.Charge(
-        ledger=ledger, account=data.spec.name, fingerprint=store.fingerprint(data.private), run=plan.folder.name
-    )
+def _charge(plan: Plan, data: Dataset, ledger: Ledger, fingerprint: str) -> labelling.Charge:
+    return labelling.Charge(ledger=ledger, account=data.spec.name, fingerprint=fingerprint, run=plan.folder.name)
 
 
 def _choose(

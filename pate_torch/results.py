@@ -104,7 +104,7 @@ def owner_summary(
     data: Dataset,
     release: Release,
     votes: Votes,
-    ensemble: Ensemble,
+    ensemble: Ensemble | None,
     model: OutcomeModel | None,
     rounds: int,
     delta: float,
@@ -115,9 +115,12 @@ def owner_summary(
 
     Data-dependent prices compose only when no question depends on an earlier answer: with rounds there is none.
     """
-    prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
-    hits_KQ = prediction_KQ == data.evaluation.y
-    plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
+    accuracy = mean = None
+    if ensemble is not None:  # votes brought from elsewhere say nothing of the test points
+        prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
+        mean = float((prediction_KQ == data.evaluation.y).double().mean())
+        plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
+        accuracy = float((plurality == data.evaluation.y).double().mean())
     asked = votes.take(release.query_Q)
     exact_epsilon = theorem_epsilon = None
     if model is not None and rounds == 1 and len(asked):
@@ -127,8 +130,8 @@ def owner_summary(
             orders, exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta
         )
     return private.OwnerSummary(
-        ensemble_accuracy=float((plurality == data.evaluation.y).double().mean()),
-        teacher_accuracy_mean=float(hits_KQ.double().mean()),
+        ensemble_accuracy=accuracy,
+        teacher_accuracy_mean=mean,
         epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
         gap_quantiles=private.gap_quantiles(asked),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,6 +17,7 @@ from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import PrivateData, Shards
 
 
+@runtime_checkable
 class Partition(Protocol):
     """Units to shards; see data/partition.py."""
 
@@ -44,6 +45,7 @@ class Plan:
     delta: float
     teachers: str | None = None
     labels: str | None = None
+    votes: Path | None = None
     noise: str = "torch"
     insecure_noise_seed: int | None = None
     budget_epsilon: float | None = None
@@ -69,6 +71,11 @@ class Plan:
             runs.checked_id("labels", self.labels)
             if self.teachers is not None:
                 raise checks.fail("labels", self.labels, "a release is reused without teachers", "Leave out teachers.")
+        if self.votes is not None:
+            for key in ("teachers", "labels", "selection"):
+                if getattr(self, key) is not None:
+                    fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
+                    raise checks.fail("votes", str(self.votes), f"cannot be combined with {key}", fix)
 
     @property
     def rounds(self) -> int:
