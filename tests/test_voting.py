@@ -12,7 +12,9 @@ def by_loop(predictions, classes):
     return torch.tensor(np.stack([np.bincount(column, minlength=classes) for column in predictions.T.numpy()]))
 
 
-@pytest.mark.parametrize(("teachers", "queries", "classes"), [(1, 1, 2), (7, 50, 3), (250, 33, 10), (40, 20, 1000)])
+@pytest.mark.parametrize(
+    ("teachers", "queries", "classes"), [(1, 1, 2), (7, 50, 3), (250, 33, 10), (40, 20, 1000), (600, 17, 3)]
+)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
     dtype = torch.int16 if classes > 256 else dtype
@@ -23,12 +25,20 @@ def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
     assert torch.equal(votes.counts_QC.long(), by_loop(predictions.long(), classes))
 
 
-@pytest.mark.parametrize("cells", [1, 64, 1000])
-def test_chunking_changes_nothing(monkeypatch, cells):
+@pytest.mark.parametrize("width", [1, 8, 13, 1000])
+@pytest.mark.parametrize("few", [2, 64])
+def test_chunking_changes_nothing(monkeypatch, width, few):
     predictions = torch.randint(5, (13, 101), generator=torch.Generator().manual_seed(1))
-    whole = count(predictions, 5).counts_QC
-    monkeypatch.setattr(voting, "CELLS", cells)
+    whole = by_loop(predictions, 5).int()
+    monkeypatch.setattr(voting, "FEW_CLASSES", few)
+    monkeypatch.setattr(voting, "WIDTH", width)
     assert torch.equal(count(predictions, 5).counts_QC, whole)
+
+
+def test_unanimous_teachers_overflow_no_byte():
+    for teachers in (255, 256, 511, 1000):
+        counts = count(torch.full((teachers, 9), 2, dtype=torch.uint8), 4).counts_QC
+        assert torch.equal(counts, torch.tensor([0, 0, teachers, 0], dtype=torch.int32).expand(9, 4))
 
 
 def test_one_moved_vote_moves_two_counts_by_one():
@@ -45,6 +55,8 @@ def test_one_moved_vote_moves_two_counts_by_one():
     [
         (torch.tensor([[0, 4]]), "0..3"),
         (torch.tensor([[-1, 0]]), "0..3"),
+        (torch.tensor([[256, 0]]), "0..3"),
+        (torch.tensor([[1, 9]], dtype=torch.uint8), "0..3"),
         (torch.zeros(2, 3), "integers"),
         (torch.zeros(3, dtype=torch.int64), "teachers, queries"),
     ],

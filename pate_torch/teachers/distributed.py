@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.voting import tally
 from pate_torch.types import Votes
 
 TIMEOUT = timedelta(hours=12)
@@ -108,8 +107,8 @@ def votes(
         return ensemble.votes(x, batch, device, progress)
     num_classes = ensemble.network["num_classes"]
     share = slice(me.rank, None, me.size)
-    counts = torch.zeros(len(x), num_classes, dtype=torch.int64)
+    counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
     if len(ensemble.trained_K[share]):
-        counts += tally(ensemble.select(share).predictions(x, batch, device, progress), num_classes)
+        counts += ensemble.select(share).tally(x, batch, device, progress)
     _checked(lambda: dist.all_reduce(counts))
     return Votes(counts, len(ensemble))

@@ -17,6 +17,9 @@ from pate_torch.types import DataSpec, Votes
 CHUNK = 16
 """Teachers evaluated together."""
 
+STRETCH = 1 << 16
+"""Queries whose predictions are held at a time."""
+
 
 def spec_from(plain: Mapping[str, Any]) -> DataSpec:
     """A DataSpec that went through JSON."""
@@ -63,13 +66,14 @@ class Ensemble:
     def predictions(
         self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Tensor:
-        """Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
+        """Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
+        Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
         Non-finite logits vote class 0, so that a teacher which diverged still has exactly one vote.
         """
         module = self._module().to(device)
         dtype = next(iter(self.params.values())).dtype
-        out = torch.zeros(len(self), len(x), dtype=torch.int64)
+        out = torch.zeros(len(self), len(x), dtype=voting.label_dtype(self.network["num_classes"]))
         for first in range(0, len(self), CHUNK):
             rows = slice(first, min(first + CHUNK, len(self)))
             params = {name: p[rows].to(device) for name, p in self.params.items()}
@@ -86,4 +90,20 @@ class Ensemble:
         self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        return voting.count(self.predictions(x, batch, device, progress), self.network["num_classes"])
+        return Votes(self.tally(x, batch, device, progress), len(self))
+
+    def tally(
+        self, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Tensor:
+        """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
+        num_classes = self.network["num_classes"]
+        counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
+        stretch = max(batch, STRETCH)
+        for start in range(0, len(x), stretch):
+            part = x[start : start + stretch]
+
+            def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
+                progress(start + size * done // total, len(x))
+
+            counts[start : start + stretch] = voting.tally(self.predictions(part, batch, device, report), num_classes)
+        return counts

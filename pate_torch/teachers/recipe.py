@@ -34,11 +34,11 @@ class TeacherRecipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 900
     batch_size: int = 32
-    learning_rate: float = 2e-3
+    learning_rate: float = 4e-3
     optimiser: str = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     schedule: str = "cosine"
     augment: Affine | None = None
     backend: str = "auto"
