@@ -291,20 +291,22 @@ def test_progress_and_curves_are_reported():
     assert ("teachers/loss_mean", 4) in tags and ("teachers/accuracy_mean", 1) in tags
 
 
-def test_chunks_depend_on_public_numbers_only():
+@pytest.mark.parametrize("network", ["logistic", "lean_cnn", "convnet"])
+def test_chunks_depend_on_public_numbers_only(network):
     cpu = torch.device("cpu")
     for teachers in (1, 7, 48, 250, 1000, 5000):
-        size = training.chunk_size(TeacherRecipe(), teachers, cpu)
-        assert 1 <= size <= 16
+        size = training.chunk_size(TeacherRecipe(network=network, options={}), spec(), teachers, cpu)
+        assert 1 <= size <= 64
         grouping = training.chunks(teachers, size)
         assert [k for chunk in grouping for k in chunk] == list(range(teachers))
-    assert training.chunk_size(TeacherRecipe(chunk=12), 250, cpu) == 12
+    assert training.chunk_size(TeacherRecipe(chunk=12), spec(), 250, cpu) == 12
 
 
 def test_multiplications_by_hand():
     one = TeacherRecipe(network="lean_cnn", options={"channels": [2, 3], "hidden": 5}, steps=1, batch_size=1)
     by_hand = 2 * 6 * 6 * 9 + 3 * 3 * 3 * 2 * 9 + 27 * 5 + 5 * 4
-    assert training.multiplications(one, spec()) == 3 * by_hand
+    parameters = (2 * 9 + 2) + (3 * 2 * 9 + 3) + (27 * 5 + 5) + (5 * 4 + 4)
+    assert training.network_cost(one, spec()) == (parameters, by_hand)
 
 
 @pytest.mark.parametrize(

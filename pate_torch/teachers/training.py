@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,11 +25,17 @@ __all__ = ["TeacherRecipe", "train"]
 Losses = Callable[[int, Tensor], None]
 """PRIVATE. Called as losses(step, loss_K)."""
 
-LARGEST_CHUNK = 16
-"""On a CPU: beyond it, the tensors of a step fall out of the cache and nothing is gained."""
+LARGEST_CHUNK = 64
+CACHE = 2e6
+"""On a CPU: numbers in the stacked parameters above which a step slows down (8 MB of weights, 24 of moments)."""
 
-WORTH_PROCESSES = 2e12
-"""Multiplications above which starting worker processes (some three seconds) pays on a CPU."""
+STEP_SECONDS = 8e-4
+MULTIPLICATIONS_PER_SECOND = 5e10
+UPDATES_PER_SECOND = 1e9
+"""A core's time for one stacked step: a constant, the products, and the optimiser. Only their proportions matter."""
+
+WORTH_PROCESSES = 10.0
+"""Estimated seconds of one core above which starting worker processes (some three seconds) pays."""
 
 
 def chunks(num_teachers: int, chunk: int) -> list[range]:
@@ -36,47 +43,57 @@ def chunks(num_teachers: int, chunk: int) -> list[range]:
     return [range(first, min(first + chunk, num_teachers)) for first in range(0, num_teachers, chunk)]
 
 
-def chunk_size(recipe: TeacherRecipe, num_teachers: int, device: torch.device) -> int:
+def chunk_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, device: torch.device) -> int:
     """Teachers per chunk, from public numbers and the kind of device: never from the number of workers or ranks.
 
-    On a CPU about eight: the size that leaves least idle time to 4 or 8 workers. On a GPU as many as fill it.
+    On a CPU the size that 4 and 8 workers would finish first with: small networks are bound by the fixed cost of a
+    step and want large chunks, large ones fall out of the cache. On a GPU as many as fill it.
     """
     if recipe.chunk is not None:
         return min(recipe.chunk, num_teachers)
     if device.type != "cpu":
         return min(256, num_teachers)
 
-    def idle(size: int) -> int:
-        return sum(-(-num_teachers // size // workers) * size * workers for workers in (4, 8))
+    def seconds(size: int) -> float:
+        chunks_ = math.ceil(num_teachers / size)
+        rounds = sum(workers * math.ceil(chunks_ / workers) for workers in (4, 8))
+        return rounds * step_seconds(recipe, spec, size)
 
-    return min(range(1, LARGEST_CHUNK + 1), key=lambda size: (idle(size), abs(size - 8)))
+    return min(range(1, min(LARGEST_CHUNK, num_teachers) + 1), key=seconds)
 
 
-def multiplications(recipe: TeacherRecipe, spec: DataSpec) -> float:
-    """Of one teacher's whole training, forward and backward; counted on shapes alone."""
-    total = 0
+def step_seconds(recipe: TeacherRecipe, spec: DataSpec, size: int) -> float:
+    """A core's estimated time for one step of ``size`` stacked teachers."""
+    parameters, products = network_cost(recipe, spec)
+    spilled = 1 + max(0.0, size * parameters / CACHE - 1) / 4
+    one = 3 * products * recipe.batch_size / MULTIPLICATIONS_PER_SECOND + parameters / UPDATES_PER_SECOND
+    return STEP_SECONDS + size * one * spilled
+
+
+def network_cost(recipe: TeacherRecipe, spec: DataSpec) -> tuple[int, int]:
+    """Parameters, and multiplications of one forward pass; counted on shapes alone."""
+    products = 0
 
     def count(layer: nn.Module, _: object, out: Tensor) -> None:
-        nonlocal total
+        nonlocal products
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            total += out.numel() * layer.weight[0].numel()
+            products += out.numel() * layer.weight[0].numel()
 
     with torch.device("meta"):
         module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
         for layer in module.modules():
             layer.register_forward_hook(count)
         module(torch.zeros(1, *spec.input_shape))
-    return 3.0 * total * recipe.steps * recipe.batch_size
+    return networks.num_parameters(module), products
 
 
-def choose_backend(recipe: TeacherRecipe, spec: DataSpec, num_chunks: int, chunk: int, device: torch.device) -> str:
+def choose_backend(recipe: TeacherRecipe, spec: DataSpec, grouping: list[range], device: torch.device) -> str:
     """The measured rule behind ``backend=auto`` (benchmarks/README.md)."""
     if recipe.backend != "auto":
         return recipe.backend
-    work = multiplications(recipe, spec) * num_chunks * chunk
-    if device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and num_chunks > 1:
-        return "processes" if work > WORTH_PROCESSES else "vectorised"
-    return "vectorised"
+    work = recipe.steps * len(grouping) * step_seconds(recipe, spec, len(grouping[0]))
+    parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(grouping) > 1
+    return "processes" if parallel and work > WORTH_PROCESSES else "vectorised"
 
 
 def num_workers(recipe: TeacherRecipe) -> int:
@@ -112,7 +129,7 @@ def train(
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
     teachers_total = shards.num_teachers
-    grouping = chunks(teachers_total, chunk_size(recipe, teachers_total, device))
+    grouping = chunks(teachers_total, chunk_size(recipe, spec, teachers_total, device))
     me = distributed.world()
     owner = [number % me.size for number in range(len(grouping))]
     mine = [number for number in range(len(grouping)) if owner[number] == me.rank]
@@ -157,7 +174,7 @@ def _train_mine(
             todo.append(number)
         else:
             yield number, trained
-    backend = choose_backend(recipe, spec, len(grouping), len(grouping[0]), device)
+    backend = choose_backend(recipe, spec, grouping, device)
     if backend == "processes":
         if device.type != "cpu":
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
