@@ -29,7 +29,8 @@ def silent(*_: object) -> None:
 class DatasetSource(Protocol):
     """Loads one data set. Raises ValueError when it cannot be found, naming the folder and the switch."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def load(self) -> Dataset: ...
 
@@ -42,7 +43,8 @@ class Mechanism(Protocol):
     before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError when the plan cannot work, saying what would."""
@@ -82,8 +84,11 @@ class QueryState:
 class QueryStrategy(Protocol):
     """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked."""
 
-    name: str
-    rounds: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices (int64, distinct, none asked before, at most ``state.remaining``)."""
@@ -121,12 +126,17 @@ class Student:
         parts = [self.module(self.spec.normalise(part.to(device))).float().softmax(1).cpu() for part in x.split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
 
+    def predict(self, x: Tensor, batch: int = 1024) -> Tensor:
+        """The likeliest class of each raw point, int64 [Q]."""
+        return self.probabilities(x, batch).argmax(1)
+
 
 @runtime_checkable
 class StudentAlgorithm(Protocol):
     """Trains a student on released labels and unlabelled public points."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def fit(
         self,
@@ -137,6 +147,15 @@ class StudentAlgorithm(Protocol):
         progress: Progress = silent,
         log: Log = silent,
     ) -> Student: ...
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A student algorithm that can tell beforehand whether it can take the data."""
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when it cannot, saying what would."""
+        ...
 
 
 @runtime_checkable

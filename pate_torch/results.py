@@ -40,7 +40,7 @@ def report(
     release: Release,
     record: Mapping[str, Any],
     reused: bool,
-    student: Student,
+    student: Student | None,
     student_name: str,
     choice: tuple[Event, ...] = (),
     ledger: Ledger,
@@ -49,14 +49,14 @@ def report(
 ) -> released.ReleasedReport:
     """Everything releasable about a finished run. Evaluation labels are read here, for the first time.
 
-    ``choice``: what choosing the student by private records cost, on top of its labels.
+    student: None where labels were released and nothing trained. ``choice``: what choosing the student by private records cost, on top of its labels.
     """
     delta = record["delta"]
     guarantee = accounting.epsilon([*release.planned, *choice], delta)
     account = ledger.account(data.spec.name)
     charged = ledger.spent(data.spec.name)
-    predicted = student.probabilities(data.evaluation.x).argmax(1)
-    truth = data.evaluation.y
+    truth = data.evaluation.y if student is not None else data.evaluation.y[:0]
+    predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
     correct, answered = label_hits(data, release)
     return released.ReleasedReport(
         dataset=data.spec.name,
@@ -82,7 +82,7 @@ def report(
         other_releases=tuple(_others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
-        student_size=len(truth),
+        student_size=len(truth) or None,
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,
         teachers_id=record["teachers_id"],
@@ -91,8 +91,8 @@ def report(
         class_names=data.spec.class_names,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, data.spec.name, release, delta, reused),
-        confusion=confusion(truth, predicted, data.spec.num_classes),
-        student_curves={tag: tuple(points) for tag, points in student.curves.items()},
+        confusion=confusion(truth, predicted, data.spec.num_classes) if len(truth) else (),
+        student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
         examples=examples(data, release),
         baselines=baselines,
         created=datetime.date.today().isoformat(),

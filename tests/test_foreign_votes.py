@@ -1,18 +1,27 @@
 """Votes from elsewhere: every format reads to the same counts; anything but whole votes is refused."""
 
+import dataclasses
+import json
+import math
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_pipeline import again, blobs, summary
+from test_pipeline import plan as plan_fixture
 
+from pate_torch import pipeline
+from pate_torch.accounting import gdp
 from pate_torch.foreign_votes import Register, read
 from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Votes
 
 K, P, C = 12, 7, 3
+plan = plan_fixture
 
 
 @pytest.fixture
@@ -165,3 +174,54 @@ def test_the_same_votes_are_known_again_and_not_apart_from_their_ledger(tmp_path
     record.write_text("{}")
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="damaged"):
         register.enrol(votes, "hospitals", ledger)
+
+
+# ---- a whole run: python train.py votes=<file> -------------------------------------------------------------------
+
+
+@pytest.fixture
+def votes_file(tmp_path):
+    """Twenty teachers, nine in ten of them right, on the 75 public points of the clouds."""
+    truth = blobs().pool_y.numpy()
+    draw = np.random.default_rng(0)
+    wrong = draw.random((20, len(truth))) < 0.1
+    return write(tmp_path / "votes.csv", np.where(wrong, draw.integers(0, 3, wrong.shape), truth))
+
+
+def test_a_run_on_brought_votes(plan, votes_file):
+    pipeline.run(one := dataclasses.replace(plan, votes=votes_file))
+    found = summary(one)
+    assert found["num_teachers"] == 20
+    assert found["epsilon"] == found["epsilon_charged"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
+    assert found["student_accuracy"] > 0.8
+    assert len(found["teachers_id"]) == 16
+    owner = json.loads((one.folder / "private" / "summary.json").read_text())
+    assert owner["ensemble_accuracy"] is None and owner["epsilon_exact_data_dependent"] > 0
+    counts = read(votes_file, num_classes=3).counts_QC
+    kept = [f for f in (one.folder / "release").rglob("*") if f.is_file()]
+    assert not any(
+        bytes(counts.to(t).numpy().tobytes()) in f.read_bytes() for f in kept for t in (torch.int32, torch.int64)
+    )
+
+
+def test_the_same_brought_votes_are_asked_once(plan, votes_file):
+    pipeline.run(one := dataclasses.replace(plan, votes=votes_file))
+    pipeline.run(two := again(one, "second"))
+    assert summary(two)["release_id"] == summary(one)["release_id"]
+    assert summary(two)["epsilon_charged"] == summary(one)["epsilon_charged"]
+    pipeline.run(other := again(one, "other", mechanism=Gaussian(sigma=3.0)))
+    assert summary(other)["teachers_id"] == summary(one)["teachers_id"]
+    assert summary(other)["epsilon_charged"] > summary(one)["epsilon_charged"]
+
+
+def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
+    file = write(tmp_path / "votes.npy", np.full((20, 74), 1))
+    with pytest.raises(ValueError, match="75 x 3 counts"):
+        pipeline.run(dataclasses.replace(plan, votes=file))
+    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
+
+
+@pytest.mark.parametrize("key", ["teachers", "labels"])
+def test_votes_exclude_teachers_and_labels(plan, votes_file, key):
+    with pytest.raises(ValueError, match=f"cannot be combined with {key}"):
+        dataclasses.replace(plan, votes=votes_file, **{key: "0123456789abcdef"})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "pate_torch"
-HYDRA_KNOWERS = {"command", "compose", "audit", "plan"}
+HYDRA_KNOWERS = {"command", "compose", "audit", "plan", "label"}
 
 # For each part: the pate_torch modules (prefixes) it may import, and outside packages it must not.
 ALLOWED = {

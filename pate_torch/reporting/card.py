@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pate_torch.reporting import charts, statement
-from pate_torch.reporting.released import BECAUSE, FILES, ReleasedReport
+from pate_torch.reporting.released import BECAUSE, ReleasedReport
 from pate_torch.reporting.statement import NOT_PRIVATE, show_epsilon
 
 
@@ -60,7 +60,7 @@ def card(report: ReleasedReport) -> str:
     ]
     parts += ["It does not cover:", _list(statement.not_covered(report))]
     parts += ["## Accuracy", _accuracy(report), "## Use", _use(report), "## Files"]
-    parts.append(_table(("File", "What it is"), *FILES.items()))
+    parts.append(_table(("File", "What it is"), *report.files.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -76,6 +76,11 @@ def _accuracy(report: ReleasedReport) -> str:
 
 def _use(report: ReleasedReport) -> str:
     classes = ", ".join(plain(name) for name in report.class_names) or "see the data set"
+    if not report.student:
+        return (
+            f"Labels of public points for {plain(report.dataset)} (classes: {classes}), by their position. Training on "
+            "`labels.csv` costs no further privacy."
+        )
     return (
         f"A classifier for {plain(report.dataset)} (classes: {classes}). The weights are plain tensors: "
         "`safetensors.torch.load_file('student.safetensors')`. Using them, or training on `labels.csv`, costs no "

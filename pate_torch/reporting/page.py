@@ -10,7 +10,7 @@ from pate_torch.progress import clock
 from pate_torch.reporting import charts, statement
 from pate_torch.reporting.charts import Line, Row
 from pate_torch.reporting.markup import Child, Markup, join, tag
-from pate_torch.reporting.released import BECAUSE, FILES, ReleasedReport
+from pate_torch.reporting.released import BECAUSE, ReleasedReport
 from pate_torch.reporting.statement import NOT_PRIVATE, Price, show_delta, show_epsilon, show_route
 
 MAX_EXAMPLES = 40
@@ -47,7 +47,7 @@ def page(report: ReleasedReport) -> str:
         _run(report),
         _others(report),
         _limits(report),
-        _files(),
+        _files(report),
     ]
     body = tag("body", _banner(report), _header(report, title), tag("main", *sections), _footer(report))
     content = tag("html", head, body, lang="en").replace(" %", "\u00a0%")
@@ -340,8 +340,10 @@ def _limits(report: ReleasedReport) -> Markup:
     return _section("What is not covered", tag("ul", *rows, class_="plain"), id="limits")
 
 
-def _files() -> Markup:
-    rows = [tag("tr", tag("th", tag("code", name), scope="row"), tag("td", what)) for name, what in FILES.items()]
+def _files(report: ReleasedReport) -> Markup:
+    rows = [
+        tag("tr", tag("th", tag("code", name), scope="row"), tag("td", what)) for name, what in report.files.items()
+    ]
     return _section("Files beside this page", tag("table", tag("tbody", *rows), class_="stack"), id="files")
 
 

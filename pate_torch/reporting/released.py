@@ -37,6 +37,9 @@ FILES = {
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 
+# Of these, what a release without a student does not hold.
+STUDENT_FILES = ("student.safetensors", "tensorboard/")
+
 # Why a baseline may be shown outside the owner's house.
 BECAUSE = {
     "public": "learnt from public data alone",
@@ -86,7 +89,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedReport(PrivacyFacts):
-    """The privacy facts, what became of the release, and what may be shown of it.
+    """The privacy facts, what became of the release, and what may be shown of it. ``student``: "" for labels alone.
 
     ``seconds`` per stage. epsilon_curve: price at ``delta`` of this release's first q questions, q = 1..Q;
     account_curve: the account's total at the same moments. confusion: student's test counts [truth, predicted].
@@ -143,7 +146,13 @@ class ReleasedReport(PrivacyFacts):
         """What was released, in a line."""
         if self.num_teachers == 0:
             return f"{self.dataset}: a model trained by {self.mechanism}"
-        return f"{self.dataset}: a student of {self.num_teachers}{' private' if self.private else ''} teachers"
+        what = "a student" if self.student else "labels"
+        return f"{self.dataset}: {what} of {self.num_teachers}{' private' if self.private else ''} teachers"
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """What lies in the release folder: name -> what it is."""
+        return {name: what for name, what in FILES.items() if self.student or name not in STUDENT_FILES}
 
     @property
     def student_share(self) -> Share | None:
@@ -194,7 +203,7 @@ def summary(report: ReleasedReport) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "dataset": report.dataset,
         "mechanism": report.mechanism,
-        "student": report.student,
+        "student": report.student or None,
         "num_teachers": report.num_teachers,
         "queries_asked": report.queries_asked,
         "queries_answered": report.queries_answered,

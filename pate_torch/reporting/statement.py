@@ -234,7 +234,7 @@ def _how(facts: PrivacyFacts) -> str:
     return (
         f"How: {facts.num_teachers} teachers, each trained on its own share of the records, voted on "
         f"{facts.queries_asked} public questions. The mechanism {facts.mechanism}{given} added noise to the votes, and "
-        f"only its {facts.queries_answered} answers left. The student learnt from public points and these answers."
+        f"only its {facts.queries_answered} answers left. A student sees nothing but public points and these answers."
     )
 
 

@@ -1,0 +1,156 @@
+"""A file of votes answered: the files, the price, and every refusal with exit code 2 and nothing charged."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from pate_torch import label
+from pate_torch.accounting import gdp
+from pate_torch.ledger import Ledger
+from pate_torch.noise import NoiseSource
+
+P, K, C = 30, 50, 3
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    truth = np.arange(P) % C
+    wrong = np.random.default_rng(0).random((K, P)) < 0.1
+    np.save(tmp_path / "votes.npy", np.where(wrong, (truth + 1) % C, truth))
+    return tmp_path / "home"
+
+
+def run(home, *settings, drop=()):
+    given = {
+        "votes": home.parent / "votes.npy",
+        "num_classes": C,
+        "dataset.name": "hospitals",
+        "mechanism.sigma": 8,
+        "privacy.delta": 1e-5,
+        "quiet": "true",
+    }
+    return label.main([*(f"{k}={v}" for k, v in given.items() if k not in drop), *settings])
+
+
+def folders(home):
+    return sorted((home / "runs" / "hospitals").glob("*/*/release"))
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def spent(home):
+    with Ledger(home / "ledger.sqlite") as ledger:
+        return {account.name: account.guarantee.epsilon for account in ledger.accounts()}
+
+
+def price(questions, sigma=8):
+    return pytest.approx(gdp.epsilon(math.sqrt(2 * questions) / sigma, 1e-5), abs=1e-9)
+
+
+def test_every_row_is_answered_and_priced(home):
+    assert run(home) == 0
+    [folder] = folders(home)
+    found = summary(folder)
+    assert found["epsilon"] == found["epsilon_charged"] == price(P)
+    assert (found["student"], found["num_teachers"], found["queries_asked"]) == (None, K, P)
+    assert (found["adjacency"], found["unit"], found["private"]) == ("add_remove", "record", True)
+    rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
+    assert [int(row["query"]) for row in rows] == list(range(P))
+    right = sum(int(row["label"]) == i % C for i, row in enumerate(rows))
+    assert right > 0.8 * P  # about 40 votes in front, noise of 8
+    assert {f.name for f in folder.iterdir()} == {
+        *("labels.csv", "release.json", "privacy.json", "README.md", "summary.json", "report.html")
+    }
+    assert "student.safetensors" not in (folder / "README.md").read_text()
+    assert spent(home) == {"hospitals": price(P)}
+
+
+def test_only_the_first_questions(home):
+    assert run(home, "num_queries=10", "class_names=[cat,dog,cow]") == 0
+    rows = list(csv.DictReader((folders(home)[0] / "labels.csv").read_text().splitlines()))
+    assert [int(row["query"]) for row in rows] == list(range(10))
+    assert {row["class"] for row in rows} <= {"cat", "dog", "cow"}
+    assert spent(home) == {"hospitals": price(10)}
+
+
+def test_the_same_votes_are_answered_once(home):
+    assert run(home) == run(home) == 0
+    one, two = map(summary, folders(home))
+    assert one["release_id"] == two["release_id"]
+    assert one["teachers_id"] == two["teachers_id"]
+    assert spent(home) == {"hospitals": price(P)}
+
+
+def test_the_noise_can_be_calibrated(home):
+    assert run(home, "privacy.target_epsilon=1", drop=["mechanism.sigma"]) == 0
+    assert 0.99 < summary(folders(home)[0])["epsilon"] <= 1
+
+
+def test_seeded_noise_claims_nothing(home):
+    assert run(home, "insecure_noise_seed=0") == 0
+    assert summary(folders(home)[0])["epsilon"] is None
+    assert "NOT PRIVATE" in (folders(home)[0] / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "settings,drop,message",
+    [
+        ((), ["mechanism.sigma"], "mechanism.sigma"),
+        ((), ["privacy.delta"], "privacy.delta"),
+        ((), ["dataset.name"], "dataset.name"),
+        ((), ["num_classes"], "num_classes"),
+        (("num_classes=2",), (), "0..1"),
+        (("num_teachers=49",), (), "50 x 30"),
+        (("num_points=31",), (), "50 x 30"),
+        (("num_queries=31",), (), "num_queries=31"),
+        (("privacy.budget_epsilon=1",), (), "privacy.budget_epsilon=1"),
+        (("mechanism=stability",), ["mechanism.sigma"], "num_teachers=50"),
+        (("nonsense=1",), (), "nonsense"),
+        (("mechanism=nonsense",), (), "nonsense"),
+        (("votes=missing.npy",), (), "no such file"),
+    ],
+    ids=str,
+)
+def test_a_refusal_exits_with_2_and_charges_nothing(home, capsys, settings, drop, message):
+    assert run(home, *settings, drop=drop) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (home / "ledger.sqlite").exists() or spent(home) == {}
+    assert folders(home) == []
+
+
+def test_the_account_keeps_its_terms(home, capsys):
+    assert run(home, "privacy.budget_epsilon=5") == 0
+    before = spent(home)
+    for change in ("partition=replace_one", "dataset.unit=group:ward", "privacy.delta=1e-6", "num_queries=29"):
+        assert run(home, change) == 2, change  # the last: a second release would pass the cap
+    assert "pass the cap" in capsys.readouterr().err
+    assert spent(home) == before
+
+
+def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, monkeypatch):
+    seen = []
+
+    def interrupted(*_):
+        seen.append(spent(home))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NoiseSource, "gaussian", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(home)
+    assert seen == [{"hospitals": price(P)}]
+    assert spent(home) == {"hospitals": price(P)}
+    assert folders(home) == []
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        label.main(["--help"])
+    assert stop.value.code == 0
+    assert "votes=" in capsys.readouterr().out
