@@ -1,0 +1,307 @@
+"""The cells of LZCW21 Table 4, beside the paper's, as text (80 columns), CSV, JSON and a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Key = tuple[str, float]
+
+# (method, epsilon) -> (accuracy, its printed half-width): LZCW21 Table 4.
+PAPER: dict[str, dict[Key, tuple[float, float]]] = {
+    "mushroom": {
+        ("PSQ", math.inf): (0.9773, 0.0006),
+        ("ASQ", math.inf): (0.9146, 0.0036),
+        ("PSQ", 0.5): (0.6416, 0.0036),
+        ("ASQ", 0.5): (0.6418, 0.0091),
+        ("PSQ", 1.0): (0.7534, 0.0045),
+        ("ASQ", 1.0): (0.7727, 0.0098),
+        ("PSQ", 2.0): (0.8974, 0.0027),
+        ("ASQ", 2.0): (0.8858, 0.0059),
+    },
+    "a9a": {
+        ("PSQ", math.inf): (0.5555, 0.0157),
+        ("ASQ", math.inf): (0.5461, 0.0160),
+        ("PSQ", 0.5): (0.5040, 0.0034),
+        ("ASQ", 0.5): (0.5212, 0.0088),
+        ("PSQ", 1.0): (0.5171, 0.0050),
+        ("ASQ", 1.0): (0.5369, 0.0103),
+        ("PSQ", 2.0): (0.5176, 0.0070),
+        ("ASQ", 2.0): (0.5543, 0.0089),
+    },
+    "real_sim": {
+        ("PSQ", math.inf): (0.8234, 0.0014),
+        ("ASQ", math.inf): (0.8289, 0.0008),
+        ("PSQ", 0.5): (0.6355, 0.0065),
+        ("ASQ", 0.5): (0.7389, 0.0014),
+        ("PSQ", 1.0): (0.7550, 0.0058),
+        ("ASQ", 1.0): (0.8040, 0.0009),
+        ("PSQ", 2.0): (0.8025, 0.0037),
+        ("ASQ", 2.0): (0.8231, 0.0009),
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One split: its sizes, the majority class's share of the test set, and what the teachers know without noise.
+
+    gap: the median lead of the plurality on the public points, in votes, to be held against the noise.
+    """
+
+    dataset: str
+    private: int
+    public: int
+    test: int
+    teachers: int
+    majority: float
+    teacher: float
+    plurality: float
+    gap: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method at one epsilon on one split. sigma: GNMax noise, in votes; rule: how it was calibrated."""
+
+    dataset: str
+    split: int
+    method: str
+    rule: str
+    epsilon: float
+    sigma: float
+    queries: int
+    epsilon_ex_post: float
+    label_accuracy: float
+    accuracy: float
+    balanced: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """A mean over splits and 1.96 standard errors of it."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        array = np.array(list(values), dtype=np.float64)
+        if np.isinf(array).all():
+            return cls(mean=math.inf, half=0.0)
+        return cls(mean=float(array.mean()), half=float(1.96 * array.std(ddof=1) / math.sqrt(len(array))))
+
+    def show(self, signed: bool = False) -> str:
+        """.9773 ±.0006"""
+        sign = "+" if signed and self.mean >= 0 else ""
+        return f"{sign}{_short(self.mean)} ±{_short(self.half)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A method at one epsilon, over all splits, and the paper's accuracy."""
+
+    dataset: str
+    method: str
+    rule: str
+    epsilon: float
+    sigma: float
+    queries: Mean
+    epsilon_ex_post: Mean
+    label_accuracy: Mean
+    accuracy: Mean
+    balanced: Mean
+    paper: Mean | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """ASQ minus PSQ on the same splits, at one epsilon."""
+
+    dataset: str
+    rule: str
+    epsilon: float
+    accuracy: Mean
+    balanced: Mean
+
+
+def rows(cells: Sequence[Cell]) -> list[Row]:
+    """In the order the cells were first measured."""
+    groups: dict[tuple[str, str, str, float], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.dataset, cell.method, cell.rule, cell.epsilon), []).append(cell)
+    return [
+        Row(
+            dataset=dataset,
+            method=method,
+            rule=rule,
+            epsilon=epsilon,
+            sigma=group[0].sigma,
+            paper=_paper(dataset, method, epsilon),
+            **{name: Mean.of(getattr(c, name) for c in group) for name in MEASURED},
+        )
+        for (dataset, method, rule, epsilon), group in groups.items()
+    ]
+
+
+MEASURED = ("queries", "epsilon_ex_post", "label_accuracy", "accuracy", "balanced")
+
+
+def _paper(dataset: str, method: str, epsilon: float) -> Mean | None:
+    found = PAPER.get(dataset, {}).get((method, epsilon))
+    return None if found is None else Mean(mean=found[0], half=found[1])
+
+
+def paired(cells: Sequence[Cell]) -> list[Paired]:
+    """Differences on equal splits: what the splits have in common drops out."""
+    by = {(c.dataset, c.rule, c.epsilon, c.method, c.split): c for c in cells}
+    found = []
+    for dataset, rule, epsilon in dict.fromkeys((c.dataset, c.rule, c.epsilon) for c in cells):
+        splits = [c.split for c in cells if (c.dataset, c.rule, c.epsilon, c.method) == (dataset, rule, epsilon, "ASQ")]
+        pairs = [[by[dataset, rule, epsilon, method, split] for method in ("ASQ", "PSQ")] for split in splits]
+        found.append(
+            Paired(
+                dataset=dataset,
+                rule=rule,
+                epsilon=epsilon,
+                accuracy=Mean.of(a.accuracy - p.accuracy for a, p in pairs),
+                balanced=Mean.of(a.balanced - p.balanced for a, p in pairs),
+            )
+        )
+    return found
+
+
+def text(facts: Sequence[Facts], cells: Sequence[Cell]) -> str:
+    """At most 80 columns."""
+    lines = _wrapped(
+        "LZCW21 Table 4: means over splits ± 1.96 standard errors. sigma: votes of GNMax noise; label: released labels"
+        " that are right; spent: epsilon ex post"
+    )
+    table, differences = rows(cells), paired(cells)
+    for dataset in dict.fromkeys(f.dataset for f in facts):
+        lines += ["", *_about(dataset, [f for f in facts if f.dataset == dataset])]
+        lines.append(
+            f"{'method':<7} {'eps':>3} {'asked':>6} {'spent':>6} {'sigma':>5} {'label':>5} "
+            f"{'accuracy':<13} {'balanced':<13} paper"
+        )
+        for rule in dict.fromkeys(row.rule for row in table):
+            lines += [_line(row) for row in table if (row.dataset, row.rule) == (dataset, rule)]
+        lines += [
+            f"ASQ - PSQ, eps {_epsilon(d.epsilon)}{'*' if d.rule == 'printed' else ''}: "
+            f"{d.accuracy.show(signed=True)}, balanced {d.balanced.show(signed=True)}"
+            for d in differences
+            if d.dataset == dataset
+        ]
+    if any(row.rule == "printed" for row in table):
+        lines += ["", "* at the noise that Algorithm 1 prints; all others are calibrated exactly."]
+    return "\n".join(lines)
+
+
+def _about(dataset: str, facts: Sequence[Facts]) -> list[str]:
+    first = facts[0]
+    majority, teacher, plurality = (
+        Mean.of(getattr(f, name) for f in facts) for name in ("majority", "teacher", "plurality")
+    )
+    gap = float(np.mean([f.gap for f in facts]))
+    return _wrapped(
+        f"{dataset}: {first.private} private, {first.public} public, {first.test} test; {len(facts)} splits;"
+        f" {first.teachers} teachers, one alone {_short(teacher.mean)}, their plurality {_short(plurality.mean)},"
+        f" median lead {gap:.0f} votes; majority class {_short(majority.mean)}"
+    )
+
+
+def _line(row: Row) -> str:
+    name = row.method + {"none": "-NP", "printed": "*"}.get(row.rule, "")
+    paper = "" if row.paper is None or row.rule == "printed" else row.paper.show()
+    return (
+        f"{name:<7} {_epsilon(row.epsilon):>3} {row.queries.mean:>6.1f} {_epsilon(row.epsilon_ex_post.mean, 4):>6} "
+        f"{row.sigma:>5.1f} {_short(row.label_accuracy.mean, 3):>5} "
+        f"{row.accuracy.show():<13} {row.balanced.show():<13} {paper}"
+    ).rstrip()
+
+
+def _epsilon(value: float, digits: int = 1) -> str:
+    return "inf" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def _short(value: float, digits: int = 4) -> str:
+    """.9773"""
+    return f"{value:.{digits}f}".replace("0.", ".", 1)
+
+
+def _wrapped(line: str, width: int = 80) -> list[str]:
+
+    return textwrap.wrap(line, width)
+
+
+def write(folder: Path, facts: Sequence[Facts], cells: Sequence[Cell]) -> None:
+    """liu2021_table4.txt, .csv (every cell of every split), .json (means and intervals) and .png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / "liu2021_table4"
+    base.with_suffix(".txt").write_text(text(facts, cells) + "\n", encoding="utf-8")
+    with base.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Cell)])
+        writer.writeheader()
+        writer.writerows(asdict(cell) for cell in cells)
+    content = {
+        "splits": [asdict(fact) for fact in facts],
+        "rows": [asdict(row) for row in rows(cells)],
+        "asq_minus_psq": [asdict(difference) for difference in paired(cells)],
+    }
+    base.with_suffix(".json").write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
+    picture(facts, cells).savefig(base.with_suffix(".png"), dpi=150)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: it is written as the string "inf"."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def picture(facts: Sequence[Facts], cells: Sequence[Cell]) -> Figure:
+    """Accuracy against epsilon, ours beside the paper's, one panel a data set."""
+    names = list(dict.fromkeys(f.dataset for f in facts))
+    figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
+        mine = [row for row in rows(cells) if row.dataset == name and row.rule == "exact"]
+        for method, colour in (("PSQ", "#1f4e79"), ("ASQ", "#c55a11")):
+            ours = [row for row in mine if row.method == method]
+            epsilons = [row.epsilon for row in ours]
+            for label, style, points in (
+                (method, "o-", [row.accuracy for row in ours]),
+                (f"{method}, balanced", "^:", [row.balanced for row in ours]),
+            ):
+                heights, halves = [p.mean for p in points], [p.half for p in points]
+                axes.errorbar(epsilons, heights, yerr=halves, fmt=style, color=colour, label=label, capsize=2)
+            printed = [(row.epsilon, row.paper) for row in ours if row.paper is not None]
+            if printed:
+                axes.errorbar(
+                    [epsilon for epsilon, _ in printed],
+                    [p.mean for _, p in printed],
+                    yerr=[p.half for _, p in printed],
+                    fmt="x--",
+                    color=colour,
+                    alpha=0.5,
+                    label=f"{method}, LZCW21",
+                )
+        majority = float(np.mean([f.majority for f in facts if f.dataset == name]))
+        axes.axhline(majority, color="black", linewidth=0.8, linestyle=":", label="majority class")
+        axes.set(title=name, xlabel="epsilon", ylabel="test accuracy", xscale="log")
+        axes.set_xticks([row.epsilon for row in mine], [f"{row.epsilon:g}" for row in mine])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=7)
+    return figure

@@ -1,0 +1,189 @@
+"""LZCW21 Table 4 at a tiny size: real mechanism, ledger and labelling; means, intervals and files."""
+
+import csv
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch.accounting import gdp
+from pate_torch.data.libsvm import Libsvm
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.experiments import Study
+from pate_torch.experiments import liu2021_tables as tables
+from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated_sigma
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.disagreement import Disagreement
+from pate_torch.queries.passive import Passive
+from pate_torch.runplan import Plan
+from pate_torch.students.logistic import Logistic
+from pate_torch.teachers.training import TeacherRecipe
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """600 rows whose class is the sign of their first feature; a third are of the second class."""
+    draw = np.random.default_rng(0)
+    y = draw.random(600) < 1 / 3
+    rows = [f"{int(c)} 1:{(2 * c - 1) * (0.5 + draw.random()):.3f} 2:{draw.normal():.3f}" for c in y]
+    path = tmp_path_factory.mktemp("libsvm") / "signs.svm"
+    path.write_text("\n".join(rows) + "\n")
+    return Libsvm(
+        name="signs",
+        path=str(path),
+        roles="position",
+        fractions=(0.8, 0.1, 0.1),
+        classes=(0, 1),
+        num_features=2,
+        benchmark=True,
+    )
+
+
+@pytest.fixture
+def plan(source, tmp_path):
+    student = Logistic()
+    return Plan(
+        source=source,
+        partition=ReplaceOne(),
+        recipe=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
+        mechanism=Gaussian(sigma=1.0),
+        strategy=Passive(),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "run",
+        seed=0,
+        num_teachers=1,
+        num_queries=1,
+        delta=1e-4,
+        insecure_noise_seed=3,
+        quiet=True,
+    )
+
+
+def study(source, **changes):
+    return Liu2021Table4(
+        **{
+            "tables": {"mushroom": {"dataset": source}},
+            "passive": Passive(),
+            "active": Disagreement(),
+            "epsilons": (1.0, 4.0),
+            "shard": 12,
+            "repeats": 3,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def measured(source, plan, capsys):
+    assert isinstance(study(source), Study)
+    study(source).run(plan)
+    return plan.folder, capsys.readouterr().out
+
+
+def test_every_cell_is_measured_on_every_split(measured):
+    folder, _ = measured
+    cells = list(csv.DictReader((folder / "liu2021_table4.csv").read_text().splitlines()))
+    assert len(cells) == 3 * 2 * (1 + 2 * 2)  # splits, methods, (no privacy, two epsilons by two rules)
+    asked = {int(c["queries"]) for c in cells if c["method"] == "PSQ"}
+    assert asked == {60}  # a tenth of the records is public, and all of it is asked
+    assert all(0 < int(c["queries"]) <= 18 for c in cells if c["method"] == "ASQ")
+
+
+def test_what_was_spent_is_the_budget_where_all_was_asked_and_less_by_the_printed_noise(measured):
+    folder, _ = measured
+    for cell in csv.DictReader((folder / "liu2021_table4.csv").read_text().splitlines()):
+        spent, budget = float(cell["epsilon_ex_post"]), float(cell["epsilon"])
+        if cell["rule"] == "none":
+            assert math.isinf(spent)
+            continue
+        mu = math.sqrt(2 * int(cell["queries"])) / float(cell["sigma"])
+        assert spent == pytest.approx(gdp.epsilon(mu, 1 / 480), rel=1e-9)
+        full = int(cell["queries"]) == (60 if cell["method"] == "PSQ" else 18)
+        assert spent <= budget * (1 + 1e-9)
+        if full and cell["rule"] == "exact":
+            assert spent == pytest.approx(budget, rel=1e-8)
+        if cell["rule"] == "printed":
+            assert spent < 0.95 * budget
+
+
+def test_without_privacy_the_student_learns_what_the_teachers_know(measured):
+    folder, _ = measured
+    content = json.loads((folder / "liu2021_table4.json").read_text())
+    free = [row for row in content["rows"] if row["rule"] == "none"]
+    assert [row["epsilon"] for row in free] == ["inf", "inf"]
+    assert all(row["accuracy"]["mean"] > 0.9 and row["balanced"]["mean"] > 0.9 for row in free)  # majority: 2/3
+    noisy = [row for row in content["rows"] if (row["method"], row["rule"], row["epsilon"]) == ("PSQ", "exact", 1.0)]
+    assert noisy[0]["label_accuracy"]["mean"] < free[0]["label_accuracy"]["mean"]
+
+
+def test_the_text_fits_eighty_columns_and_says_what_it_is(measured):
+    folder, printed = measured
+    text = (folder / "liu2021_table4.txt").read_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text in printed
+    for needed in ("PSQ-NP", "ASQ-NP", "PSQ*", "majority class", ".6416", "ASQ - PSQ"):
+        assert needed in text
+    assert (folder / "liu2021_table4.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_splits_leave_no_ledger_and_no_teachers(measured, plan):
+    assert sorted(path.name for path in plan.root.iterdir()) == ["run"]
+
+
+def cell(method, split, accuracy, **changes):
+    return tables.Cell(
+        **{
+            "dataset": "a9a",
+            "split": split,
+            "method": method,
+            "rule": "exact",
+            "epsilon": 0.5,
+            "sigma": 10.0,
+            "queries": 5,
+            "epsilon_ex_post": 0.5,
+            "label_accuracy": 0.5,
+            "accuracy": accuracy,
+            "balanced": 0.5,
+            **changes,
+        }
+    )
+
+
+def test_pairing_removes_what_splits_share():
+    cells = [cell("PSQ", s, a) for s, a in enumerate((0.2, 0.5, 0.8))]
+    cells += [cell("ASQ", s, a) for s, a in enumerate((0.31, 0.6, 0.89))]
+    (difference,) = tables.paired(cells)
+    spread = [0.11, 0.10, 0.09]
+    assert difference.accuracy.mean == pytest.approx(0.1)
+    assert difference.accuracy.half == pytest.approx(1.96 * np.std(spread, ddof=1) / math.sqrt(3))
+    assert tables.rows(cells)[0].accuracy.half > 10 * difference.accuracy.half
+    assert tables.rows(cells)[0].paper == tables.Mean(mean=0.5040, half=0.0034)
+
+
+def test_balanced_accuracy_is_blind_to_the_majority():
+    truth = torch.tensor([0] * 8 + [1] * 2)
+    assert accuracies(truth, torch.zeros(10, dtype=torch.int64), 3) == (0.8, 0.5)
+    mixed = torch.tensor([0] * 4 + [1] * 6)
+    assert accuracies(truth, mixed, 3) == (pytest.approx(0.6), 0.75)
+
+
+def test_printed_noise_is_on_the_count_of_ones():
+    """ALGORITHMS' figures for a9a, eps = 1: 80.533 as printed, 60.169 exactly, on the count of ones."""
+    given = {"queries": 293, "epsilon": 1.0, "delta": 1 / 39073}
+    assert calibrated_sigma("printed", **given) / math.sqrt(2) == pytest.approx(80.533, abs=1e-3)
+    assert calibrated_sigma("exact", **given) / math.sqrt(2) == pytest.approx(60.169, abs=1e-3)
+
+
+def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(source, plan):
+    with pytest.raises(ValueError, match="replace_one"):
+        study(source).run(dataclasses.replace(plan, partition=AddRemove()))
+    own = dataclasses.replace(source, benchmark=False)
+    with pytest.raises(ValueError, match="not a public benchmark"):
+        study(own).run(plan)
+    with pytest.raises(ValueError, match="repeats"):
+        study(source, repeats=1)
