@@ -1,0 +1,32 @@
+"""Differentially private deep learning by PATE: ``from pate_torch import Pate, PrivateLabeler, load_student``.
+
+The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pate_torch.api import Pate as Pate
+    from pate_torch.labeler import PrivateLabeler as PrivateLabeler
+    from pate_torch.students.export import load_student as load_student
+
+_HOMES = {
+    "Pate": "pate_torch.api",
+    "PrivateLabeler": "pate_torch.labeler",
+    "load_student": "pate_torch.students.export",
+}
+
+__all__ = ["Pate", "PrivateLabeler", "load_student"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pate_torch' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

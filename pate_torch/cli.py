@@ -1,0 +1,65 @@
+"""The ``pate`` command: one word for every command of the package. Standard library only until one is chosen."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("pate_torch.command", "train", "train teachers, label, fit a student: the same as train.py"),
+    "label": ("pate_torch.label", "main", "answer a file of votes and nothing more"),
+    "audit": ("pate_torch.audit", "main", "what epsilon the executed mechanism is proven to spend"),
+    "plan": ("pate_torch.plan", "main", "what a choice would cost, before anything is spent"),
+    "ledger": (
+        "pate_torch.ledger_command",
+        "main",
+        "the privacy ledger: verify, show, export, backup, raise-cap, close",
+    ),
+    "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
+    "runs": ("pate_torch.runs_command", "main", "past runs with their epsilon and accuracy"),
+}
+
+
+def usage() -> str:
+    """What ``pate --help`` shows."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, _, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: pate COMMAND ...",
+            "",
+            "Differentially private deep learning by PATE.",
+            "",
+            *lines,
+            "",
+            "pate COMMAND --help says more. Runs, teachers and the ledger lie under PATE_HOME (default: outputs).",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. 2: there is no such command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        print(f"error: there is no command {name!r} (there are {', '.join(COMMANDS)}).{hint}", file=sys.stderr)
+        return 2
+    module, function, _ = COMMANDS[name]
+    before = sys.argv
+    sys.argv = [f"pate {name}", *rest]  # Hydra and argparse both read it
+    try:
+        return int(getattr(importlib.import_module(module), function)() or 0)
+    finally:
+        sys.argv = before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Released students for use elsewhere: found by folder or file, and exported with their normalisation built in.
+
+    pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
+    pate export outputs/runs/digits/gaussian/<run> --format torch_export
+
+An exported program takes raw points, as the data have them (uint8 images or rows), in batches of any size, and
+gives class probabilities; it runs with PyTorch alone. ONNX is not offered: its exporter needs packages of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pate_torch import checks
+from pate_torch.protocols import Student
+from pate_torch.students import store
+from pate_torch.types import DataSpec
+
+FILE = "student.safetensors"
+FORMATS = {"torch_export": ".pt2"}
+
+
+def find(where: Path | str) -> Path:
+    """The student's file: ``where`` itself, or in the folder of a run or of its release. ValueError: there is none."""
+    where = Path(where)
+    if where.is_file():
+        return where
+    for candidate in (where / "release" / FILE, where / FILE):
+        if candidate.is_file():
+            return candidate
+    raise checks.fail("student", str(where), f"is neither a student's file nor a run that has one ({FILE})")
+
+
+def load_student(where: Path | str, device: torch.device | str = "cpu") -> Student:
+    """A released student, by its file or the folder of its run. No code in the file is run."""
+    return store.load(find(where), device)
+
+
+class Deployed(nn.Module):
+    """Raw points [B, ...] -> class probabilities, float32 [B, C]."""
+
+    def __init__(self, module: nn.Module, spec: DataSpec) -> None:
+        super().__init__()
+        self.module = module
+        self.shape = (-1, 1, 1) if spec.is_image else (-1,)
+        self.scale = 255.0 if spec.is_image else 1.0
+        # Buffers, so that they go where the weights go.
+        self.register_buffer("mean", torch.tensor(spec.mean, dtype=torch.float32).view(self.shape))
+        self.register_buffer("std", torch.tensor(spec.std, dtype=torch.float32).view(self.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module((x.float() / self.scale - self.mean) / self.std).softmax(1)
+
+
+def export(student: Student, path: Path | str, format: str = "torch_export") -> Path:
+    """Write the student as a self-contained program at ``path`` and check it against the student itself.
+
+    Raises ValueError for an unknown format, ArithmeticError if the program does not say what the student says.
+    """
+    checks.one_of("format", format, FORMATS)
+    path = Path(path)
+    example = _example(student.spec, 4)
+    # A copy on the CPU: exporting must not move the student.
+    network = store.networks.rebuild(student.network)
+    network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Deployed(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
+    facts = {"spec": asdict(student.spec), "input": str(example.dtype), "output": "class probabilities"}
+    torch.export.save(program, path, extra_files={"pate_torch.json": json.dumps(facts)})
+    for size in (1, 3):
+        x = _example(student.spec, size)
+        if not torch.allclose(load_export(path)(x), student.probabilities(x), atol=1e-5):
+            raise ArithmeticError(f"{path}: the exported program differs from the student")
+    return path
+
+
+def load_export(path: Path | str) -> nn.Module:
+    """An exported program, ready to be called with raw points."""
+    return torch.export.load(path).module()
+
+
+def _example(spec: DataSpec, size: int) -> Tensor:
+    """Any points of the right shape: the program must not depend on them."""
+    count = torch.arange(size * torch.Size(spec.input_shape).numel()).view(size, *spec.input_shape)
+    return (count % 251).to(torch.uint8) if spec.is_image else (count % 7).float()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``pate export``. 0: done; 2: a bad choice of the user's."""
+    parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
+    parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
+    parser.add_argument("--format", default="torch_export", choices=sorted(FORMATS))
+    parser.add_argument("--output", type=Path, help="where to write (default: beside the student's file)")
+    options = parser.parse_args(arguments)
+    try:
+        file = find(options.run)
+        output = options.output or file.with_suffix(FORMATS[options.format])
+        print(export(store.load(file), output, options.format))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
