@@ -62,7 +62,13 @@ class Representation:
         checks.positive("representation.temperature", self.temperature)
         checks.integer("representation.projection", self.projection, low=2)
         checks.one_of("representation.precision", self.precision, PRECISIONS)
-        as_affine(self.augment)
+        checks.one_of("representation.network", self.network, networks.NETWORKS)
+        checks.mapping("representation.network_options", self.network_options)
+        as_affine(self.augment, "representation.augment")
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the network cannot take the data."""
+        networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
 
     def learn(
         self,
@@ -178,9 +184,11 @@ def headless(network: nn.Module) -> nn.Module:
 def transfer(encoder: nn.Module, network: nn.Module) -> None:
     """Copy the encoder's weights into a network of the same design; its classifier keeps its own."""
     head = last_linear(network)
-    missing, unexpected = network.load_state_dict(encoder.state_dict(), strict=False)
-    if unexpected or any(not name.startswith(head + ".") for name in missing):
+    trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
+    learnt = encoder.state_dict()
+    if {name: value.shape for name, value in trunk.items()} != {name: value.shape for name, value in learnt.items()}:
         raise ValueError("representation.network: must be the student's network with the same network_options")
+    network.load_state_dict(learnt, strict=False)
 
 
 @torch.no_grad()

@@ -70,6 +70,7 @@ class Logistic:
         model = LogisticRegression(
             C=1 / self.ridge,
             max_iter=self.max_iterations,
+            tol=1e-7,
             class_weight="balanced" if self.balanced else None,
         ).fit(x_QD, label_Q)
         coefficients, intercepts = model.coef_, model.intercept_

@@ -1,0 +1,231 @@
+"""Features without labels, the neighbour graph over them, and the distortions they are learnt from."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from pate_torch import graph, networks, representation
+from pate_torch.augment import Affine
+from pate_torch.representation import Representation, contrast, encode, headless, last_linear, transfer
+from pate_torch.rng import torch_stream
+from pate_torch.types import DataSpec
+from pate_torch.views import View, as_affine, strong_view, weak_view, widened
+
+SPEC = DataSpec(
+    name="digits", num_classes=10, input_shape=(1, 8, 8), class_names=tuple("0123456789"), mean=(0.3,), std=(0.38,)
+)
+SMALL = {"channels": (8, 16), "hidden": 32}
+RECIPE = Representation(network_options=SMALL, steps=60, batch_size=64, augment={"rotate": 10, "shift": 0.7})
+
+
+def digits(count: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.from_numpy((x[:count] * 255 / 16).astype(np.uint8)).view(-1, 1, 8, 8), torch.from_numpy(y[:count])
+
+
+def agreement(features: torch.Tensor, y: torch.Tensor) -> float:
+    """How often a point's nearest other point is of its class."""
+    similarity = (features @ features.T).fill_diagonal_(-2)
+    return float((y[similarity.argmax(1)] == y).float().mean())
+
+
+def test_contrast_is_the_published_loss():
+    z = torch.randn(12, 5, dtype=torch.float64)
+    unit = z.float() / z.float().norm(dim=1, keepdim=True)
+    total = 0.0
+    for i in range(12):  # SimCLR equation 1, term by term
+        j = i + 6 if i < 6 else i - 6
+        above = torch.exp(unit[i] @ unit[j] / 0.3)
+        below = sum(torch.exp(unit[i] @ unit[k] / 0.3) for k in range(12) if k != i)
+        total += float(-torch.log(above / below)) / 12
+    assert contrast(z, 0.3).item() == pytest.approx(total, rel=1e-5)
+
+
+def test_learning_brings_the_classes_together_without_labels():
+    x, y = digits()
+    start = dataclasses.replace(RECIPE, steps=0)
+    before, after = (agreement(recipe.features(x, SPEC, seed=0), y) for recipe in (start, RECIPE))
+    assert after > before and after > 0.9
+
+
+def test_an_encoder_is_the_seed_s_and_the_points_alone():
+    x, _ = digits(80)
+    recipe = dataclasses.replace(RECIPE, steps=3)
+    first = recipe.learn(x, SPEC, seed=0).state_dict()
+    representation._LEARNT.clear()
+    torch.manual_seed(99)
+    again, other = (recipe.learn(x, SPEC, seed=seed).state_dict() for seed in (0, 1))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
+    x, _ = digits(80)
+    calls: list[tuple[int, int]] = []
+    recipe = dataclasses.replace(RECIPE, steps=4)
+    representation._LEARNT.clear()
+    first = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
+    with torch.no_grad():
+        next(first.parameters()).zero_()
+    second = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)] and next(second.parameters()).abs().sum() > 0
+    recipe.learn(x.flip(0), SPEC, seed=0, progress=lambda *p: calls.append(p))
+    assert len(calls) == 8, "other points: learnt anew"
+
+
+def test_transfer_moves_the_trunk_and_leaves_the_classifier():
+    encoder = headless(networks.build("small_cnn", (1, 8, 8), 10, **SMALL))
+    network = networks.initialise(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), torch_stream(0, "x"))
+    head = last_linear(network)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    transfer(encoder, network)
+    for key, value in network.state_dict().items():
+        expected = before[key] if key.startswith(head) else encoder.state_dict()[key]
+        assert torch.equal(value, expected)
+    wrong = networks.build("small_cnn", (1, 8, 8), 10, channels=(8, 16), hidden=33)
+    with pytest.raises(ValueError, match="same network_options"):
+        transfer(encoder, wrong)
+    with pytest.raises(ValueError, match="same network_options"):
+        transfer(encoder, networks.build("lean_cnn", (1, 8, 8), 10))
+
+
+def test_features_have_unit_length_and_rows_may_be_few():
+    x, _ = digits(3)
+    z = dataclasses.replace(RECIPE, steps=2).features(x, SPEC, seed=0)
+    torch.testing.assert_close(z.norm(dim=1), torch.ones(3))
+    assert encode(headless(networks.build("small_cnn", (1, 8, 8), 10)), x, SPEC).shape == (3, 128)
+
+
+@pytest.mark.parametrize(
+    "change,key",
+    [({"steps": -1}, "steps"), ({"temperature": 0.0}, "temperature"), ({"precision": "half"}, "precision")],
+)
+def test_bad_recipes_are_named(change, key):
+    with pytest.raises(ValueError, match=f"representation.{key}"):
+        dataclasses.replace(RECIPE, **change)
+
+
+# The graph --------------------------------------------------------------------------------------------------------
+
+
+def dense(points: torch.Tensor, neighbours: int) -> torch.Tensor:
+    """The slow twin of ``neighbour_graph``."""
+    distance = torch.cdist(points.double(), points.double())
+    distance.fill_diagonal_(torch.inf)
+    nearest = distance.sort(dim=1)
+    reach = nearest.values[:, neighbours - 1]
+    weight = torch.zeros_like(distance)
+    for i in range(len(points)):
+        for j in nearest.indices[i, :neighbours].tolist():
+            value = torch.exp(-(distance[i, j] ** 2) / (reach[i] * reach[j]))
+            weight[i, j] += value
+            weight[j, i] += value
+    degree = weight.sum(1)
+    return weight / torch.sqrt(degree[:, None] * degree[None])
+
+
+def test_the_graph_is_its_dense_twin(monkeypatch):
+    monkeypatch.setattr(graph, "_BLOCK", 7 * 40)  # several blocks
+    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    ours = graph.neighbour_graph(points, 5)
+    torch.testing.assert_close(ours @ torch.eye(40), dense(points, 5).float(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="two points"):
+        graph.neighbour_graph(points[:1])
+
+
+def test_spreading_solves_its_equation():
+    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    seeds = torch.zeros(40, 2)
+    seeds[0, 0] = seeds[1, 1] = 1
+    ours = graph.spread(graph.neighbour_graph(points, 5), seeds, reach=0.8)
+    exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * dense(points, 5), seeds.double())
+    torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_spectral_rows_span_the_leading_eigenvectors():
+    points = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    points[:20] += 6
+    points[20:40] -= 6
+    ours = graph.spectral(graph.neighbour_graph(points, 5), 3, torch.Generator().manual_seed(1))
+    vectors = torch.linalg.eigh(dense(points, 5)).eigenvectors[:, -3:]
+    rows = vectors / vectors.norm(dim=1, keepdim=True)
+    # The same subspace up to rotation: inner products of rows agree.
+    torch.testing.assert_close(ours @ ours.T, (rows @ rows.T).float(), atol=2e-3, rtol=0)
+    assert graph.spectral(graph.neighbour_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (5, 5)
+
+
+def test_balancing_gives_each_class_its_share():
+    mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
+    mass[0] = 0
+    target = torch.tensor([0.5, 0.3, 0.2])
+    share = graph.balanced(mass, target)
+    torch.testing.assert_close(share.sum(1), torch.ones(50))
+    torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
+def test_principal_axes_keep_the_distances_of_their_plane(shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    kept = graph.principal(x, 4)
+    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    exact = u[:, :4] * s[:4]
+    torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(graph.principal(x, 90), x - x.mean(0))
+
+
+# Views ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_distortion_is_normalisation_and_seeds_decide_the_rest():
+    x, _ = digits(20)
+    torch.testing.assert_close(View()(x, SPEC, torch_stream(0, "v")), SPEC.normalise(x))
+    view = strong_view(SPEC, Affine(rotate=10))
+    first, again, other = (view(x, SPEC, torch_stream(seed, "v")) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_cutout_erases_a_square_to_the_mean():
+    x = torch.full((200, 1, 8, 8), 255, dtype=torch.uint8)
+    erased = View(cutout=0.5)(x, SPEC, torch_stream(0, "v"))
+    hidden = erased == 0
+    assert 0 < hidden.float().mean() < 0.25  # at most half the side, so a quarter of the area
+    for image in hidden[:, 0]:
+        rows, columns = image.any(1).nonzero().squeeze(1), image.any(0).nonzero().squeeze(1)
+        if len(rows):
+            assert image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+    assert torch.equal(erased[~hidden], SPEC.normalise(x)[~hidden])
+
+
+def test_elastic_moves_content_by_about_its_amplitude():
+    x = torch.zeros(300, 1, 8, 8)
+    x[:, 0, 4, 4] = 1
+    spec = dataclasses.replace(SPEC, mean=(0.0,), std=(1.0,))
+    moved = View(elastic=1.0)(x, spec, torch_stream(0, "v"))[:, 0]
+    mass = moved.sum((1, 2)).clamp(min=1e-6)
+    centre = (moved.sum(2) * torch.arange(8)).sum(1) / mass
+    spread = (centre[moved.sum((1, 2)) > 0.3] - 4).std()
+    assert 0.3 < spread < 1.2
+    assert torch.allclose(View(elastic=0.0)(x, spec, torch_stream(0, "v")), x)
+
+
+def test_rows_are_masked_and_shaken():
+    spec = dataclasses.replace(SPEC, input_shape=(6,), mean=(1.0,) * 6, std=(2.0,) * 6)
+    x = torch.full((2000, 6), 5.0)
+    masked = View(mask=0.25)(x, spec, torch_stream(0, "v"))
+    assert set(masked.unique().tolist()) == {0.0, 2.0}
+    assert (masked == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # 5 deviations of 12,000 draws
+    shaken = View(jitter=0.5)(x, spec, torch_stream(0, "v")) - 2.0
+    assert shaken.std().item() == pytest.approx(0.5, rel=0.03)
+    assert weak_view(spec, None).mask == 0 < strong_view(spec, None).mask
+
+
+def test_ranges_widen_and_stay_legal():
+    wide = widened(Affine(rotate=150, scale=0.4, shift=2, shear=40, flip=True, padding="border"))
+    assert wide == Affine(rotate=180, scale=0.5, shift=3, shear=45, flip=True, padding="border")
+    assert widened(None) is None and as_affine(None) is None
+    assert as_affine({"rotate": 3}) == Affine(rotate=3)
+    with pytest.raises(ValueError, match="cutout"):
+        View(cutout=1.5)

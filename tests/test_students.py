@@ -1,0 +1,315 @@
+"""Students: every configured one learns from few labels, repeats itself, and refuses what cannot be learnt from."""
+
+import dataclasses
+import inspect
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from sklearn.datasets import make_moons
+from sklearn.linear_model import LogisticRegression
+
+from pate_torch import networks, protocols
+from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
+from pate_torch.students.alignment import Alignment
+from pate_torch.students.carrying import trusted
+from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.fixmatch import FixMatch
+from pate_torch.students.label_spreading import LabelSpreading
+from pate_torch.students.logistic import Logistic
+from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Average, batches, label_loss, pose
+from pate_torch.students.vat import Vat, frozen_statistics
+from pate_torch.types import DataSpec
+
+CPU = torch.device("cpu")
+NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "student").glob("*.yaml"))
+
+
+def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
+    """A student as its YAML describes it, on a small network and with few steps."""
+    node = OmegaConf.load(f"{Path(__file__).parent.parent}/conf/student/{name}.yaml")
+    recommended = {"student_network": network, "student_steps": steps, "augment": {"shift": 0.5}}
+    tree = OmegaConf.create({"student": node, "recommended": recommended})
+    return shortened(instantiate(tree.student, _convert_="all"), network, steps)
+
+
+def shortened(student, network: str, steps: int):
+    fields = {field.name for field in dataclasses.fields(student)}
+    if "member" in fields:
+        return dataclasses.replace(student, member=shortened(student.member, network, steps), members=2)
+    options = {"channels": (8, 16), "hidden": 32} if network == "small_cnn" else {}
+    small = {"steps": steps, "network_options": options, "batch_size": 16, "unlabelled_batch": 32}
+    return dataclasses.replace(student, **{key: value for key, value in small.items() if key in fields})
+
+
+def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three classes, told by where a bright square lies, under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (count,), generator=generator)
+    x = torch.rand(count, 1, 8, 8, generator=generator) * 120
+    for i, c in enumerate(y.tolist()):
+        row, column = ((0, 0), (0, 4), (4, 2))[c]
+        x[i, 0, row : row + 4, column : column + 4] += 110
+    return x.to(torch.uint8), y
+
+
+def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two shifted Gaussian clouds in 6 dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (count,), generator=generator)
+    return torch.randn(count, 6, generator=generator) + 2.0 * (2 * y[:, None] - 1), y
+
+
+IMAGES = DataSpec(
+    name="squares", num_classes=3, input_shape=(1, 8, 8), class_names=("a", "b", "c"), mean=(0.3,), std=(0.3,)
+)
+ROWS = DataSpec(name="clouds", num_classes=2, input_shape=(6,), class_names=("a", "b"), mean=(0.0,) * 6, std=(2.0,) * 6)
+
+
+def task(labels: int = 12, spec: DataSpec = IMAGES, **changes) -> tuple[StudentTask, torch.Tensor]:
+    make = images if spec is IMAGES else rows
+    x, y = make(150, seed=1)
+    query = torch.arange(labels)
+    return dataclasses.replace(StudentTask(spec, x, query, y[query]), **changes), y
+
+
+def accuracy(student: Student, make) -> float:
+    x, y = make(300, seed=2)
+    return float((student.probabilities(x).argmax(1) == y).float().mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_an_easy_problem_repeats_itself_and_is_rebuilt(name):
+    algorithm = configured(name)
+    assert isinstance(algorithm, StudentAlgorithm) and algorithm.name == name
+    easy, _ = task()
+    logged, shown = [], []
+    student = algorithm.fit(
+        easy, seed=0, device=CPU, progress=lambda *p: shown.append(p), log=lambda *entry: logged.append(entry)
+    )
+    assert accuracy(student, images) > 0.85  # chance: 1/3
+    assert shown[-1][0] == shown[-1][1] and [done for done, _ in shown] == sorted(done for done, _ in shown)
+    assert logged and all(math.isfinite(value) for _, value, _ in logged)
+    assert sum(map(len, student.curves.values())) == len(logged)
+
+    torch.manual_seed(12345)  # the global generator must not matter
+    again = algorithm.fit(easy, seed=0, device=CPU)
+    rebuilt = networks.rebuild(json.loads(json.dumps(student.network)))
+    rebuilt.load_state_dict(again.module.state_dict())
+    x, _ = images(20, seed=3)
+    same = Student(student.network, rebuilt, easy.spec).probabilities(x)
+    torch.testing.assert_close(same, student.probabilities(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "logistic"])
+def test_another_seed_gives_another_student(name):
+    easy, _ = task()
+    algorithm = configured(name, steps=2)
+    first, second = (algorithm.fit(easy, seed=seed, device=CPU).module.state_dict() for seed in (0, 1))
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_feature_rows(name):
+    easy, _ = task(10, ROWS)
+    assert accuracy(configured(name, network="mlp").fit(easy, seed=0, device=CPU), rows) > 0.9  # chance: 1/2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_class_or_label_is_learnt_and_no_label_is_refused(name):
+    one, y = task(1)
+    algorithm = configured(name, steps=20)
+    student = algorithm.fit(one, seed=0, device=CPU)
+    x, _ = images(40, seed=4)
+    assert (student.probabilities(x).argmax(1) == y[0]).all()
+    none = dataclasses.replace(one, query_Q=one.query_Q[:0], label_Q=one.label_Q[:0])
+    with pytest.raises(ValueError, match="no public point has a released label"):
+        algorithm.fit(none, seed=0, device=CPU)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"label_Q": torch.tensor([0, 1, 3])}, "label=3"),
+        ({"label_Q": torch.tensor([0, 1, -1])}, "label=-1"),
+        ({"query_Q": torch.tensor([0, 1, 150])}, "query=150"),
+        ({"label_Q": torch.tensor([0, 1])}, "2 labels for 3 questions"),
+        ({"flip_probability": 1.5}, "flip_probability"),
+    ],
+)
+def test_a_task_that_does_not_fit_together_is_refused(change, message):
+    bad, _ = task(3)
+    with pytest.raises(ValueError, match=message):
+        pose(dataclasses.replace(bad, **change), 0, CPU)
+
+
+def test_a_student_cannot_be_handed_evaluation_labels():
+    fields = {field.name for field in dataclasses.fields(StudentTask)}
+    assert fields == {"spec", "pool_x", "query_Q", "label_Q", "flip_probability"}
+    parameters = set(inspect.signature(protocols.StudentAlgorithm.fit).parameters)
+    assert parameters == {"self", "task", "seed", "device", "progress", "log"}
+
+
+def test_the_corrected_loss_is_the_likelihood_of_flipped_labels():
+    logits = torch.randn(50, 4, dtype=torch.float64)
+    label = torch.arange(50) % 4
+    transition = torch.full((4, 4), 0.3 / 3, dtype=torch.float64).fill_diagonal_(0.7)
+    expected = -(logits.softmax(1) @ transition).log()[torch.arange(50), label]
+    torch.testing.assert_close(label_loss(logits, label, 0.3), expected)
+    plain = torch.nn.functional.cross_entropy(logits, label, reduction="none")
+    torch.testing.assert_close(label_loss(logits, label, 0.0), plain)
+
+
+def test_a_firmly_contradicted_label_loses_its_pull():
+    logits = torch.tensor([[12.0, 0.0, 0.0]], requires_grad=True)
+    pulls = []
+    for flip in (0.0, 0.05):
+        (gradient,) = torch.autograd.grad(label_loss(logits, torch.tensor([1]), flip).sum(), logits)
+        pulls.append(float(gradient.abs().max()))
+    assert pulls[0] > 0.99 and pulls[1] < 1e-3
+
+
+def test_knowing_the_flips_helps_against_wrong_labels():
+    """A third of the labels wrong: the corrected student is better on each of three draws."""
+    for seed in range(3):
+        easy, y = task(90, ROWS)
+        wrong = torch.rand(90, generator=torch.Generator().manual_seed(seed)) < 0.33
+        noisy = torch.where(wrong, 1 - y[:90], y[:90])
+        algorithm = Supervised(network="mlp", steps=150, batch_size=32)
+        scores = [
+            accuracy(
+                algorithm.fit(dataclasses.replace(easy, label_Q=noisy, flip_probability=flip), seed=seed, device=CPU),
+                rows,
+            )
+            for flip in (None, 0.33)
+        ]
+        assert scores[1] > scores[0]
+
+
+def test_batches_are_whole_and_pass_over_everything():
+    order = batches(7, 3, torch.Generator().manual_seed(0))
+    drawn = torch.cat([next(order) for _ in range(7)])
+    assert torch.equal(drawn.view(3, 7).sort(1).values, torch.arange(7).expand(3, 7))
+    assert len(next(batches(2, 5, torch.Generator().manual_seed(0)))) == 5
+
+
+def test_the_average_is_exponential_with_a_fast_start():
+    model = torch.nn.BatchNorm1d(1)
+    average, by_hand = Average(model, 0.5), 1.0
+    for step in range(1, 8):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        average.update(model)
+        by_hand += (step - by_hand) * (1 - min(0.5, step / (step + 9)))
+    assert float(average.module.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_alignment_restores_the_expected_shares():
+    easy, _ = task()
+    posed = pose(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
+    align = Alignment(posed, "uniform", decay=0.0)
+    skewed = torch.softmax(torch.randn(4000, 3) + torch.tensor([1.5, 0.0, -0.5]), 1)
+    before, after = skewed.mean(0), align(skewed).mean(0)
+    assert (after - 1 / 3).abs().max() < (before - 1 / 3).abs().max() / 3
+    torch.testing.assert_close(align(skewed).sum(1), torch.ones(4000))
+    torch.testing.assert_close(Alignment(posed, "none")(skewed), skewed)
+    missing = pose(dataclasses.replace(easy, label_Q=torch.tensor([0, 1] * 6)), 0, CPU)
+    assert Alignment(missing, "uniform").target_C.tolist() == [0.5, 0.5, 0.0]
+
+
+def test_trust_keeps_the_widest_leads_of_each_class():
+    lead = torch.linspace(0.0, 0.9, 10)
+    share = torch.cat([torch.stack([0.5 + lead / 2, 0.5 - lead / 2], 1), torch.tensor([[0.1, 0.9]])])
+    kept = trusted(share, 0.5)
+    assert kept.tolist() == [-1] * 5 + [0] * 5 + [1]
+
+
+def test_carried_labels_help_where_few_are_given():
+    """Two moons with one label each: the labels alone cut them straight, carried ones follow them round."""
+    x, y = make_moons(300, noise=0.06, random_state=0)
+    x, y = torch.from_numpy(x).float(), torch.from_numpy(y)
+    spec = DataSpec(
+        name="moons", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.5, 0.25), std=(0.9, 0.5)
+    )
+    query = torch.tensor([int((y == c).nonzero()[0]) for c in range(2)])
+    scores = []
+    for kind in (Supervised, LabelSpreading):
+        algorithm = kind(network="mlp", steps=150, batch_size=8, learning_rate=1e-2)
+        student = algorithm.fit(StudentTask(spec, x, query, y[query]), seed=0, device=CPU)
+        scores.append(float((student.probabilities(x).argmax(1) == y).float().mean()))
+    assert scores[0] < 0.8 < 0.9 < scores[1]
+
+
+def test_smoothness_leaves_running_statistics_alone():
+    model = networks.build("small_cnn", (1, 8, 8), 3).train()
+    before = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
+    with frozen_statistics(model):
+        model(torch.randn(16, 1, 8, 8))
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+    model(torch.randn(16, 1, 8, 8))
+    assert any(not torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+def test_the_adversary_finds_a_worse_direction_than_chance():
+    generator = torch.Generator().manual_seed(0)
+    model = networks.initialise(networks.build("mlp", (6,), 2), generator)
+    with torch.no_grad():
+        list(model.parameters())[-2].normal_(generator=generator)
+    x = torch.randn(64, 6, generator=generator)
+    adversarial = Vat(radius=0.5)._change(model, x, generator).item()
+    here = model(x).log_softmax(1)
+    noise = torch.randn(x.shape, generator=generator)
+    noise = 0.5 * noise / noise.square().mean(1, keepdim=True).sqrt()
+    there = model(x + noise).log_softmax(1)
+    chance = torch.nn.functional.kl_div(there, here, log_target=True, reduction="batchmean").item()
+    assert adversarial > 1.5 * chance
+
+
+@pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2], [0, 2]])
+def test_the_linear_student_is_scikit_learn_s(classes):
+    generator = np.random.default_rng(0)
+    label = np.array(classes * 10)
+    x = (generator.normal(size=(len(label), 6)) + label[:, None]).astype(np.float32)
+    spec = dataclasses.replace(ROWS, num_classes=3, class_names=("a", "b", "c"), std=(1.0,) * 6)
+    posed = StudentTask(spec, torch.from_numpy(x), torch.arange(len(label)), torch.from_numpy(label))
+    student = Logistic(ridge=0.5).fit(posed, seed=0, device=CPU)
+    reference = LogisticRegression(C=2.0, max_iter=2000, tol=1e-7).fit(x.astype(np.float64), label)
+    ours = student.probabilities(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(ours[:, classes], reference.predict_proba(x), atol=1e-6)
+    assert ours[:, [c for c in range(3) if c not in classes]].sum() < 1e-9
+
+
+def test_a_vote_pools_the_members():
+    easy, _ = task()
+    student = Ensemble(member=Supervised(steps=3), members=3).fit(easy, seed=0, device=CPU)
+    x, _ = images(20, seed=5)
+    normal = easy.spec.normalise(x)
+    mean = torch.stack([member(normal).log_softmax(1) for member in student.module.members]).mean(0)
+    torch.testing.assert_close(student.probabilities(x), mean.softmax(1))
+    weights = [next(member.parameters()) for member in student.module.members]
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+
+
+@pytest.mark.parametrize(
+    "make,key",
+    [
+        (lambda: Supervised(steps=0), "student.steps"),
+        (lambda: Supervised(ema=1.2), "student.ema"),
+        (lambda: Supervised(precision="float16"), "student.precision"),
+        (lambda: FixMatch(threshold=2), "student.threshold"),
+        (lambda: FixMatch(alignment="uniforn"), "Did you mean 'uniform'"),
+        (lambda: FixMatch(augment={"rotate": 500}), "augment.rotate"),
+        (lambda: Vat(radius=0), "student.radius"),
+        (lambda: Logistic(ridge=0), "student.ridge"),
+        (lambda: Ensemble(member=Supervised(), members=0), "student.members"),
+    ],
+)
+def test_bad_settings_are_named(make, key):
+    with pytest.raises(ValueError, match=key):
+        make()
