@@ -19,7 +19,7 @@ from pate_torch.reporting.private import PrivateBoard
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.store import Identity, TeacherStore
+from pate_torch.teachers.store import Identity, Stored, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset, PrivateData, Shards, Votes
 
@@ -76,27 +76,24 @@ def obtain_teachers(
     stages: Stages,
     clock: Clock,
     board: PrivateBoard,
+    afford: Callable[[], object],
 ) -> Teachers:
-    """The ensemble that was asked for, one trained before in the same way on the same data, or a new one."""
+    """The ensemble that was asked for, one trained before in the same way on the same data, or a new one.
+
+    ``afford`` raises when the release that new teachers are for would be refused: training may take hours.
+    """
     with clock("partition"):
         shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
         identity = identify(plan, data, store)
     found = plan.teachers or store.find(identity)
-    stored = None if found is None else store.load(found)
+    stored = None if found is None else reusable(found, store, identity, ledger)
     if found is not None and stored is not None:
-        _same_data(stored.identity, identity, found)
-        if stored.ledger_head is not None and not ledger.head_contains(stored.ledger_head):
-            raise checks.fail(
-                "teachers",
-                found,
-                "were used with another privacy ledger than the one here",
-                f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
-            )
         if plan.teachers is None:
             stages.say(f"Reusing teachers {found}: same data, same configuration.")
         ensemble = stored.ensemble
     else:
         checkpoints = _checkpoints(store, identity)
+        afford()
         distributed.broadcast_text(TRAIN)
         with clock("teachers"):
             ensemble = train(
@@ -139,6 +136,20 @@ def enrol(votes: Votes, dataset: str, store: TeacherStore, ledger: Ledger) -> Te
         fingerprint=enrolled.fingerprint,
         remember=functools.partial(register.set_ledger_head, enrolled),
     )
+
+
+def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> Stored:
+    """The stored ensemble called ``name``. ValueError: unknown, damaged, of other data, or apart from its ledger."""
+    stored = store.load(name)
+    _same_data(stored.identity, here, name)
+    if stored.ledger_head is not None and (ledger is None or not ledger.head_contains(stored.ledger_head)):
+        raise checks.fail(
+            "teachers",
+            name,
+            "were used with another privacy ledger than the one here",
+            "Bring back the ledger.sqlite that lay beside them: it remembers what was released.",
+        )
+    return stored
 
 
 def _same_data(stored: Identity, here: Identity, name: str) -> None:

@@ -186,13 +186,7 @@ class Ledger:
         events = tuple(events)
         checks.boolean("insecure", insecure)
         with self._chain.writing():
-            self._catch_up()
-            state = self._state(account)
-            if state.closed:
-                raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-            asked, spent = state.filter.price(events), state.spent()
-            if not state.filter.admits(spent, asked):
-                raise exceeded(state.view(account), events, asked)
+            asked = self.check(account, events)
             reservation = Reservation(
                 id=secrets.token_hex(8), account=account, events=events, spend=asked, insecure=insecure
             )
@@ -207,6 +201,18 @@ class Ledger:
             }
             self._chain.append("reserve", account, facts)
         return reservation
+
+    def check(self, account: str, events: Iterable[Event]) -> Spend:
+        """The price of these events; raises what ``reserve`` would raise now, and charges nothing."""
+        events = tuple(events)
+        self._catch_up()
+        state = self._state(account)
+        if state.closed:
+            raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+        asked = state.filter.price(events)
+        if not state.filter.admits(state.spent(), asked):
+            raise exceeded(state.view(account), events, asked)
+        return asked
 
     def record(self, reservation: Reservation | str, events: Iterable[Event]) -> None:
         """Note what one round incurred, for whoever investigates a crash; the charge stays at its worst."""

@@ -11,7 +11,9 @@ import torch
 
 from pate_torch import checks, runs
 from pate_torch.accounting import calibration
+from pate_torch.noise import NoiseSource
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import PrivateData, Shards
@@ -52,6 +54,7 @@ class Plan:
     opening_budget: float = 10.0
     target_epsilon: float | None = None
     selection: Selection | None = None
+    sanitiser: Sanitiser | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False
@@ -65,6 +68,7 @@ class Plan:
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
+        NoiseSource(self.noise, self.insecure_noise_seed)
         if self.teachers is not None:
             runs.checked_id("teachers", self.teachers)
         if self.labels is not None:

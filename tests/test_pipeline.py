@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pate_torch import pipeline, released
-from pate_torch.accounting import gdp
+from pate_torch.accounting import gdp, rdp
 from pate_torch.augment import Affine
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
@@ -18,6 +18,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
+from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
@@ -111,7 +112,9 @@ def test_released_labels_are_the_release(plan):
     rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data = plan.source.load()
-    release, _ = released.read(plan.root, summary(plan)["release_id"], data.pool, data.spec)
+    release, _ = released.read(
+        plan.root, summary(plan)["release_id"], data.pool, data.spec, Ledger(plan.root / "ledger.sqlite")
+    )
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
 
 
@@ -272,3 +275,38 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
         two_candidates().hold_out(dataclasses.replace(data, private=grouped), "add_remove", 0)
     with pytest.raises(ValueError, match="two students"):
         Selection(candidates={"one": plan.student})
+
+
+def test_a_sanitised_price_is_drawn_charged_and_published(plan):
+    def sanitised(name, **changes):
+        one = dataclasses.replace(
+            plan,
+            mechanism=Gaussian(sigma=8.0),
+            num_teachers=60,
+            sanitiser=Sanitiser(),
+            root=plan.root / name,
+            folder=plan.root / name / "runs/blobs/gaussian/1",
+            **changes,
+        )
+        pipeline.run(one)
+        return one, json.loads((one.folder / "release" / "sanitised.json").read_text())
+
+    one, first = sanitised("a")
+    labels_alone = summary(one)["epsilon"]
+    assert summary(one)["epsilon_charged"] > labels_alone  # publishing the price has a price
+    entries = [e for e in Ledger(one.root / "ledger.sqlite").entries("blobs") if e.kind == "reserve"]
+    assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised price"]
+    assert first["private"] is True and first["rdp"] >= 0
+    ceiling = first["rdp_of_this_publication"] + 20 * first["order"] / 64
+    assert first["epsilon"] <= rdp.to_epsilon([first["order"]], [ceiling], 1e-4) + 1e-12
+    _, second = sanitised("b", seed=1)
+    assert first["rdp"] != second["rdp"]  # drawn, not computed
+
+
+def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
+    discrete = dataclasses.replace(plan, noise="discrete", mechanism=Gaussian(sigma=2.0, noise="discrete"))
+    with pytest.raises(ValueError, match="no data-dependent price"):
+        pipeline.run(dataclasses.replace(discrete, sanitiser=Sanitiser()))
+    with pytest.raises(ValueError, match="rounds"):
+        pipeline.run(dataclasses.replace(plan, strategy=Random(rounds=2), sanitiser=Sanitiser()))
+    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()

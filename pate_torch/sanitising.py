@@ -1,0 +1,114 @@
+"""Publishing the data-dependent price: computed from the votes, made private by noise of its own, and charged.
+
+The guarantee of a release stays its data-independent price. This one is smaller when the teachers agree, and holds with
+a stated confidence over its own noise; PATE 2018 (appendix B) with the corrections of ``sanitised_release``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pate_torch import checks, released
+from pate_torch.accounting import sanitised_release as publication
+from pate_torch.accounting.events import Event, RdpCurve
+from pate_torch.labelling import Charge
+from pate_torch.noise import NoiseSource
+from pate_torch.protocols import Mechanism
+from pate_torch.types import Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sanitiser:
+    """agreement: public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
+
+    confidence: that what is published is at least the true price.
+    """
+
+    agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
+    confidence: float = 0.95
+    _plans: dict[Any, publication.Plan] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.agreement:
+            raise checks.fail("sanitiser.agreement", self.agreement, "must hold at least one share")
+        for share in self.agreement:
+            checks.between("sanitiser.agreement", share, 0, 1)
+        checks.between("sanitiser.confidence", self.confidence, 0.5, 0.999999)
+
+    def plan(
+        self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
+    ) -> publication.Plan:
+        """Public parameters of the publication. ValueError where the price cannot be sanitised, saying why."""
+        model = mechanism.outcome_model()
+        fix = "Set sanitiser=none: the data-independent price is published in any case."
+        if model is None:
+            raise checks.fail("sanitiser", "set", f"{mechanism.name} has no data-dependent price", fix)
+        if rounds > 1:
+            raise checks.fail(
+                "sanitiser",
+                "set",
+                f"questions in {rounds} rounds depend on answers, and their prices do not add",
+                fix,
+            )
+        key = (mechanism, num_queries, num_teachers, num_classes, delta)
+        if key not in self._plans:
+            guesses = publication.imagined_votes(num_teachers, num_classes, self.agreement)
+            try:
+                self._plans[key] = publication.choose(
+                    model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
+                )
+            except ValueError as error:
+                raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
+        return self._plans[key]
+
+    @staticmethod
+    def worst_case(plan: publication.Plan) -> tuple[Event, ...]:
+        return (RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="smooth sensitivity (PATE 2018, B)"),)
+
+    def publish(
+        self,
+        plan: publication.Plan,
+        mechanism: Mechanism,
+        votes: Votes,
+        noise: NoiseSource,
+        charge: Charge,
+        delta: float,
+        folder: Path,
+    ) -> float:
+        """Charge, draw, write ``sanitised.json``; returns epsilon of the labels and of this publication together."""
+        model = mechanism.outcome_model()
+        assert model is not None
+        events = self.worst_case(plan)
+        reservation = charge.ledger.reserve(
+            charge.account,
+            events,
+            fingerprint=charge.fingerprint,
+            mechanism="sanitised price",
+            run=charge.run,
+            insecure=not noise.private,
+        )
+        z = float(noise.gaussian((1,), 1.0, torch.device("cpu"))[0])
+        price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), z, adaptive=False)
+        epsilon = price.epsilon(delta)
+        record = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "confidence": plan.confidence,
+            "direction": "forward",
+            "route": f"Renyi of order {plan.order:g}, smooth sensitivity (PATE 2018, appendix B, corrected)",
+            "rdp": price.rdp,
+            "rdp_of_this_publication": plan.cost,
+            "order": plan.order,
+            "decay": plan.decay,
+            "sigma": plan.sigma,
+            "private": noise.private,
+        }
+        released.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        charge.ledger.commit(reservation, events, release_id=f"sanitised price of {charge.run}")
+        return epsilon
