@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ class Digits:
     public: int = 450
     test: int = 247
 
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+
     def __post_init__(self) -> None:
         locations.check_name(self.name)
         benchmark.check_counts(self.public, self.test, self.private)
@@ -50,7 +53,7 @@ class Digits:
         x, y = torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64))
         return benchmark.assemble(
             name=self.name,
-            class_names=tuple("0123456789"),
+            class_names=self.classes,
             private=(x[chosen], y[chosen]),
             held=benchmark.held_out(x[rest], y[rest], self.public, self.test),
             nominal_size=self.private,

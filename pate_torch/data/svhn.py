@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import scipy.io
@@ -38,23 +39,34 @@ class Svhn:
     public: int = 10_000
     test: int = 16_032
 
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+
     def __post_init__(self) -> None:
         locations.check_name(self.name)
         checks.boolean("dataset.download", self.download)
         checks.boolean("dataset.extra", self.extra)
         benchmark.check_counts(self.public, self.test, self.private)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The files of the private side."""
+        return ("train", "extra") if self.extra else ("train",)
+
+    @property
+    def size(self) -> int:
+        """How many images these hold, as published."""
+        return sum(_SIZES[split] for split in self.splits)
+
     def load(self) -> Dataset:
-        splits = ("train", "extra") if self.extra else ("train",)
-        parts = [self._part(split) for split in splits]
+        parts = [self._part(split) for split in self.splits]
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True)) if self.extra else parts[0]
         held = benchmark.held_out(*self._part("test"), self.public, self.test)
         return benchmark.assemble(
             name=self.name,
-            class_names=tuple("0123456789"),
+            class_names=self.classes,
             private=(x[: self.private], y[: self.private]),
             held=held,
-            nominal_size=self.private or sum(_SIZES[split] for split in splits),
+            nominal_size=self.private or self.size,
         )
 
     def _part(self, split: str) -> tuple[Tensor, Tensor]:

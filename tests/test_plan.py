@@ -1,0 +1,483 @@
+"""The planning command: its figures against the accounting core and the run itself, and what it must not touch."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import norm
+
+from pate_torch import plan as command
+from pate_torch.accounting import calibration
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.command import configuration
+from pate_torch.data.digits import Digits
+from pate_torch.data.glyphs import Glyphs
+from pate_torch.data.mnist import Mnist
+from pate_torch.data.svhn import Svhn
+from pate_torch.data.tabular import Csv
+from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.stability import Stability
+from pate_torch.planning import sheet as sheets
+from pate_torch.planning.choice import best, planned
+from pate_torch.planning.declared import Declared
+from pate_torch.planning.pilot import Crowd, Pilot, imagine, rehearse
+
+DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
+MECHANISMS = sorted(file.stem for file in Path(configuration(), "mechanism").glob("*.yaml"))
+
+
+class PrivateRecordsRead(AssertionError):
+    pass
+
+
+class Untouchable(Glyphs):
+    """A data set that knows its public facts and lets nobody load it."""
+
+    def load(self):
+        raise PrivateRecordsRead
+
+
+UNTOUCHABLE = ("dataset=glyphs", "dataset._target_=test_plan.Untouchable")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    return tmp_path / "home"
+
+
+def plan(*settings):
+    return command.plan(settings, plot=False)
+
+
+def only(*settings):
+    (choice,) = plan(*settings).choices
+    return choice
+
+
+def run_plan(*settings):
+    """The plan that train.py would make of the same settings."""
+    with command.initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+        return command.Composer(settings)(())
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_prices_and_counts_are_those_of_the_accounting_core():
+    sheet = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
+    for choice, sigma in zip(sheet.choices, (20, 40, 80), strict=True):
+        mechanism = Gaussian(sigma=sigma)
+        assert choice.routes == accounting.routes(mechanism.worst_case(50), 1e-5)
+        assert choice.route == "gdp" and choice.epsilon == choice.routes["gdp"]
+        assert choice.fits == calibration.most_queries(mechanism.worst_case, epsilon=2, delta=1e-5)
+        assert choice.shard == 240
+        at_target = accounting.epsilon(Gaussian(sigma=choice.sigma_for_target).worst_case(50), 1e-5)
+        assert at_target.epsilon == pytest.approx(2, rel=1e-8) and at_target.epsilon <= 2
+    # mu = sqrt(2 * 50) / 40 = 1/4 by hand: epsilon 0.926 at delta 1e-5.
+    assert sheet.choices[1].epsilon == pytest.approx(0.92630, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("mechanism.sigma=8.3",),
+        ("mechanism=laplace", "mechanism.sigma=8"),
+        ("mechanism=confident", "mechanism.sigma=15", "mechanism.screen_sigma=20"),
+        ("noise=discrete", "mechanism.sigma=9"),
+        ("selection=exponential", "mechanism.sigma=10"),
+    ],
+)
+def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
+    settings = ("dataset=glyphs", *settings, "num_teachers=50", "privacy.budget_epsilon=2")
+    choice = only(*settings)
+    assert 1 < choice.fits < 4000
+    for queries, accepted in ((choice.fits, True), (choice.fits + 1, False)):
+        events = planned(run_plan(*settings), queries)
+        with Ledger(home / f"ledger{queries}.sqlite") as ledger:
+            terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
+            ledger.open_account("new", planned_events=events, **terms)
+            if accepted:
+                ledger.reserve("new", events, fingerprint="", mechanism="", run="")
+            else:
+                with pytest.raises(BudgetExceeded):
+                    ledger.reserve("new", events, fingerprint="", mechanism="", run="")
+
+
+def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
+    mechanism = Gaussian(sigma=8.3)
+    path = home / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        terms = {"budget_epsilon": 4.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
+        ledger.open_account("digits", planned_events=mechanism.worst_case(20), **terms)
+        ledger.commit(
+            ledger.reserve("digits", mechanism.worst_case(20), fingerprint="", mechanism="", run=""),
+            mechanism.worst_case(20),
+        )
+        head, entries = ledger.head(), len(ledger.entries())
+    sheet = plan("num_teachers=50", "mechanism.sigma=8.3")
+    (choice,) = sheet.choices
+    assert sheet.budget == 4.0 and sheet.budget_from == "the account's cap"
+    with Ledger(path) as ledger:
+        assert (ledger.head(), len(ledger.entries())) == (head, entries)
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve("digits", mechanism.worst_case(choice.left + 1), fingerprint="", mechanism="", run="")
+        ledger.reserve("digits", mechanism.worst_case(choice.left), fingerprint="", mechanism="", run="")
+    assert choice.left == choice.fits - 20  # mu^2 adds up
+    shown = sheets.text(sheet)
+    assert f"{choice.left} questions" in shown and "of 4 at delta 0.0001" in " ".join(shown.split())
+
+
+def test_terms_that_a_run_would_refuse_are_named(home):
+    with Ledger(home / "ledger.sqlite") as ledger:
+        terms = {"budget_epsilon": 4.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
+        ledger.open_account("digits", planned_events=Gaussian(sigma=8).worst_case(1), **terms)
+    notes = plan("privacy.delta=1e-5", "privacy.budget_epsilon=3", "partition=replace_one", "teachers=50").notes
+    assert [note.split(": ")[0] for note in notes] == ["A run would be refused"] * 3
+    assert "epsilon 4" in notes[0] and "delta 0.0001" in notes[1] and "add_remove" in notes[2]
+
+
+def test_no_ledger_is_made_where_there_is_none(home):
+    assert plan("teachers=50").account is None
+    assert list(home.iterdir()) == []
+
+
+def test_a_target_sets_the_noise_as_in_a_run():
+    sheet = plan("privacy.target_epsilon=1.5")
+    expected = command.calibrated(run_plan("privacy.target_epsilon=1.5")).sigma
+    assert [choice.num_teachers for choice in sheet.choices] == [25, 50, 100]
+    for choice in sheet.choices:
+        assert choice.sigma == expected == choice.sigma_for_target
+        assert choice.epsilon == pytest.approx(1.5, rel=1e-8)
+
+
+def test_a_target_below_what_the_checks_alone_cost_is_out_of_reach():
+    choice = only("mechanism=confident", "teachers=50", "mechanism.screen_sigma=2", "privacy.target_epsilon=1")
+    assert choice.verdict == "cannot" and "out of reach" in choice.problem and choice.sigma_for_target is None
+
+
+# ---- the grid ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_open_is_halved_and_doubled():
+    def grid(*settings):
+        return [(choice.num_teachers, choice.sigma) for choice in plan(*settings).choices]
+
+    assert grid() == [(k, s) for k in (25, 50, 100) for s in (4.15, 8.3, 16.6)]
+    assert grid("teachers=80") == [(80, 4.15), (80, 8.3), (80, 16.6)]
+    assert grid("num_teachers=80,90", "mechanism.sigma=5") == [(80, 5), (90, 5)]
+    assert grid("num_teachers=range(10,40,10)", "mechanism.sigma=5") == [(10, 5), (20, 5), (30, 5)]
+
+
+def test_a_recommended_threshold_moves_with_the_number_of_teachers():
+    sheet = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,250,1000")
+    assert [choice.threshold for choice in sheet.choices] == [100, 200, 800]
+    assert "mechanism.threshold=100" in sheet.choices[0].settings
+    given = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,250", "mechanism.threshold=90")
+    assert [choice.threshold for choice in given.choices] == [90, 90]
+
+
+def test_the_settings_of_a_row_are_those_of_the_run_it_describes():
+    for choice in plan("dataset=mnist", "mechanism=confident").choices:
+        each = run_plan(*choice.settings)
+        assert (each.num_teachers, each.mechanism.sigma) == (choice.num_teachers, choice.sigma)
+        assert each.mechanism.threshold == choice.threshold
+
+
+# ---- what cannot work ----------------------------------------------------------------------------------------------
+
+
+def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys):
+    assert command.main(["dataset=mnist", "mechanism=stability", "teachers=250,5000", "--no-plot"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    needed = Stability(epsilon=1, delta=1e-5, max_failures=20).calibration(50).teachers_needed
+    assert f"(K 250) num_teachers must be at least {needed} for mechanism=stability" in shown
+    assert 2000 < needed < 5000
+    few, many = plan("dataset=mnist", "mechanism=stability", "teachers=250,5000").choices
+    with pytest.raises(ValueError) as refused:
+        Stability(epsilon=1, delta=1e-5, max_failures=20).check(num_queries=50, num_teachers=250, num_classes=10)
+    assert few.problem == str(refused.value) and few.verdict == "cannot" and few.outcome is None
+    assert many.problem is None and many.outcome is not None
+
+
+def test_stability_counts_questions_until_its_own_check_refuses():
+    settings = ("dataset=mnist", "mechanism=stability", "teachers=5000", "privacy.budget_epsilon=2")
+    fits = only(*settings).fits
+    mechanism = Stability(epsilon=1, delta=1e-5, max_failures=20)
+    mechanism.check(num_queries=fits, num_teachers=5000, num_classes=10)
+    with pytest.raises(ValueError, match="must be at least"):
+        mechanism.check(num_queries=fits + 1, num_teachers=5000, num_classes=10)
+
+
+def test_a_budget_that_no_question_fits_is_said_plainly():
+    sheet = plan("mechanism.sigma=1", "privacy.budget_epsilon=0.05", "teachers=50")
+    assert sheet.choices[0].fits == 0 and sheet.choices[0].verdict == "over" and sheet.best is None
+    shown = sheets.text(sheet)
+    assert "does not hold a single question" in shown and "None of these choices works." in shown
+
+
+def test_noise_that_drowns_the_votes_is_called_random():
+    sheet = plan("mechanism.sigma=100000", "teachers=50")
+    (choice,) = sheet.choices
+    assert choice.verdict == "random" and abs(choice.outcome.right - 0.1) < 0.05
+    assert "little better than guesses" in sheets.text(sheet)
+    assert only("mechanism.sigma=4", "teachers=50").verdict == "ok"
+
+
+def test_questions_and_teachers_beyond_what_is_declared_are_refused():
+    assert "450 points" in only("num_queries=451", "teachers=50", "mechanism.sigma=8").problem
+    assert "1100 private records" in only("teachers=1101", "mechanism.sigma=8").problem
+
+
+def test_few_answers_are_told_from_none_wrong():
+    choice = only("mechanism=confident", "teachers=50", "mechanism.threshold=60", "mechanism.sigma=8")
+    assert choice.outcome.answered < 0.1 and choice.verdict == "few"
+
+
+def test_the_best_is_the_cheapest_among_those_with_most_right_labels():
+    choices = list(plan().choices)
+    chosen = best(choices)
+    works = [choice for choice in choices if choice.verdict == "ok"]
+    assert chosen in works
+    for other in works:
+        assert other.right_labels < 0.98 * max(w.right_labels for w in works) or other.epsilon >= chosen.epsilon
+    assert best([choice for choice in choices if choice.verdict != "ok"]) is None
+
+
+# ---- what it must not touch ----------------------------------------------------------------------------------------
+
+
+def test_private_records_are_never_loaded(capsys):
+    with pytest.raises(PrivateRecordsRead):
+        run_plan(*UNTOUCHABLE).source.load()
+    assert command.main([*UNTOUCHABLE, "--json", "--no-plot"]) == 0
+    row = json.loads(capsys.readouterr().out)["choices"][4]
+    assert row["num_classes"] == 10 and row["shard"] == 250
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
+    source = type(run_plan(f"dataset={name}").source)
+    monkeypatch.setattr(source, "load", lambda self: (_ for _ in ()).throw(PrivateRecordsRead()))
+    choice = only(f"dataset={name}", "data_root=/nowhere", "teachers=60", "mechanism.sigma=8")
+    assert choice.problem is None and choice.outcome is not None
+
+
+def test_a_trained_pilot_leaves_the_planned_data_alone():
+    pilot = ("pilot.on=glyphs", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
+    sheet = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
+    assert 0.2 < sheet.choices[0].outcome.teacher < 1 and "trained on glyphs" in sheet.pilot
+
+
+@pytest.mark.parametrize("source", [Digits(), Glyphs(private=60, public=30, test=10, num_classes=4)])
+def test_declared_facts_are_those_of_the_loaded_data(source):
+    declared, data = Declared.of(source), source.load()
+    assert declared.num_classes == data.spec.num_classes
+    assert declared.size == data.spec.nominal_size and declared.pool == len(data.pool)
+    assert declared.name == data.spec.name
+
+
+def test_declared_facts_of_sources_whose_files_are_elsewhere():
+    assert Declared.of(Mnist()) == Declared(name="mnist", num_classes=10, size=60_000, pool=9000)
+    assert Declared.of(Mnist(private=500)).size == 500
+    assert Declared.of(Svhn()).size == 73_257 and Declared.of(Svhn(extra=True)).size == 604_388
+    assert Declared.of(Csv()) == Declared(name="csv")
+    assert Declared.of(Csv(classes=["a", "b", "c"], nominal_size=9)) == Declared(name="csv", num_classes=3, size=9)
+
+
+# ---- the pilot -----------------------------------------------------------------------------------------------------
+
+
+def plurality(crowd, num_teachers):
+    votes, truth_Q = crowd.ask(num_teachers, 4000, 0)
+    return float((votes.plurality().numpy() == truth_Q).mean())
+
+
+def test_an_imagined_crowd_keeps_the_guess():
+    for accuracy, num_classes in ((0.6, 10), (0.8, 2), (0.95, 5)):
+        crowd = imagine(accuracy, num_classes, 20_000, seed=1)
+        assert crowd.teacher_accuracy == pytest.approx(accuracy, abs=0.01)
+        assert np.allclose(crowd.share_QC.sum(1), 1) and (crowd.share_QC >= 0).all()
+        # Exchangeable classes: the truth is any of them, and so is the rival.
+        assert np.bincount(crowd.truth_Q).min() > 0.9 * 20_000 / num_classes
+
+
+@pytest.mark.parametrize(
+    "accuracy,teachers,measured",
+    # Measured, as mean and plurality accuracy: 25 teachers on digits (22 and 44 records each), 16 on MNIST (120 and
+    # 480) and 16 on glyphs (125 and 500).
+    [
+        (0.639, 25, 0.916),
+        (0.788, 25, 0.933),
+        (0.727, 16, 0.845),
+        (0.866, 16, 0.906),
+        (0.772, 16, 0.909),
+        (0.936, 16, 0.967),
+    ],
+)
+def test_an_imagined_plurality_is_near_that_of_real_ensembles(accuracy, teachers, measured):
+    assert plurality(imagine(accuracy, 10, 4000, seed=0), teachers) == pytest.approx(measured, abs=0.075)
+    # The picture without rivals and hard questions is refuted by the same numbers.
+    even = np.full((4000, 10), (1 - accuracy) / 9)
+    even[:, 0] = accuracy
+    assert plurality(Crowd(share_QC=even, truth_Q=np.zeros(4000, dtype=np.int64)), teachers) > measured + 0.03
+
+
+def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
+    pilot = Pilot(teacher_accuracy=0.8, at_teachers=100)
+    assert pilot.accuracy(100, 10) == 0.8
+    assert pilot.accuracy(400, 10) == pytest.approx(0.6) and pilot.accuracy(25, 10) == pytest.approx(0.9)
+    assert pilot.accuracy(10**6, 10) == pytest.approx(0.1) and pilot.accuracy(10**6, 2) == 0.5
+
+
+def unanimous(num_classes):
+    share_QC = np.zeros((2000, num_classes))
+    share_QC[:, 0] = 1
+    return Crowd(share_QC=share_QC, truth_Q=np.zeros(2000, dtype=np.int64))
+
+
+def test_votes_go_through_the_mechanism_itself():
+    """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
+    setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
+    outcome = rehearse(Gaussian(sigma=25), unanimous(2), num_queries=50, **setting)
+    chance = norm.cdf(30 / (math.sqrt(2) * 25))
+    assert outcome.answered == 1 and outcome.questions == 40_000
+    assert outcome.right == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
+    assert abs(outcome.right - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
+    mechanism = Confident(sigma=25, screen_sigma=20, threshold=40)
+    answered = rehearse(mechanism, unanimous(2), num_queries=50, **setting).answered
+    chance = norm.cdf((30 - 40) / 20)
+    assert answered == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
+
+
+def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():
+    mechanism = Confident(sigma=1, screen_sigma=1, threshold=1, max_answers=5)
+    outcome = rehearse(mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, at_least=2000, seed=0)
+    assert outcome.answered == 0.25 and outcome.right == 1
+
+
+def test_a_plan_repeats_itself():
+    first, again = plan("teachers=50"), plan("teachers=50")
+    assert [c.outcome for c in first.choices] == [c.outcome for c in again.choices]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_can_be_planned(name):
+    settings = ["dataset=a9a", "num_queries=5", "teachers=4000"]
+    sheet = plan(f"mechanism={name}", *settings)
+    assert all(choice.problem is None and choice.outcome is not None for choice in sheet.choices), sheet.choices
+    assert max(map(len, sheets.text(sheet).splitlines())) <= sheets.WIDTH
+
+
+# ---- the sheet -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("dataset=svhn", "mechanism=confident", "privacy.budget_epsilon=2"),
+        (
+            "dataset=mnist",
+            "mechanism=gaussian,soft_stability,stability",
+            "num_queries=50,7000",
+            "num_teachers=10,50000",
+        ),
+        (
+            "dataset=svhn",
+            "mechanism=confident,interactive",
+            "mechanism.sigma=123.456789,98765.4",
+            "mechanism.screen_sigma=123.456",
+            "num_queries=9999,10000",
+            "num_teachers=73250",
+            "dataset.name=" + "a" * 60,
+        ),
+        ("mechanism.sigma=0.01,1000000",),
+    ],
+)
+def test_the_sheet_keeps_within_80_columns(settings, tmp_path):
+    sheet = command.plan(settings, output=tmp_path)
+    for line in sheets.text(sheet).splitlines():
+        assert len(line) <= 80 or line.strip().startswith(("dataset.name=", "Picture:")), line
+    assert len({len(line.rstrip()) for line in sheets.table(sheet)}) == 1
+    assert len(sheets.table(sheet)) == 1 + len(sheet.choices)
+
+
+def test_json_is_one_object_with_the_same_figures(capsys, tmp_path):
+    settings = ["mechanism.sigma=0.001,8.3", "teachers=50"]
+    assert command.main([*settings, "--json", "--output", str(tmp_path)]) == 0
+    said = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    sheet = plan(*settings)
+    assert said["budget_epsilon"] == 10 and said["best"] == 1 and said["plot"] == str(tmp_path / "plan.png")
+    for row, choice in zip(said["choices"], sheet.choices, strict=True):
+        assert row["epsilon"] == choice.epsilon and row["fits"] == choice.fits and row["verdict"] == choice.verdict
+        assert row["outcome"]["right"] == choice.outcome.right and row["works"] == (choice.verdict == "ok")
+    assert command.main(["mechanism=stability", "--json", "--no-plot"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["best"] is None and said["plot"] is None and "must be at least" in said["choices"][0]["problem"]
+
+
+def test_the_picture_is_drawn_where_asked(home, tmp_path, capsys):
+    assert command.main(["teachers=50", "--output", str(tmp_path / "a")]) == 0
+    assert str(tmp_path / "a" / "plan.png") in capsys.readouterr().out
+    pixels = np.asarray(Image.open(tmp_path / "a" / "plan.png").convert("L"))
+    assert pixels.shape[1] > 1000 and 0.01 < (pixels < 250).mean() < 0.5
+    assert command.main(["mechanism=stability"]) == 0  # nothing to draw but the budget
+    assert (home / "plans" / "plan.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "settings,key",
+    [
+        (["mechanism=gausian"], "gaus"),
+        (["mechanism.sgima=3"], "sgima"),
+        (["mechanism.sigma=-1"], "mechanism.sigma"),
+        (["mechanism.sigma=a,b"], "mechanism.sigma"),
+        (["privacy.delta=0"], "privacy.delta"),
+        (["privacy.delta=1e-5,1e-6"], "privacy.delta"),
+        (["privacy.budget_epsilon=-2"], "budget_epsilon"),
+        (["privacy.target_epsilon=1", "mechanism.sigma=1,2"], "target_epsilon"),
+        (["teachers=few"], "teachers"),
+        (["teachers=0"], "num_teachers"),
+        (["teachers=0123456789abcdef"], "teachers"),
+        (["teachers=5", "num_teachers=6"], "num_teachers"),
+        (["labels=0123456789abcdef"], "labels"),
+        (["votes=mine.csv"], "votes"),
+        (["pilot.teacher_accuracy=1.5"], "pilot.teacher_accuracy"),
+        (["pilot.accuracy=0.5"], "pilot"),
+        (["pilot=glyphs"], "pilot"),
+        (["pilot.on=mine"], "pilot.on"),
+        (["pilot.on=digits"], "pilot.on"),
+        (["pilot.num_classes=3"], "pilot.num_classes"),
+        (["dataset=csv", "pilot.on=glyphs"], "nominal_size"),
+        (["dataset=a9a", "pilot.on=digits"], "pilot.on"),
+        (["num_teachers=range(1,100)"], "combinations"),
+        (["nonsense"], "nonsense"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):
+    assert command.main([*settings, "--no-plot"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and key in err
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_module_is_a_command(home):
+    done = subprocess.run(
+        [sys.executable, "-m", "pate_torch.plan", "teachers=50", "mechanism.sigma=8.3", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["choices"][0]["num_teachers"] == 50
+    assert (home / "plans" / "plan.png").exists()
