@@ -6,7 +6,8 @@ ValueError is for users (a bad configuration or argument); ``assert`` elsewhere 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import Field
 from numbers import Integral, Real
 from typing import Any
 
@@ -68,6 +69,15 @@ def boolean(name: str, value: Any, fix: str = "") -> bool:
     """True or False, nothing that merely looks like it."""
     if not isinstance(value, bool):
         raise fail(name, value, "must be true or false", fix)
+    return value
+
+
+def mapping(name: str, value: Any, fields: Collection[Field[Any]] | None = None) -> Mapping[str, Any]:
+    """Keys and values; with ``fields`` (of a dataclass), these keys only."""
+    if not isinstance(value, Mapping):
+        raise fail(name, value, "must be keys and values", f"As in {name}={{key: value}}.")
+    for key in value if fields is not None else ():
+        one_of(f"{name} key", key, [field.name for field in fields or ()])
     return value
 
 

@@ -1,22 +1,26 @@
 """The training command: what ``python train.py`` and ``pate train`` run.
 
-Exit codes: 0 done; 2 a bad choice of the user's (one line, nothing charged); 1 anything else. A traceback is shown for
-the user's own mistakes only with HYDRA_FULL_ERROR=1.
+Exit codes: 0 done; 2 a bad choice of the user's, or a disk that is full or closed (one line that names the key, the
+value, what is allowed and what to do); 1 anything else. A traceback is shown for the first two only with
+HYDRA_FULL_ERROR=1.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pate_torch.runs import run_id
+from pate_torch import checks
+from pate_torch.runs import run_folder, run_id
 
 
 def configuration() -> str:
@@ -27,7 +31,10 @@ def configuration() -> str:
 
 
 OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+FULL_ERROR = "HYDRA_FULL_ERROR"
 _composed = False
+_full = False
 
 
 @hydra.main(version_base="1.3", config_path=configuration(), config_name="config")
@@ -35,27 +42,82 @@ def _train(cfg: DictConfig) -> None:
     global _composed
     _composed = True
     # Imported here, so that --help, --cfg and shell completion do not wait for torch.
+    from safetensors import SafetensorError
+
     from pate_torch import compose, pipeline
 
     try:
-        pipeline.run(compose.plan(cfg, Path(HydraConfig.get().runtime.output_dir)))
-    except ValueError as error:
-        if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
+        plan, study = compose.plan(cfg, Path(HydraConfig.get().runtime.output_dir)), compose.study(cfg)
+        pipeline.run(plan) if study is None else study.run(plan)
+    except (ValueError, FloatingPointError, OSError, SafetensorError) as error:
+        if _full:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        # Here and not in train: Hydra would print a line of its own on the way.
+        print(f"error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
 
 
 def train() -> int:
     """Run the training command on ``sys.argv``; returns the exit code."""
+    global _composed, _full
     if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
         sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    before = os.environ.get(FULL_ERROR)
+    _composed, _full = False, before not in (None, "", "0")
+    os.environ[FULL_ERROR] = "1"  # makes Hydra raise: what is shown of an error is decided here
     try:
         _train()
-    except (HydraException, OmegaConfBaseException) as error:  # --cfg and --info compose outside Hydra's own guard
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except SystemExit as stop:
-        # Hydra leaves with 1 where the configuration itself cannot be composed: that too is the user's to mend.
-        return 2 if stop.code == 1 and not _composed else int(stop.code or 0)
+        return int(stop.code or 0)
+    except Exception as error:
+        if _full:
+            raise
+        if _composed and not isinstance(error, HydraException | OmegaConfBaseException):
+            traceback.print_exc()
+            return 1
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return 2
+    finally:
+        os.environ.pop(FULL_ERROR)
+        if before is not None:
+            os.environ[FULL_ERROR] = before
     return 0
+
+
+def explain(error: BaseException) -> str:
+    """One line: the key, what is allowed, what to do. Hydra and OmegaConf take several."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return str(_unknown(group, name, error.options))
+    cause = error.__cause__ if isinstance(error, HydraException) else error
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+        key = str(cause.full_key)
+        known = [str(name) for name in cause.parent_node]
+        added = next((word for word in sys.argv[1:] if word.split("=")[0] and key.startswith(word.split("=")[0])), key)
+        near = difflib.get_close_matches(str(cause.key), known, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        there = ", ".join(known) or "none"
+        return f"{key}: no such key (there are {there}). {hint}To add one all the same: '+{added}'."
+    if isinstance(error, OSError):
+        return _explain_disk(error)
+    if isinstance(cause, OmegaConfBaseException):
+        text = str(cause).splitlines()[0]
+        ours = text.partition("ValueError raised while resolving interpolation: ")[2]  # of a resolver of this file
+        return ours or (f"{cause.full_key}: {text}" if cause.full_key else text)
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _unknown(group: str, name: str, options: list[str]) -> ValueError:
+    try:
+        checks.one_of(group, name, options)
+    except ValueError as error:
+        return error
+    return checks.fail(group, name, "cannot be read", f"Look at conf/{group}/{name}.yaml.")
+
+
+def _explain_disk(error: OSError) -> str:
+    place = "" if error.filename is None else f"{error.filename}: "
+    return (
+        f"{place}{error.strerror or error}. What was charged stays charged; free some space, or make the folder "
+        "writable (PATE_HOME or paths.root names another), then run again."
+    )

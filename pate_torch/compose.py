@@ -6,7 +6,7 @@ Every component is instantiated by its ``_target_``: run only configurations you
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import hydra.utils
 import torch
@@ -14,10 +14,14 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import checks
+from pate_torch import checks, runs
+from pate_torch.experiments import Study
 from pate_torch.pipeline import Plan
-
-T = TypeVar("T")
+from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.runplan import Partition
+from pate_torch.sanitising import Sanitiser
+from pate_torch.selecting import Selection
+from pate_torch.teachers.training import TeacherRecipe
 
 
 def plan(cfg: DictConfig, folder: Path) -> Plan:
@@ -25,16 +29,17 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
     try:
         resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ValueError(f"configuration: {str(error).splitlines()[0]}") from error
+        where = getattr(error, "full_key", "") or "configuration"
+        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
     return Plan(
-        source=component(cfg, "dataset"),
-        partition=component(cfg, "partition"),
-        recipe=component(cfg, "teacher"),
-        mechanism=component(cfg, "mechanism"),
-        strategy=component(cfg, "query"),
-        student=component(cfg, "student"),
-        refit=component(cfg, "refit"),
-        root=Path(resolved["paths"]["root"]),
+        source=component(cfg, "dataset", DatasetSource),
+        partition=component(cfg, "partition", Partition),
+        recipe=component(cfg, "teacher", TeacherRecipe),
+        mechanism=component(cfg, "mechanism", Mechanism),
+        strategy=component(cfg, "query", QueryStrategy),
+        student=component(cfg, "student", StudentAlgorithm),
+        refit=component(cfg, "refit", StudentAlgorithm),
+        root=runs.checked_root(resolved["paths"]["root"]),
         folder=folder,
         seed=resolved["seed"],
         num_teachers=resolved["num_teachers"],
@@ -48,24 +53,48 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         budget_epsilon=resolved["privacy"]["budget_epsilon"],
         opening_budget=resolved["privacy"]["opening_budget"],
         target_epsilon=resolved["privacy"]["target_epsilon"],
-        selection=component(cfg, "selection") if "_target_" in resolved["selection"] else None,
+        selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
+        sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
 
 
-def component(cfg: DictConfig, key: str) -> Any:
-    """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees."""
+def study(cfg: DictConfig) -> Study | None:
+    """What takes the place of one run, or None."""
+    return None if cfg.study is None else component(cfg, "study", Study)
+
+
+def component(cfg: DictConfig, key: str, kind: type) -> Any:
+    """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
+
+    kind: the protocol it must keep. Raises ValueError for a target that is not there or makes something else.
+    """
+    given = cfg[key]
+    if not OmegaConf.is_dict(given) or "_target_" not in given:
+        shown = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+        raise checks.fail(key, shown, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>.")
     try:
-        return hydra.utils.instantiate(cfg[key], _convert_="all")
+        made = hydra.utils.instantiate(given, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            raise ValueError(f"{key}: {cause}") from error
+            message = str(cause)
+            raise ValueError(message if message.startswith(f"{key}.") else f"{key}: {message}") from error
         if isinstance(cause, TypeError):
-            raise ValueError(f"{key}: {str(cause).splitlines()[0]}") from error
-        raise
+            known = ", ".join(name for name in map(str, given) if name != "_target_")
+            raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {known}.") from error
+        if cause is None or isinstance(cause, ImportError):
+            raise _no_such(key, given["_target_"], " ".join(str(cause or error).split())) from error
+        raise ValueError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+    if not isinstance(made, kind):
+        raise _no_such(key, given["_target_"], f"makes {type(made).__name__}, not a {kind.__name__}")
+    return made
+
+
+def _no_such(key: str, target: str, why: str) -> ValueError:
+    return checks.fail(f"{key}._target_", target, why, f"Name one of conf/{key}, as in {key}=<name>.")
 
 
 def device(name: object) -> torch.device:
@@ -75,10 +104,17 @@ def device(name: object) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    allowed = "must be auto, cpu, cuda, cuda:<n> or mps"
     try:
         chosen = torch.device(text)
     except RuntimeError as error:
-        raise checks.fail("device", name, "must be auto, cpu, cuda, cuda:<n> or mps") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise checks.fail("device", name, "no CUDA device is available here", "Use device=cpu or device=auto.")
+        raise checks.fail("device", name, allowed) from error
+    if chosen.type not in ("cpu", "cuda", "mps"):
+        raise checks.fail("device", name, allowed)
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[chosen.type]
+    if count == 0:
+        what = chosen.type.upper()
+        raise checks.fail("device", name, f"no {what} device is available here", "Use device=cpu or device=auto.")
+    if (chosen.index or 0) >= count:
+        raise checks.fail("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
     return chosen

@@ -78,7 +78,7 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     )
     make_private_folder(plan.root, "store")
     with Ledger(plan.root / "ledger.sqlite") as ledger, Stages(quiet=plan.quiet) as stages:
-        open_account(plan, ledger, name, data.private.unit, mechanism)
+        open_account(plan, ledger, name, data.private.unit, mechanism.worst_case(plan.num_queries))
         teachers = enrol(votes, name, TeacherStore(plan.root), ledger)
         charge = labelling.Charge(ledger=ledger, account=name, fingerprint=teachers.fingerprint, run=plan.folder.name)
         with clock("labels"):

@@ -10,7 +10,6 @@ A release that is interrupted after step 2 stays charged at its worst case.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -114,7 +113,8 @@ def label(
         incurred += answers.events
         progress(len(query_Q), num_queries)
 
-    release = Release(secrets.token_hex(8), query_Q, label_Q, incurred, planned)
+    # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+    release = Release(reservation.id, query_Q, label_Q, incurred, planned)
     if seal is not None:
         seal(release)
     charge.ledger.commit(reservation, incurred, release_id=release.id)

@@ -13,10 +13,9 @@ import functools
 
 from safetensors.torch import save_file
 
-from pate_torch import checks, foreign_votes, labelling, released, results
-from pate_torch.accounting import epsilon as accounting
+from pate_torch import foreign_votes, labelling, preflight, results
+from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.ensembling import DONE, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
 from pate_torch.ledger import Account, Ledger
 from pate_torch.noise import NoiseSource
@@ -53,13 +52,11 @@ def _run(plan: Plan) -> ReleasedReport:
     with Stages(quiet=plan.quiet) as stages:
         with clock("data"):
             data, held = load(plan)
-        make_private_folder(plan.root, "store")
-        ledger, store = Ledger(plan.root / "ledger.sqlite"), TeacherStore(plan.root)
-        make_private_folder(plan.folder / "private")
-        board = PrivateBoard(plan.folder / "private" / "tensorboard")
         owner: OwnerSummary | None = None
+        sanitised: str | None = None
+        # Until the account is open nothing is written: a refusal leaves no trace but the run's log.
         if plan.labels is not None:
-            release, record = released.read(plan.root, plan.labels, data.pool, data.spec)
+            release, record, ledger = preflight.reread(plan, data)
             reused = True
         else:
             brought = None
@@ -67,20 +64,24 @@ def _run(plan: Plan) -> ReleasedReport:
                 brought = foreign_votes.read(plan.votes, num_classes=data.spec.num_classes, num_points=len(data.pool))
                 plan = dataclasses.replace(plan, num_teachers=brought.num_teachers, baseline=False)
             mechanism = calibrated(plan)
-            mechanism.check(
-                num_queries=plan.num_queries,
-                num_teachers=plan.num_teachers,
-                num_classes=data.spec.num_classes,
-                rounds=plan.rounds,
-            )
-            open_account(plan, ledger, data.spec.name, data.private.unit, mechanism)
+            planned = worst_case(plan, mechanism, data)
+            preflight.refuse(plan, data, mechanism, planned, training=brought is None)
+            make_private_folder(plan.root, "store")
+            ledger = Ledger(preflight.ledger_path(plan))
+            open_account(plan, ledger, data.spec.name, data.private.unit, planned)
+        make_private_folder(plan.folder / "private")
+        board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)
+        if plan.labels is None:
             if brought is None:
-                teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board)
+                afford = functools.partial(ledger.check, data.spec.name, planned)
+                teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board, afford)
             else:
                 teachers = enrol(brought, data.spec.name, store, ledger)
             with clock("labels"):
                 charge = _charge(plan, data, ledger, teachers.fingerprint)
                 release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages)
+            if plan.sanitiser is not None and not reused:
+                sanitised = _sanitise(plan, data, teachers, mechanism, release, charge)
             teachers.remember(ledger.head())
             with clock("owner"):
                 owner = look(plan, data, teachers, mechanism, release, board, stages)
@@ -112,7 +113,25 @@ def _run(plan: Plan) -> ReleasedReport:
         owner=() if owner is None else owner.lines(),
         places={"Released": plan.folder / "release", "Private": plan.folder / "private"},
     )
+    if sanitised is not None:
+        print(sanitised)
     return report
+
+
+def _sanitise(
+    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, release: Release, charge: labelling.Charge
+) -> str:
+    """Publish the data-dependent price, at a price of its own; what to tell the owner about it."""
+    assert plan.sanitiser is not None
+    noise = NoiseSource("torch", plan.insecure_noise_seed)
+    publication = _publication(plan, mechanism, data)
+    votes = teachers.votes.take(release.query_Q)
+    epsilon = plan.sanitiser.publish(publication, mechanism, votes, noise, charge, plan.delta, plan.folder / "release")
+    return (
+        f"  Sanitised price  epsilon = {epsilon:.3f} at delta = {plan.delta:g}"
+        f" with confidence {publication.confidence:g} (forward, {plan.partition.adjacency},\n"
+        f"                   unit {data.private.unit}, this publication included)"
+    )
 
 
 def _charge(plan: Plan, data: Dataset, ledger: Ledger, fingerprint: str) -> labelling.Charge:
@@ -128,28 +147,35 @@ def _choose(
     return plan.selection.choose(fit, held, plan.partition.adjacency, noise, charge)
 
 
-def open_account(plan: Plan, ledger: Ledger, name: str, unit: str, mechanism: Mechanism) -> Account:
-    """Open the data set's account, or meet its terms; refuse now what could not be charged later.
-
-    An account is not opened for a plan that its own cap would refuse: a slip of the pen would fix the cap for good.
-    """
-    planned = mechanism.worst_case(plan.num_queries, plan.rounds)
+def worst_case(plan: Plan, mechanism: Mechanism, data: Dataset) -> tuple[Event, ...]:
+    """Everything a run may charge: the labels, the choice of a student, the publication of their price."""
+    events = mechanism.worst_case(plan.num_queries, plan.rounds)
     if plan.selection is not None:
-        planned += plan.selection.worst_case()
-    known = {account.name: account for account in ledger.accounts()}.get(name)
+        events += plan.selection.worst_case()
+    if plan.sanitiser is not None:
+        events += plan.sanitiser.worst_case(_publication(plan, mechanism, data))
+    return events
+
+
+def _publication(plan: Plan, mechanism: Mechanism, data: Dataset) -> sanitised_release.Plan:
+    assert plan.sanitiser is not None
+    return plan.sanitiser.plan(
+        mechanism,
+        num_queries=plan.num_queries,
+        num_teachers=plan.num_teachers,
+        num_classes=data.spec.num_classes,
+        rounds=plan.rounds,
+        delta=plan.delta,
+    )
+
+
+def open_account(plan: Plan, ledger: Ledger, name: str, unit: str, planned: tuple[Event, ...]) -> Account:
+    """Open the data set's account, or meet its terms; refuse now what could not be charged later."""
+    preflight.refuse_cap(plan, name, planned, ledger)
     budget = plan.budget_epsilon
     if budget is None:
-        budget = plan.opening_budget if known is None else known.budget_epsilon
-    if known is None:
-        terms = Filter.plan(planned, epsilon=budget, delta=plan.delta)
-        if not terms.admits(Spend(), terms.price(planned)):
-            alone = accounting.epsilon(planned, plan.delta)
-            raise checks.fail(
-                "privacy.budget_epsilon",
-                budget,
-                f"this release alone may cost epsilon {alone.epsilon:.6g} at delta {plan.delta:g} ({alone.route})",
-                "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
-            )
+        known = {account.name: account.budget_epsilon for account in ledger.accounts()}
+        budget = known.get(name, plan.opening_budget)
     return ledger.open_account(
         name,
         budget_epsilon=budget,

@@ -1,7 +1,8 @@
 """A release on disk: ``release.json`` (what was asked, of whom, at what price) beside ``labels.csv`` (the answers).
 
 Everything here is releasable, and enough to train another student later at no cost. Both files are written before
-the ledger commits, each by an atomic rename: a release that is readable is charged.
+the ledger commits, each by an atomic rename: a release that is readable is charged. What is read back is held against
+the ledger, which says what was charged for it: an edited record would report a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from pate_torch import checks, runs
 from pate_torch.accounting import events
+from pate_torch.ledger import Ledger
 from pate_torch.types import NO_ANSWER, DataSpec, PublicPool, Release
 
 SCHEMA_VERSION = 1
@@ -40,6 +42,7 @@ def key(facts: Mapping[str, Any]) -> str:
 def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:
     """Write the release into ``folder``; returns the record as ``read`` will."""
     folder.mkdir(parents=True, exist_ok=True)
+    table = _table(release, spec)
     record = {
         "schema_version": SCHEMA_VERSION,
         "release_id": release.id,
@@ -48,62 +51,114 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         "incurred": json.loads(events.to_json(release.events)),
         "queries_asked": len(release.query_Q),
         "queries_answered": int(release.answered_Q.sum()),
+        "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
+    replace(folder / "labels.csv", table)
+    replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    return record
+
+
+def _table(release: Release, spec: DataSpec) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["query", "label", "class"])
     for query, label in zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True):
         writer.writerow([query, label, "" if label == NO_ANSWER else spec.class_names[label]])
-    replace(folder / "labels.csv", table.getvalue())
-    replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    return record
+    return table.getvalue()
 
 
-def read(root: Path, release_id: object, pool: PublicPool, spec: DataSpec) -> tuple[Release, dict[str, Any]]:
-    """The release called ``release_id``, for this pool. Raises ValueError when it is missing, damaged or foreign."""
+def read(
+    root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
+) -> tuple[Release, dict[str, Any]]:
+    """The release called ``release_id``, for this pool.
+
+    Raises ValueError when it is missing, damaged, foreign, or not what the ledger was charged for.
+    """
     folder, record = runs.find_release(root, release_id)
-    return _read(folder, record, pool, spec), record
+    return _read(folder, record, pool, spec, ledger), record
 
 
 def find_same(
-    root: Path, same: str, pool: PublicPool, spec: DataSpec
+    root: Path, same: str, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any]] | None:
     """A release with the same key, if there is one: the same questions need not be paid for twice."""
     for folder, record in runs.releases(root):
         if record.get("key") == same and record.get("private") is True:
-            return _read(folder, record, pool, spec), record
+            return _read(folder, record, pool, spec, ledger), record
     return None
 
 
-def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec) -> Release:
-    where = folder / "labels.csv"
+def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
-        raise checks.fail(
-            "labels", record["release_id"], f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}"
-        )
+        raise _bad(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
     if record.get("dataset") != spec.name or record.get("pool_sha256") != digest(pool):
-        raise checks.fail(
-            "labels",
-            record["release_id"],
+        raise _bad(
+            record,
             f"was answered on other public points (data set {record.get('dataset')!r})",
             "Use the same dataset, seed and sizes as the run that released it.",
         )
+    restore = f"Restore the files of {folder}, or move that folder away."
     try:
-        rows = list(csv.DictReader(io.StringIO(where.read_text(encoding="utf-8"))))
+        text = (folder / "labels.csv").read_text(encoding="utf-8")
+        rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
+        release = Release(
+            runs.checked_id("labels", record["release_id"]),
+            query_Q,
+            label_Q,
+            events.from_json(json.dumps(record["incurred"])),
+            events.from_json(json.dumps(record["planned"])),
+        )
+        whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise checks.fail("labels", record["release_id"], f"{where} is missing or damaged ({error})") from error
-    _check_rows(query_Q, label_Q, len(pool), spec.num_classes, record)
-    incurred = events.from_json(json.dumps(record["incurred"]))
-    planned = events.from_json(json.dumps(record["planned"]))
-    return Release(record["release_id"], query_Q, label_Q, incurred, planned)
+        raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
+    if not whole or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
+        raise _bad(record, "labels.csv does not fit its release.json: it was edited", restore)
+    _check_charged(record, release, ledger, restore)
+    return release
 
 
-def _check_rows(query_Q: Tensor, label_Q: Tensor, pool: int, num_classes: int, record: dict[str, Any]) -> None:
+def _fits(query_Q: Tensor, label_Q: Tensor, pool: int, num_classes: int, record: dict[str, Any]) -> bool:
     inside = ((query_Q >= 0) & (query_Q < pool)).all() and ((label_Q >= NO_ANSWER) & (label_Q < num_classes)).all()
-    if not bool(inside) or len(torch.unique(query_Q)) < len(query_Q) or len(query_Q) != record["queries_asked"]:
-        raise checks.fail("labels", record["release_id"], "labels.csv does not fit its release.json: it was edited")
+    return bool(inside) and len(torch.unique(query_Q)) == len(query_Q) == record.get("queries_asked")
+
+
+def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, restore: str) -> None:
+    """Hold a record against the ledger's own: the price, the terms and whether the noise was secret."""
+    account = next((one for one in ledger.accounts() if one.name == record["dataset"]), None)
+    made = (
+        []
+        if account is None
+        else [entry for entry in ledger.entries(account.name) if entry.facts.get("reservation") == release.id]
+    )
+    charged = {entry.kind: entry.facts for entry in made}
+    if account is None or "reserve" not in charged:
+        raise _bad(
+            record,
+            f"was never charged to the ledger here ({ledger.path})",
+            "Bring back the ledger that lay beside it: it remembers what was released.",
+        )
+    said = {
+        "planned": (json.loads(events.to_json(release.planned)), charged["reserve"]["events"]),
+        "private": (record.get("private"), not charged["reserve"]["insecure"]),
+        "mechanism": (record.get("mechanism"), charged["reserve"]["mechanism"]),
+        "delta": (record.get("delta"), account.delta),
+        "adjacency": (record.get("adjacency"), account.adjacency),
+        "unit": (record.get("unit"), account.unit),
+    }
+    if "commit" in charged:  # a run killed before it committed stays charged at its worst
+        said["incurred"] = (json.loads(events.to_json(release.events)), charged["commit"]["events"])
+    for name, (here, there) in said.items():
+        if here != there:
+            raise _bad(record, f"was edited: its {name} is not what the ledger was charged for", restore)
+    for name, kind in (("parameters", dict), ("noise", str), ("teachers_id", str), ("num_teachers", int)):
+        if not isinstance(record.get(name), kind):
+            raise _bad(record, f"was edited: its {name} is missing", restore)
+
+
+def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:
+    return checks.fail("labels", record["release_id"], what, fix)
 
 
 def replace(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ def obtain_release(
     """(release, its record, whether it was reused): the same questions to the same teachers are not paid for twice."""
     noise = NoiseSource(plan.noise, plan.insecure_noise_seed)
     facts = _facts(plan, data, teachers, mechanism, noise)
-    same = released.find_same(plan.root, facts["key"], data.pool, data.spec) if noise.private else None
+    same = released.find_same(plan.root, facts["key"], data.pool, data.spec, charge.ledger) if noise.private else None
     if same is not None:
         release, record = same
         stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")

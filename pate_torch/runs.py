@@ -36,9 +36,22 @@ def run_id() -> str:
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
-def _safe(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        raise checks.fail("PATE_RUN_ID", name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
+def run_folder(root: object, dataset: object, mechanism: object) -> str:
+    """``<root>/runs/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
+    return str(checked_root(root) / "runs" / _safe(dataset, "dataset.name") / _safe(mechanism, "mechanism.name"))
+
+
+def checked_root(root: object) -> Path:
+    """The folder of all runs. ValueError for an empty one: it would be the working directory, closed to others."""
+    if not isinstance(root, str) or not root.strip():
+        fix = "Set PATE_HOME or paths.root, or unset both (outputs)."
+        raise checks.fail("paths.root", root, "must be the path of a folder", fix)
+    return Path(root)
+
+
+def _safe(name: object, key: str = "PATE_RUN_ID") -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise checks.fail(key, name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
     return name
 
 

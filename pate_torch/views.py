@@ -8,7 +8,7 @@ picture is background.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ from pate_torch.augment import Affine
 from pate_torch.types import DataSpec
 
 
-def as_affine(augment: Affine | Mapping[str, Any] | None) -> Affine | None:
-    """An ``Affine`` from a configuration's mapping; None stays None."""
-    return Affine(**augment) if isinstance(augment, Mapping) else augment
+def as_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
+    """An ``Affine`` from a configuration's mapping; None stays None. ValueError, naming ``key``, for anything else."""
+    if augment is None or isinstance(augment, Affine):
+        return augment
+    checks.mapping(key, augment, fields(Affine))
+    return Affine(**augment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,12 +143,23 @@ class GradientStudent(ABC):
         checks.between("student.ema", self.ema, 0, 1)
         checks.between("student.label_noise", self.label_noise, 0, 1)
         checks.one_of("student.precision", self.precision, PRECISIONS)
-        as_affine(self.augment)
+        checks.one_of("student.network", self.network, networks.NETWORKS)
+        checks.mapping("student.network_options", self.network_options)
+        as_affine(self.augment, "student.augment")
+        if self.representation is not None and not isinstance(self.representation, Representation):
+            fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
+            raise checks.fail("student.representation", self.representation, "must be a recipe or null", fix)
 
     @property
     def affine(self) -> Affine | None:
         """``augment`` as it is used."""
         return as_affine(self.augment)
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the network cannot take the data."""
+        networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
+        if self.representation is not None:
+            self.representation.check(spec)
 
     @abstractmethod
     def objective(self, problem: Problem, average: Average, log: Log) -> Objective:

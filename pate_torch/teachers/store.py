@@ -155,6 +155,10 @@ class TeacherStore:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
+    def manifest(self, name: str) -> dict[str, Any]:
+        """PRIVATE. What is recorded of an ensemble. ValueError: malformed or unknown id, damaged manifest."""
+        return self._manifest(self._folder(name))
+
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
         if not self.folder.is_dir():

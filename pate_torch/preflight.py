@@ -1,0 +1,96 @@
+"""What is found out before a run writes, trains or charges anything: a refusal leaves no trace but the run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pate_torch import checks, released, runs
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.ensembling import identify, reusable
+from pate_torch.ledger import Ledger
+from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
+from pate_torch.runplan import Plan
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Dataset, Release
+
+
+def ledger_path(plan: Plan) -> Path:
+    """Where the ledger of a run lies."""
+    return plan.root / "ledger.sqlite"
+
+
+def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Event], *, training: bool) -> None:
+    """Raise ValueError for a plan that cannot work on these data.
+
+    What would fail after the labels are paid for, such as a student's network that cannot take the data, is refused
+    here too. training: the teachers are the project's own, trained before or now.
+    """
+    fix = f"There are {len(data.pool)} public points to ask about."
+    checks.integer("num_queries", plan.num_queries, low=1, high=len(data.pool), fix=fix)
+    mechanism.check(
+        num_queries=plan.num_queries,
+        num_teachers=plan.num_teachers,
+        num_classes=data.spec.num_classes,
+        rounds=plan.rounds,
+    )
+    if training:
+        plan.recipe.check(data.spec)
+        plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+    if plan.rounds > 1:
+        _refuse_student("refit", plan.refit, data)
+    refuse_students(plan, data)
+    path = ledger_path(plan)
+    ledger = Ledger(path) if path.exists() else None
+    if training and plan.teachers is not None:
+        store = TeacherStore(plan.root)
+        store.manifest(plan.teachers)  # a wrong id is refused before the fingerprint leaves its key behind
+        reusable(plan.teachers, store, identify(plan, data, store), ledger)
+    refuse_cap(plan, data.spec.name, planned, ledger)
+
+
+def refuse_students(plan: Plan, data: Dataset) -> None:
+    """Raise ValueError for a student that cannot learn from these data."""
+    if plan.selection is None:
+        _refuse_student("student", plan.student, data)
+        return
+    for name, algorithm in plan.selection.candidates.items():
+        _refuse_student(f"selection.candidates.{name}", algorithm, data)
+
+
+def _refuse_student(key: str, algorithm: StudentAlgorithm, data: Dataset) -> None:
+    if not isinstance(algorithm, Checkable):
+        return
+    try:
+        algorithm.check(data.spec)
+    except ValueError as error:
+        raise ValueError(f"{key}.{str(error).removeprefix('student.')}") from error
+
+
+def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger | None) -> None:
+    """An account is not opened for a plan that its own cap would refuse: a slip would fix the cap for good."""
+    if ledger is not None and any(account.name == name for account in ledger.accounts()):
+        return
+    key = "opening_budget" if plan.budget_epsilon is None else "budget_epsilon"
+    budget = getattr(plan, key)
+    terms = Filter.plan(planned, epsilon=budget, delta=plan.delta)
+    if not terms.admits(Spend(), terms.price(planned)):
+        alone = accounting.epsilon(planned, plan.delta)
+        raise checks.fail(
+            f"privacy.{key}",
+            budget,
+            f"this run alone may cost epsilon {alone.epsilon:.6g} at delta {plan.delta:g} ({alone.route})",
+            "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
+        )
+
+
+def reread(plan: Plan, data: Dataset) -> tuple[Release, dict[str, Any], Ledger]:
+    """The release called ``plan.labels`` and the ledger that charged it. Raises ValueError when either is not here."""
+    runs.find_release(plan.root, plan.labels)  # a wrong id is told first
+    ledger = Ledger(ledger_path(plan), create=False)
+    release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
+    refuse_students(plan, data)
+    return release, record, ledger
