@@ -1,0 +1,165 @@
+"""Teachers of any kind: one record reaches one teacher, whatever the teacher draws, and every teacher has one vote."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.teachers import panel
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec, PrivateData
+
+N, K, C = 240, 8, 3
+SPEC = DataSpec(
+    name="clouds", num_classes=C, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,) * 2, std=(2.0,) * 2
+)
+CENTRE = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
+RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
+
+
+def clouds(count=N, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(C, (count,), generator=draw)
+    return CENTRE[y] + torch.randn(count, 2, generator=draw), y
+
+
+def private(x, y, ids=None):
+    return PrivateData(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
+
+
+class Network(nn.Module):
+    """With dropout and batch statistics, which the stacked teachers cannot have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, C))
+        self.unused = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def fit(teacher, data, shards, seed=0):
+    if teacher is Network:
+        return panel.fit_modules(Network, data, SPEC, shards, RECIPE, seed=seed)
+    return panel.fit_estimators(teacher, data, SPEC, shards, seed=seed)
+
+
+TEACHERS = [
+    LogisticRegression(),
+    RandomForestClassifier(n_estimators=3, max_features=1),  # draws
+    make_pipeline(StandardScaler(), RandomForestClassifier(n_estimators=2, max_features=1)),  # draws, one level down
+    KNeighborsClassifier(n_neighbors=3),
+    Network,
+]
+IDS = ["logistic", "forest", "pipeline", "neighbours", "network"]
+
+
+@pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+def test_one_record_changes_one_teacher(teacher, adjacency):
+    x, y = clouds()
+    points, _ = clouds(400, seed=1)
+    if adjacency == "replace_one":
+        partition, other = ReplaceOne(), private(x.clone(), y.clone())
+        other.x[17], other.y[17] = torch.tensor([9.0, -9.0]), (y[17] + 1) % C
+    else:
+        partition, kept = AddRemove(), torch.arange(N) != 17
+        other = private(x[kept], y[kept], np.arange(N).astype(str)[kept.numpy()])
+    votes = [fit(teacher, data, partition.shards(data, K, 0)).predictions(points) for data in (private(x, y), other)]
+    changed = (votes[0] != votes[1]).any(1)
+    assert int(changed.sum()) <= 1
+    if adjacency == "replace_one" and teacher is not Network:
+        assert int(changed.sum()) == 1  # the test can see a change
+
+
+@pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
+def test_they_learn_and_vote(teacher):
+    x, y = clouds()
+    points, truth = clouds(200, seed=1)
+    data = private(x, y)
+    one = fit(teacher, data, ReplaceOne().shards(data, K, 0))
+    votes = one.votes(points)
+    assert votes.num_teachers == K and votes.num_classes == C
+    assert float((votes.plurality() == truth).float().mean()) > 0.9
+    assert torch.equal(one.predictions(points), fit(teacher, data, ReplaceOne().shards(data, K, 0)).predictions(points))
+    assert "withheld" in repr(one)
+
+
+def test_teachers_draw_apart_from_each_other_and_from_the_caller():
+    """Equal shards, different forests; and nobody else's stream is touched."""
+    x, y = clouds(30)
+    data = private(x.repeat(K, 1), y.repeat(K))
+    order = torch.arange(30 * K).view(K, 30)
+    shards = ReplaceOne().shards(data, K, 0).__class__(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
+    torch.manual_seed(3)
+    np.random.seed(3)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    forests = fit(TEACHERS[1], data, shards).predictions(clouds(300, seed=1)[0])
+    networks = fit(Network, data, shards).predictions(clouds(300, seed=1)[0])
+    assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_small_shards_still_have_one_vote():
+    """Three records to six teachers: empty shards vote class 0, one-class shards that class."""
+    data = private(torch.zeros(6, 2), torch.full((6,), 2))
+    index = torch.full((6, 2), -1)
+    index[1, 0], index[3, :2] = 0, torch.tensor([1, 2])
+    shards = ReplaceOne().shards(data, 6, 0).__class__(index, index >= 0, "replace_one")
+    votes = fit(LogisticRegression(), data, shards).predictions(torch.zeros(4, 2))
+    assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
+    votes = fit(Network, data, shards).predictions(torch.zeros(4, 2))
+    assert votes[[0, 2, 4, 5]].eq(0).all() and votes[[1, 3]].eq(2).all()
+
+
+class Fragile(LogisticRegression):
+    """Cannot be fitted to shards with many records of class 1, and cannot answer where the shard has class 2 first."""
+
+    def fit(self, x, y):
+        if (y == 1).sum() > 10:
+            raise RuntimeError("too many ones")
+        warnings.warn("this shard is odd", UserWarning, stacklevel=2)
+        self.odd_ = y[0] == 2
+        return super().fit(x, y)
+
+    def predict(self, x):
+        if self.odd_:
+            raise RuntimeError("odd")
+        return super().predict(x)
+
+
+def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
+    x, y = clouds()
+    data = private(x, y)
+    shards = ReplaceOne().shards(data, K, 0)
+    one = fit(Fragile(), data, shards)  # warnings are errors here
+    bad = sum(int((y[shards.of(k)] == 1).sum()) > 10 for k in range(K))
+    assert 0 < bad < K
+    assert one.failed == bad
+    votes = one.predictions(x)
+    for k in range(K):
+        own = y[shards.of(k)]
+        assert bool((votes[k] == 0).all()) == (int((own == 1).sum()) > 10 or int(own[0]) == 2)
+
+
+def test_what_cannot_be_a_teacher_is_refused():
+    data = private(*clouds())
+    shards = ReplaceOne().shards(data, K, 0)
+    with pytest.raises(ValueError, match="classifier"):
+        fit(LinearRegression(), data, shards)
+    with pytest.raises(ValueError, match="could be fitted"):
+        fit(KNeighborsClassifier(metric="nonsense"), data, shards)
+    with pytest.raises(ValueError, match="logits of shape"):
+        panel.fit_modules(lambda: nn.Linear(2, C + 1), data, SPEC, shards, RECIPE, seed=0)
+    with pytest.raises(ValueError, match="Module"):
+        panel.fit_modules(lambda: 3, data, SPEC, shards, RECIPE, seed=0)
