@@ -5,7 +5,7 @@
 
 The votes may come from teachers trained anywhere (``foreign_votes``); the owner vouches that every privacy unit reached
 one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys: conf/label.yaml.
-Exit codes: 0 done; 2 a bad choice of the user's, with nothing charged.
+Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or closed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import checks, compose, labelling, results
-from pate_torch.command import configuration
+from pate_torch import checks, compose, labelling, preflight, results, runs
+from pate_torch.command import configuration, explain
 from pate_torch.ensembling import enrol
 from pate_torch.foreign_votes import read
 from pate_torch.ledger import Ledger
-from pate_torch.pipeline import open_account
+from pate_torch.pipeline import open_account, worst_case
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
@@ -73,12 +73,11 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     data, clock = plan.source.load(), Clock()
     name = data.spec.name
     mechanism = calibrated(plan)
-    mechanism.check(
-        num_queries=plan.num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=1
-    )
+    planned = worst_case(plan, mechanism, data)
+    preflight.refuse(plan, data, mechanism, planned, training=False)
     make_private_folder(plan.root, "store")
-    with Ledger(plan.root / "ledger.sqlite") as ledger, Stages(quiet=plan.quiet) as stages:
-        open_account(plan, ledger, name, data.private.unit, mechanism.worst_case(plan.num_queries))
+    with Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
+        open_account(plan, ledger, name, data.private.unit, planned)
         teachers = enrol(votes, name, TeacherStore(plan.root), ledger)
         charge = labelling.Charge(ledger=ledger, account=name, fingerprint=teachers.fingerprint, run=plan.folder.name)
         with clock("labels"):
@@ -120,10 +119,8 @@ def build(cfg: DictConfig) -> tuple[Plan, Votes]:
         std=(1.0,),
     )
     rows = Rows(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes))
-    unused = Supervised()  # nothing is trained here
-    privacy = resolved["privacy"]
-    asked = len(votes) if resolved["num_queries"] is None else resolved["num_queries"]
-    checks.integer("num_queries", asked, low=1, high=len(votes), fix=f"The file has votes on {len(votes)} points.")
+    unused = Supervised(network="logistic")  # nothing is trained here
+    privacy, asked = resolved["privacy"], resolved["num_queries"]
     return Plan(
         source=rows,
         partition=compose.component(cfg, "partition", Partition),
@@ -132,11 +129,11 @@ def build(cfg: DictConfig) -> tuple[Plan, Votes]:
         strategy=Passive(),
         student=unused,
         refit=unused,
-        root=Path(resolved["paths"]["root"]),
+        root=runs.checked_root(resolved["paths"]["root"]),
         folder=Path(resolved["paths"]["run"]),
         seed=0,
         num_teachers=votes.num_teachers,
-        num_queries=asked,
+        num_queries=len(votes) if asked is None else asked,
         noise=resolved["noise"],
         insecure_noise_seed=resolved["insecure_noise_seed"],
         delta=privacy["delta"],
@@ -156,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with initialize_config_dir(version_base="1.3", config_dir=configuration()):
             plan, votes = build(hydra_compose("label", overrides=settings))
         report = answer(plan, votes)
-    except (ValueError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 2
     if not plan.quiet:
         show_closing(report, places={"Released": plan.folder / "release"})

@@ -166,7 +166,7 @@ def _check_factory(factory: Callable[[], nn.Module], spec: DataSpec) -> None:
 
 
 def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
-    params = [p for p in module.parameters() if p.requires_grad]
+    params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     optimiser = make_optimiser(params, recipe)
     module.train()
     for step, (x, y) in enumerate(feed):
