@@ -1,16 +1,22 @@
 """Features without labels, the neighbour graph over them, and the distortions they are learnt from."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from pate_torch import graph, networks, representation
 from pate_torch.augment import Affine
+from pate_torch.protocols import StudentTask
 from pate_torch.representation import Representation, contrast, encode, headless, last_linear, transfer
 from pate_torch.rng import torch_stream
+from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 from pate_torch.views import View, as_affine, strong_view, weak_view, widened
 
@@ -229,3 +235,38 @@ def test_ranges_widen_and_stay_legal():
     assert as_affine({"rotate": 3}) == Affine(rotate=3)
     with pytest.raises(ValueError, match="cutout"):
         View(cutout=1.5)
+
+
+def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
+    folder = Path(__file__).parent.parent / "conf"
+    tree = OmegaConf.create(
+        {
+            "recommended": {
+                "student_network": "small_cnn",
+                "student_options": SMALL,
+                "student_steps": 2,
+                "augment": {"rotate": 10},
+                "representation_steps": 1,
+            },
+            "representation": OmegaConf.load(folder / "representation" / "contrastive.yaml"),
+            "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
+        }
+    )
+    student = instantiate(tree.student, _convert_="all")
+    assert student.representation == instantiate(tree.representation, _convert_="all")
+    x, y = digits(60)
+    fitted = student.fit(StudentTask(SPEC, x, torch.arange(20), y[:20]), seed=0, device=torch.device("cpu"))
+    assert fitted.network["options"] == {"channels": [8, 16], "hidden": 32}
+    tree.representation = None
+    assert instantiate(tree.student, _convert_="all").representation is None
+
+
+def test_a_student_with_a_recipe_starts_from_its_encoder():
+    x, y = digits(60)
+    recipe = dataclasses.replace(RECIPE, steps=2)
+    task = StudentTask(SPEC, x, torch.arange(20), y[:20])
+    problem = pose(task, 3, torch.device("cpu"))
+    student = Supervised(network_options=SMALL, representation=recipe)
+    model = student.initial(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
+    encoder = recipe.learn(x, SPEC, seed=3)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in encoder.state_dict().items())
