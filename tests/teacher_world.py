@@ -40,6 +40,7 @@ def recipe(**changes: object) -> TeacherRecipe:
         "steps": 12,
         "batch_size": 8,
         "learning_rate": 5e-3,
+        "label_smoothing": 0.0,
         "augment": Affine(rotate=10, scale=0.1, shift=1, shear=5),
         "backend": "vectorised",
         "chunk": 3,

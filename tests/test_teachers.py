@@ -135,6 +135,18 @@ def test_stacked_forward_and_gradients_equal_vmap(name, shared):
         torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["lean_cnn", "convnet", "resnet"])
+def test_convolutions_as_products_equal_grouped_ones(name, monkeypatch):
+    """The path GPUs take, on CPU tensors."""
+    private, shards = records(30), shards_of([list(range(k * 10, k * 10 + 10)) for k in range(3)])
+    settings = recipe(network=name, options={}, dtype="float64", steps=3)
+    grouped = train(private, spec(), shards, settings, seed=0)
+    monkeypatch.setattr(stacked, "MATMUL_DEVICES", {"cpu"})
+    products = train(private, spec(), shards, settings, seed=0)
+    for parameter in grouped.params:
+        torch.testing.assert_close(products.params[parameter], grouped.params[parameter], rtol=0, atol=1e-10)
+
+
 def test_an_unknown_layer_goes_through_vmap():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
     assert not stacked.has_stacked_form(module)

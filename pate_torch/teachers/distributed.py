@@ -6,6 +6,7 @@ is gloo even where ranks train on GPUs. Without torchrun everything here is the 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pate_torch import networks
 from pate_torch.protocols import Progress, silent
-from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.types import Votes
+from pate_torch.representation import headless
+from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.trunk import Trunk
+from pate_torch.types import DataSpec, Votes
 
 TIMEOUT = timedelta(hours=12)
 """A rank waits this long for slower ones; a dead peer is noticed at once, by its closed connection."""
@@ -96,6 +100,17 @@ def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
             part = tensor[start:stop].contiguous()
             _checked(lambda part=part, source=owner_K[start]: dist.broadcast(part, source))  # type: ignore[misc]
             tensor[start:stop] = part
+
+
+def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
+    """Rank 0's trunk on every rank (the others pass None): one machine's arithmetic is not another's."""
+    if trunk is not None and world().size == 1:
+        return trunk
+    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
+    state = headless(networks.rebuild(facts["network"])).state_dict() if trunk is None else trunk.state()
+    rows = {name: value[None].contiguous() for name, value in state.items()}
+    share_rows(rows, [0])
+    return Trunk.rebuild(facts["network"], {k: v[0] for k, v in rows.items()}, points, spec_from(facts["spec"]))
 
 
 def votes(

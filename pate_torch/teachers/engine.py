@@ -8,7 +8,7 @@ reach another teacher's records. Every teacher draws initialisation, batches and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,18 @@ class Feed:
                 yield self._images(x, None if maps is None else maps[t]), self.y[row[:, None], index_kB]
 
 
+@contextmanager
+def products(recipe: TeacherRecipe, device: torch.device) -> Iterator[None]:
+    """TF32 products on a GPU where the recipe asks for them, and nowhere else."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if recipe.dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 arithmetic where the recipe asks for it."""
     if recipe.dtype == "bf16":
@@ -153,6 +165,13 @@ def _run(
     forward: Callable[[Tensor], Tensor], params: list[Tensor], feed: Feed, recipe: TeacherRecipe, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
+    with products(recipe, device):
+        return _steps(forward, params, feed, recipe, device)
+
+
+def _steps(
+    forward: Callable[[Tensor], Tensor], params: list[Tensor], feed: Feed, recipe: TeacherRecipe, device: torch.device
+) -> tuple[Tensor, Tensor]:
     optimiser = make_optimiser(params, recipe)
     points = min(POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers import stacked, voting
+from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, Votes
 
 CHUNK = 16
@@ -31,6 +32,7 @@ def spec_from(plain: Mapping[str, Any]) -> DataSpec:
 class Ensemble:
     """PRIVATE. ``network``: a description (networks.py); ``params``: [K, ...] each; ``trained_K``: bool.
 
+    ``spec``: of the points that are asked about. ``trunk``: their features are what the networks take, or None.
     A teacher whose shard was empty is not trained and votes class 0.
     """
 
@@ -38,6 +40,7 @@ class Ensemble:
     params: stacked.Parameters
     trained_K: Tensor
     spec: DataSpec
+    trunk: Trunk | None = None
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
@@ -60,7 +63,7 @@ class Ensemble:
     def select(self, teachers: slice) -> Ensemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return Ensemble(self.network, params, self.trained_K[teachers], self.spec)
+        return Ensemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
 
     @torch.no_grad()
     def predictions(
@@ -71,6 +74,9 @@ class Ensemble:
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
         Non-finite logits vote class 0, so that a teacher which diverged still has exactly one vote.
         """
+        spec = self.spec
+        if self.trunk is not None:
+            x, spec = self.trunk.features(x, device), self.trunk.spec
         module = self._module().to(device)
         dtype = next(iter(self.params.values())).dtype
         out = torch.zeros(len(self), len(x), dtype=voting.label_dtype(self.network["num_classes"]))
@@ -78,7 +84,7 @@ class Ensemble:
             rows = slice(first, min(first + CHUNK, len(self)))
             params = {name: p[rows].to(device) for name, p in self.params.items()}
             for start in range(0, len(x), batch):
-                part = self.spec.normalise(x[start : start + batch].to(device), dtype)
+                part = spec.normalise(x[start : start + batch].to(device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
                 label = torch.where(logits.isfinite().all(2), logits.argmax(2), 0)
                 out[rows, start : start + batch] = label.cpu()

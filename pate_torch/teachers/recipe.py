@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 
 from pate_torch import checks, networks
 from pate_torch.augment import Affine
+from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 
 BACKENDS = ("auto", "loop", "vectorised", "processes")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,8 @@ class TeacherRecipe:
 
     backend: how teachers share the machine; all give the same teachers up to rounding. ``chunk`` teachers are stacked
     (None: chosen from the network and the device alone); ``workers``: processes (None: one per core).
-    dtype: float32, float64, or bf16 (float32 parameters, bfloat16 arithmetic). ``compile``: fuse the steps by
-    torch.compile, which pays after some minutes of training.
+    dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
+    (float32 parameters, bfloat16 arithmetic).
     """
 
     network: str = "lean_cnn"
@@ -41,11 +43,11 @@ class TeacherRecipe:
     label_smoothing: float = 0.1
     schedule: str = "cosine"
     augment: Affine | None = None
+    start: PublicStart | None = None
     backend: str = "auto"
     chunk: int | None = None
     workers: int | None = None
     dtype: str = "float32"
-    compile: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("network", self.network, networks.NETWORKS)
@@ -59,12 +61,12 @@ class TeacherRecipe:
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
         checks.one_of("backend", self.backend, BACKENDS)
         checks.one_of("dtype", self.dtype, DTYPES)
-        checks.boolean("compile", self.compile)
         for name in ("chunk", "workers"):
             if getattr(self, name) is not None:
                 checks.integer(name, getattr(self, name), low=1)
-        object.__setattr__(self, "options", dict(self.options or {}))
+        object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
         if isinstance(self.augment, Mapping):
+            checks.mapping("augment", self.augment, fields(Affine))
             object.__setattr__(self, "augment", Affine(**self.augment))
         if self.augment is not None and not isinstance(self.augment, Affine):
             raise checks.fail("augment", self.augment, "must be null or the fields of pate_torch.augment.Affine")
@@ -82,13 +84,17 @@ class TeacherRecipe:
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the data do not fit the recipe."""
-        if self.augment is not None and not spec.is_image:
+        if self.start is not None:
+            start = self.start.representation
+            networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)
+            spec = dataclasses.replace(spec, input_shape=(1,))  # rows; how wide is known once they are learnt
+        elif self.augment is not None and not spec.is_image:
             raise checks.fail("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def configuration(self) -> dict[str, Any]:
         """What decides the trained teachers, as plain data: the backend and the number of workers do not."""
         plain = asdict(self)
-        for name in ("backend", "workers", "chunk", "compile"):
+        for name in ("backend", "workers", "chunk"):
             plain.pop(name)
         return plain

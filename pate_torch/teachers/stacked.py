@@ -20,6 +20,10 @@ from pate_torch import checks, networks
 
 Parameters = dict[str, Tensor]
 
+MATMUL_DEVICES = {"cuda"}
+"""Where a convolution is one batched product over networks: grouped convolutions are slow to differentiate on GPUs, and
+their algorithm may vary from run to run. On a CPU unfolding costs more than it brings."""
+
 
 def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: torch.dtype) -> Parameters:
     """Initial parameters [K, ...], each network from its own generator."""
@@ -98,6 +102,25 @@ class _Conv(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None
 
 
+def _conv_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, relu: bool) -> Tensor:
+    """The same convolution as one batched product over networks: patches [K, I*kh*kw, B*L], weights [K, O, I*kh*kw]."""
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    assert not isinstance(layer.padding, str)
+    count, outputs = weight.shape[:2]
+    batch, (height, width) = len(x), x.shape[2:]
+    out_h = (height + 2 * layer.padding[0] - dh * (kh - 1) - 1) // sh + 1
+    out_w = (width + 2 * layer.padding[1] - dw * (kw - 1) - 1) // sw + 1
+    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    patches = (
+        patches.view(batch, count, -1, out_h * out_w).permute(1, 2, 0, 3).reshape(count, -1, batch * out_h * out_w)
+    )
+    flat = weight.flatten(2)
+    out = torch.bmm(flat, patches) if bias is None else torch.baddbmm(bias.unsqueeze(2), flat, patches)
+    out = F.relu(out) if relu else out
+    out = out.view(count, outputs, batch, out_h, out_w)
+    return out.permute(2, 0, 1, 3, 4).reshape(batch, count * outputs, out_h, out_w)
+
+
 class _Layers:
     """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D], with k = ``own`` networks in them.
 
@@ -149,6 +172,8 @@ class _Layers:
     def conv(self, layer: nn.Conv2d, prefix: str, x: Tensor, relu: bool) -> Tensor:
         weight, bias = self.parameter(prefix + "weight", x), self.parameter(prefix + "bias", x)
         assert weight is not None and not isinstance(layer.padding, str)
+        if x.device.type in MATMUL_DEVICES and self.own == self.networks:
+            return _conv_matmul(x, weight, bias, layer, relu)
         geometry = (layer.stride, layer.padding, layer.dilation, self.own)  # a shared input: one wide convolution
         self.own = self.networks
         return _Conv.apply(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), geometry, relu)

@@ -28,12 +28,14 @@ from torch import Tensor
 from pate_torch import checks
 from pate_torch.teachers.ensemble import Ensemble, spec_from
 from pate_torch.teachers.files import content, file_digest, private_folder, read_tensors, replacing
-from pate_torch.types import PrivateData, Votes
+from pate_torch.teachers.trunk import Trunk
+from pate_torch.types import DataSpec, PrivateData, Votes
 
 SCHEMA_VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
+TRUNK = "__trunk__."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,21 @@ class Stored:
     ensemble: Ensemble
     identity: Identity
     ledger_head: str | None
+
+
+def _tensors(ensemble: Ensemble) -> dict[str, Tensor]:
+    """Everything of an ensemble that is a tensor."""
+    tensors = {name: value.contiguous() for name, value in ensemble.params.items()} | {TRAINED: ensemble.trained_K}
+    state = {} if ensemble.trunk is None else ensemble.trunk.state()
+    return tensors | {TRUNK + name: value for name, value in state.items()}
+
+
+def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], points: DataSpec) -> Trunk | None:
+    """The trunk, if there is one; its tensors are taken out of ``tensors``."""
+    state = {name.removeprefix(TRUNK): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK)}
+    if facts is None:
+        return None
+    return Trunk.rebuild(facts["network"], state, points, spec_from(facts["spec"]))
 
 
 def pool_hash(x: Tensor) -> str:
@@ -117,7 +134,7 @@ class TeacherStore:
         try:
             private_folder(temporary / "votes")
             tensors = temporary / "ensemble.safetensors"
-            save_file({k: v.contiguous() for k, v in ensemble.params.items()} | {TRAINED: ensemble.trained_K}, tensors)
+            save_file(_tensors(ensemble), tensors)
             tensors.chmod(0o600)
             manifest = {
                 "schema_version": SCHEMA_VERSION,
@@ -126,6 +143,7 @@ class TeacherStore:
                 **asdict(identity),
                 "network": ensemble.network,
                 "spec": asdict(ensemble.spec),
+                "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
                 "sha256": file_digest(tensors),
                 "ledger_head": ledger_head,
             }
@@ -147,11 +165,12 @@ class TeacherStore:
         trained = params.pop(TRAINED, None)
         try:
             spec = spec_from(manifest["spec"])
+            trunk = _trunk(manifest.get("trunk"), params, spec)
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             if trained is None or len(trained) != identity.num_teachers:
                 raise ValueError("the number of teachers does not fit")
-            ensemble = Ensemble(manifest["network"], params, trained, spec)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk)
+        except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pate_torch.teachers.engine import POINTS, Trained, gather_chunk, train_loop
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.processes import train_chunks
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 __all__ = ["TeacherRecipe", "train"]
@@ -112,6 +114,7 @@ def train(
     *,
     seed: int,
     device: torch.device | str = "cpu",
+    trunk: Trunk | None = None,
     checkpoint_dir: Path | None = None,
     progress: Progress = silent,
     log: Log = silent,
@@ -119,6 +122,7 @@ def train(
 ) -> Ensemble:
     """PRIVATE. One teacher per shard, on every rank (torchrun deals the chunks out and shares what they learnt).
 
+    trunk: what the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
     checkpoint_dir: a private folder where finished chunks are kept; a run that was stopped goes on from there, to the
     same bits. progress(done, total) counts teachers. ``log`` and ``losses`` receive private learning curves.
 
@@ -126,6 +130,13 @@ def train(
     """
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)
+    assert (trunk is None) == (recipe.start is None), "a public start is learnt by whoever holds the public points"
+    points = spec
+    if trunk is not None and recipe.start is not None:
+        private, shards = trunk.shards(
+            private, shards, start=recipe.start, augment=recipe.augment, seed=seed, device=device
+        )
+        spec, recipe = trunk.spec, dataclasses.replace(recipe, start=None, augment=None)
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
     teachers_total = shards.num_teachers
@@ -137,8 +148,8 @@ def train(
     params = {
         name: torch.zeros(teachers_total, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()
     }
-    points = min(POINTS, recipe.steps)
-    curves_KP = {name: torch.zeros(teachers_total, points) for name in ("loss", "accuracy")}
+    length = min(POINTS, recipe.steps)
+    curves_KP = {name: torch.zeros(teachers_total, length) for name in ("loss", "accuracy")}
     finished = 0
     for number, trained in _train_mine(private, spec, shards, recipe, seed, device, grouping, mine, checkpoint_dir):
         rows = slice(grouping[number].start, grouping[number].stop)
@@ -151,7 +162,7 @@ def train(
     distributed.share_rows(params | {f"curve.{name}": curve for name, curve in curves_KP.items()}, owner_K)
     _show_curves(curves_KP, recipe.steps, log, losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-    return Ensemble(network, params, shards.mask_KS.any(1), spec)
+    return Ensemble(network, params, shards.mask_KS.any(1), points, trunk)
 
 
 def _train_mine(

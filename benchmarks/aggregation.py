@@ -1,0 +1,81 @@
+"""Counting votes and drawing noisy labels: against a NumPy loop over queries, in one run on one machine.
+
+    python benchmarks/aggregation.py [--json] [--queries 1000000] [--teachers 250] [--classes 10]
+
+The loop takes each query's votes from contiguous memory (np.bincount, noise, argmax), and is timed on a part of the
+queries and scaled. Ours is float64 noise from the privacy source, through the mechanism as a run calls it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.rng import torch_stream
+from pate_torch.teachers.voting import count
+from pate_torch.types import Context, Votes
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, default=1_000_000)
+    parser.add_argument("--teachers", type=int, default=250)
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sample", type=int, default=20_000, help="queries the loop is timed on")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    shape = (args.teachers, args.queries)
+    prediction_KQ = torch.randint(args.classes, shape, dtype=torch.uint8, generator=torch_stream(0, "aggregation"))
+    sample = min(args.sample, args.queries)
+    rows_QK = np.ascontiguousarray(prediction_KQ[:, :sample].T.numpy()).astype(np.int64)
+    votes: Votes = count(prediction_KQ, args.classes)
+    counts_QC = votes.counts_QC[:sample].numpy().astype(np.float64)
+    draw, source = np.random.default_rng(), NoiseSource()
+    mechanism, context = Gaussian(sigma=40.0), Context(num_queries=args.queries)
+
+    def count_loop() -> list[np.ndarray]:
+        return [np.bincount(row, minlength=args.classes) for row in rows_QK]
+
+    def noise_loop() -> list[int]:
+        return [int(np.argmax(row + draw.normal(scale=40.0, size=args.classes))) for row in counts_QC]
+
+    count(prediction_KQ, args.classes)
+    scale = args.queries / sample
+    table = []
+    for name, loop, ours in (
+        ("counting", count_loop, lambda: count(prediction_KQ, args.classes)),
+        ("noisy labels", noise_loop, lambda: mechanism.release(votes, source, context)),
+    ):
+        slow, fast = [], []
+        for _ in range(args.repeats):
+            slow.append(seconds(loop) * scale)
+            fast.append(seconds(ours))
+        ratio = statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+        row = {"task": name, "loop_s": statistics.median(slow), "ours_s": statistics.median(fast), "speedup": ratio}
+        table.append(row)
+        if not args.json:
+            print(f"{name:13s} loop {row['loop_s']:6.2f} s   ours {row['ours_s']:6.3f} s   {ratio:5.1f}x", flush=True)
+    if args.json:
+        head = {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "K": args.teachers, "Q": args.queries}
+        json.dump(head | {"rows": table}, sys.stdout, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Teachers dealt to 1, 2 and 4 ranks by torchrun (gloo, one thread each): time and parallel efficiency.
+
+    python benchmarks/scaling.py [--json] [--ranks 1 2 4] [--teachers 64]
+
+Times are those of ``train`` on rank 0, gathering included, starting Python and torch excluded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def rank(teachers: int, steps: int) -> None:
+    import numpy as np
+    import torch
+
+    from pate_torch.rng import torch_stream
+    from pate_torch.teachers import distributed
+    from pate_torch.teachers.training import TeacherRecipe, train
+    from pate_torch.types import DataSpec, PrivateData, Shards
+
+    torch.set_num_threads(1)
+    names = tuple("0123456789")
+    spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
+    draw = torch_stream(0, "benchmark", "scaling")
+    count = 240 * teachers
+    x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    index = torch.arange(count).view(teachers, 240)
+    private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count))
+    shards = Shards(index, index >= 0, "replace_one")
+    train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorised", chunk=8), seed=0)  # warm-up
+    distributed.barrier()
+    start = time.perf_counter()
+    train(private, spec, shards, TeacherRecipe(steps=steps, backend="vectorised", chunk=8), seed=0)
+    if distributed.is_main():
+        print(json.dumps({"seconds": time.perf_counter() - start}))
+    distributed.close()
+
+
+def run(ranks: int, teachers: int, steps: int) -> float:
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launcher, __file__, "--rank", "--teachers", str(teachers), "--steps", str(steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--teachers", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.teachers, args.steps)
+        return
+    times: dict[int, list[float]] = {ranks: [] for ranks in args.ranks}
+    for _ in range(args.repeats):  # interleaved, so that all meet the same state of the machine
+        for ranks in args.ranks:
+            times[ranks].append(run(ranks, args.teachers, args.steps))
+    one = args.ranks[0]
+    rows = []
+    for ranks in args.ranks:
+        pairs = zip(times[one], times[ranks], strict=True)
+        speedup = statistics.median(a / b for a, b in pairs)
+        efficiency = speedup * one / ranks
+        rows.append({"ranks": ranks, "seconds": statistics.median(times[ranks]), "efficiency": efficiency})
+        if not args.json:
+            print(f"{ranks} ranks {rows[-1]['seconds']:7.2f} s   {speedup:4.2f}x   efficiency {efficiency:.2f}")
+    if args.json:
+        json.dump({"load": os.getloadavg()[0], "rows": rows}, sys.stdout, indent=2)
+
+
+if __name__ == "__main__":
+    main()

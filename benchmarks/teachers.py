@@ -1,0 +1,126 @@
+"""Training K teachers: this engine against a well-written sequential loop, in one run on one machine.
+
+    python benchmarks/teachers.py [--json] [--teachers 48 250] [--networks logistic mlp lean_cnn lean_cnn+augment]
+
+The loop is plain PyTorch as one would write it with care: every shard preloaded, normalised and in memory once, a fused
+optimiser, no data loader, all cores as threads. Teachers are independent, so it is timed on a few of them (after a
+warm-up) and scaled. The engine is timed whole, starting its worker processes included. Records are random images:
+time does not depend on what is in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from pate_torch import networks
+from pate_torch.augment import Affine, warp
+from pate_torch.rng import torch_stream
+from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.types import DataSpec, PrivateData, Shards
+
+SHARD = 240
+SPEC = DataSpec(
+    name="random",
+    num_classes=10,
+    input_shape=(1, 28, 28),
+    class_names=tuple("0123456789"),
+    mean=(0.1307,),
+    std=(0.3081,),
+)
+AFFINE = Affine(rotate=12, scale=0.12, shift=2.5, shear=7)
+
+
+def records(teachers: int) -> tuple[PrivateData, Shards]:
+    draw = torch_stream(0, "benchmark", "teachers")
+    count = teachers * SHARD
+    x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    y = torch.randint(10, (count,), generator=draw)
+    index = torch.arange(count).view(teachers, SHARD)
+    return PrivateData(x, y, np.arange(count)), Shards(index, index >= 0, "replace_one")
+
+
+def sequential(recipe: TeacherRecipe, private: PrivateData, shards: Shards, teachers: int) -> float:
+    """Seconds for one teacher, the mean of ``teachers`` after one for warming up."""
+    marks = []
+    for k in range(teachers + 1):
+        x = private.x[shards.of(k)].float() / 255
+        x = x if recipe.augment else SPEC.normalise(x)
+        y = private.y[shards.of(k)]
+        module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes, **recipe.options)
+        optimiser = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
+        marks.append(time.perf_counter())
+        step = 0
+        while step < recipe.steps:
+            for index in torch.randperm(SHARD).split(recipe.batch_size):
+                if len(index) < recipe.batch_size or step == recipe.steps:
+                    continue
+                batch = x[index]
+                if recipe.augment:
+                    theta = recipe.augment.draw(len(index), SPEC.input_shape, torch.default_generator)
+                    batch = SPEC.normalise(warp(batch, theta))
+                optimiser.param_groups[0]["lr"] = recipe.rate(step)
+                loss = F.cross_entropy(module(batch), y[index], label_smoothing=recipe.label_smoothing)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                step += 1
+    marks.append(time.perf_counter())
+    return (marks[-1] - marks[1]) / teachers
+
+
+def measure(case: str, teachers: int, steps: int, repeats: int, sample: int) -> dict[str, object]:
+    network, _, augmented = case.partition("+")
+    recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
+    private, shards = records(teachers)
+    loop, ours = [], []
+    for _ in range(repeats):  # one after the other, so that both meet the same state of the machine
+        loop.append(teachers * sequential(recipe, private, shards, min(sample, teachers - 1)))
+        start = time.perf_counter()
+        train(private, SPEC, shards, recipe, seed=0)
+        ours.append(time.perf_counter() - start)
+    return {
+        "case": case,
+        "teachers": teachers,
+        "steps": steps,
+        "sequential_s": statistics.median(loop),
+        "engine_s": statistics.median(ours),
+        "speedup": statistics.median(a / b for a, b in zip(loop, ours, strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teachers", type=int, nargs="+", default=[48, 250])
+    parser.add_argument("--networks", nargs="+", default=["logistic", "mlp", "lean_cnn", "lean_cnn+augment"])
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sample", type=int, default=3, help="teachers the sequential loop is timed on")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    for case in args.networks:
+        for teachers in args.teachers:
+            load = os.getloadavg()[0]
+            row = measure(case, teachers, args.steps, args.repeats, args.sample) | {"load_before": round(load, 1)}
+            rows.append(row)
+            if not args.json:
+                print(
+                    f"{case:18s} K={teachers:<5d} loop {row['sequential_s']:8.1f} s   engine {row['engine_s']:7.1f} s"
+                    f"   {row['speedup']:5.1f}x   (load before: {load:.1f})",
+                    flush=True,
+                )
+    if args.json:
+        json.dump({"threads": torch.get_num_threads(), "rows": rows}, sys.stdout, indent=2)
+
+
+if __name__ == "__main__":
+    main()
