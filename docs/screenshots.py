@@ -1,7 +1,8 @@
 """Pictures of a run, for the documentation: python docs/screenshots.py <run folder> <where to put them>
 
-Takes release/report.html in light, dark and at a phone's width, and TensorBoard on release/tensorboard. Needs
-chromium (Debian: apt-get install chromium). Shows released values alone: the private folder is never opened.
+Takes the head of release/report.html in light, dark and at a phone's width (the whole page with --whole), and
+TensorBoard on release/tensorboard; then shrinks them to 256 colours. Needs chromium (Debian: apt-get install
+chromium). Shows released values alone: the private folder is never opened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from PIL import Image
+
 # Without the WebGL switches TensorBoard's Time Series lines stay blank in a headless browser.
 SWITCHES = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-webgl", "--disable-3d-apis", "--disable-quic"),
@@ -23,6 +26,8 @@ SWITCHES = (
     "--hide-scrollbars",
 )
 BOARDS = {"timeseries": 1100, "scalars": 1000, "custom_scalars": 900, "images": 1300, "text": 1100, "hparams": 600}
+REPORT = {"head": (1770, 1880), "whole": (5200, 8600)}
+"""Heights of the report, wide and on a phone."""
 
 
 def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = False, wait: int = 0) -> None:
@@ -36,6 +41,8 @@ def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = 
         command += [f"--virtual-time-budget={wait}"] * bool(wait)
         command += ["--blink-settings=preferredColorScheme=" + ("0" if dark else "1")]
         subprocess.run([*command, address], check=True, capture_output=True, timeout=120)
+    image = Image.open(picture).convert("RGB")
+    image.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
     print(picture)
 
 
@@ -47,21 +54,25 @@ def framed(page: Path, width: int, height: int) -> str:
     return frame.resolve().as_uri()
 
 
-def report(page: Path, out: Path) -> None:
+def report(page: Path, out: Path, wide: int, tall: int) -> None:
     address = page.resolve().as_uri()
-    shoot(address, out / "report-light.png", 1180, 5200)
-    shoot(address, out / "report-dark.png", 1180, 5200, dark=True)
+    shoot(address, out / "report-light.png", 1180, wide)
+    shoot(address, out / "report-dark.png", 1180, wide, dark=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(page, folder))
-        shoot(framed(copy, 360, 8600), out / "report-phone.png", 500, 8600)
+        shoot(framed(copy, 360, tall), out / "report-phone.png", 500, tall)
+    image = Image.open(out / "report-phone.png")
+    image.crop((0, 0, 360, tall)).save(out / "report-phone.png", optimize=True)
 
 
 def tensorboard(logs: Path, out: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
-    server = subprocess.Popen([*command, "--load_fast=false"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    # From the folder above, so that the page does not show where on this machine the logs lie.
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", logs.name, "--port", str(port)]
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    server = subprocess.Popen([*command, "--load_fast=false"], cwd=logs.parent, **quiet)
     try:
         for _ in range(60):
             try:
@@ -81,9 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder (it holds release/)")
     parser.add_argument("out", type=Path, help="where the pictures go")
+    parser.add_argument("--whole", action="store_true", help="the whole report, not its head alone")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    report(given.run / "release" / "report.html", given.out)
+    report(given.run / "release" / "report.html", given.out, *REPORT["whole" if given.whole else "head"])
     if (given.run / "release" / "tensorboard").is_dir():
         tensorboard(given.run / "release" / "tensorboard", given.out)
 
