@@ -1,0 +1,69 @@
+"""The notebooks run from a bare folder, carry no output, and are what their sources say."""
+
+import os
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+QUICK = {"quickstart"}
+"""Run by default; the others with the slow tests."""
+
+NOTEBOOKS = [
+    pytest.param(file, id=file.stem, marks=() if file.stem in QUICK else pytest.mark.slow)
+    for file in sorted(FOLDER.glob("*.ipynb"))
+]
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """An empty working directory and home, and no way to data outside the project."""
+    for key in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR", "PATE_HOME"):
+        (tmp_path / key.lower()).mkdir()
+        monkeypatch.setenv(key, str(tmp_path / key.lower()))
+    monkeypatch.delenv("PATE_DATA", raising=False)
+    # The package may stand in its checkout, not installed.
+    root = str(FOLDER.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def run(notebook, folder):
+    """Every cell in order, in a fresh kernel; nothing is written back."""
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS)
+def test_notebook_runs_from_a_bare_folder(file, bare):
+    run(nbformat.read(file, as_version=4), bare)
+
+
+def test_a_notebook_that_fails_is_noticed(bare):
+    broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        run(broken, bare)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
+def test_notebook_is_valid_and_carries_no_output(file):
+    notebook = nbformat.read(file, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
+def test_notebook_is_made_of_its_source(file):
+    source = file.with_suffix(".py")
+    if not source.exists():
+        pytest.skip("written as a notebook")
+    made, kept = jupytext.read(source), nbformat.read(file, as_version=4)
+    fix = f"jupytext --to ipynb {source.name}"
+    assert [(c.cell_type, c.source) for c in kept.cells] == [(c.cell_type, c.source) for c in made.cells], fix
