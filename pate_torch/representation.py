@@ -106,7 +106,7 @@ class Representation:
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         network = networks.initialise(network, rng.torch_stream(seed, "representation", "initial"))
-        encoder = headless(network).to(x_P.device)
+        encoder = headless(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalise(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
         _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
@@ -130,7 +130,7 @@ class Representation:
             loss.backward()
             optimiser.step()
             progress(step + 1, self.steps)
-        return encoder.eval()
+        return encoder.eval().to(memory_format=torch.contiguous_format)
 
     def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
         content = hashlib.blake2b(x_P.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

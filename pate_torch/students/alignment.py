@@ -9,13 +9,13 @@ from pate_torch.students.training import Problem
 
 
 def expected_shares(problem: Problem, kind: str) -> Tensor:
-    """The share each class should get, [C]: ``uniform`` over the classes with labels, or ``labels``, smoothed."""
+    """The share each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
-    if kind == "labels":
-        # One extra label a class: an unseen class is rare, not impossible.
-        return (counts_C + 1) / (counts_C + 1).sum()
-    # A class without labels cannot be recognised; asking for its share would hand it a neighbour's points.
-    return (counts_C > 0).float() / (counts_C > 0).sum()
+    if kind == "uniform":
+        # A class without labels cannot be recognised; asking for its share would hand it a neighbour's points.
+        return (counts_C > 0).float() / (counts_C > 0).sum()
+    # One extra label a class: an unseen class is rare, not impossible.
+    return (counts_C + 1) / (counts_C + 1).sum()
 
 
 class Alignment:
