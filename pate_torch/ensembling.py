@@ -15,12 +15,14 @@ from pate_torch import checks, released
 from pate_torch.foreign_votes import Register
 from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
+from pate_torch.protocols import Log, silent
 from pate_torch.reporting.private import PrivateBoard
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.store import Identity, Stored, TeacherStore
-from pate_torch.teachers.training import train
+from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
+from pate_torch.teachers.training import Losses, train
+from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import Dataset, PrivateData, Shards, Votes
 
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
@@ -53,11 +55,12 @@ def load(plan: Plan) -> tuple[Dataset, PrivateData | None]:
 
 def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
     """PRIVATE. What decides the teachers of this run, down to the content of the records."""
+    pool = {} if plan.recipe.start is None else {"pool": pool_hash(data.pool.x)}
     return Identity(
         dataset=data.spec.name,
         fingerprint=store.fingerprint(data.private),
         partition=dataclasses.asdict(plan.partition),  # type: ignore[call-overload]
-        configuration=plan.recipe.configuration(),
+        configuration=plan.recipe.configuration() | pool,
         seed=plan.seed,
         num_teachers=plan.num_teachers,
     )
@@ -66,6 +69,68 @@ def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
 def _checkpoints(store: TeacherStore, identity: Identity) -> Path:
     """PRIVATE. Where the finished chunks of an interrupted training wait for the next attempt."""
     return store.folder / f".partial-{released.key(dataclasses.asdict(identity))[:16]}"
+
+
+def obtain_ensemble(
+    plan: Plan,
+    data: Dataset,
+    store: TeacherStore,
+    ledger: Ledger,
+    stages: Stages,
+    clock: Clock,
+    *,
+    afford: Callable[[], object] = silent,
+    log: Log = silent,
+    losses: Losses = silent,
+) -> tuple[Stored, bool]:
+    """The ensemble that was asked for, one trained before in the same way on the same data, or a new one (True).
+
+    ``afford`` raises when the release that new teachers are for would be refused: training may take hours.
+    """
+    with clock("partition"):
+        shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+        identity = identify(plan, data, store)
+    found = plan.teachers or store.find(identity)
+    stored = None if found is None else reusable(found, store, identity, ledger)
+    if found is not None and stored is not None:
+        if plan.teachers is None:
+            stages.say(f"Reusing teachers {found}: same data, same configuration.")
+        return stored, False
+    checkpoints = _checkpoints(store, identity)
+    afford()
+    distributed.broadcast_text(TRAIN)
+    with clock("start"):
+        trunk = public_trunk(plan, data, stages)
+    with clock("teachers"):
+        ensemble = train(
+            data.private,
+            data.spec,
+            shards,
+            plan.recipe,
+            seed=plan.seed,
+            device=plan.device,
+            trunk=trunk,
+            checkpoint_dir=checkpoints,
+            progress=stages(f"Training {plan.num_teachers} teachers"),
+            log=log,
+            losses=losses,
+        )
+    head = ledger.head()
+    found = store.save(ensemble, identity, head)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return Stored(id=found, ensemble=ensemble, identity=identity, ledger_head=head), True
+
+
+def public_trunk(plan: Plan, data: Dataset, stages: Stages) -> Trunk | None:
+    """Features that teachers start from, learnt from the public points alone; None where they start from nothing."""
+    start = plan.recipe.start
+    if start is None:
+        return None
+    trunk = None
+    if distributed.is_main():
+        progress = stages("Learning features from public points")
+        trunk = start.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
+    return distributed.share_trunk(trunk, data.spec)
 
 
 def obtain_teachers(
@@ -78,49 +143,24 @@ def obtain_teachers(
     board: PrivateBoard,
     afford: Callable[[], object],
 ) -> Teachers:
-    """The ensemble that was asked for, one trained before in the same way on the same data, or a new one.
-
-    ``afford`` raises when the release that new teachers are for would be refused: training may take hours.
-    """
-    with clock("partition"):
-        shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
-        identity = identify(plan, data, store)
-    found = plan.teachers or store.find(identity)
-    stored = None if found is None else reusable(found, store, identity, ledger)
-    if found is not None and stored is not None:
-        if plan.teachers is None:
-            stages.say(f"Reusing teachers {found}: same data, same configuration.")
-        ensemble = stored.ensemble
-    else:
-        checkpoints = _checkpoints(store, identity)
-        afford()
-        distributed.broadcast_text(TRAIN)
-        with clock("teachers"):
-            ensemble = train(
-                data.private,
-                data.spec,
-                shards,
-                plan.recipe,
-                seed=plan.seed,
-                device=plan.device,
-                checkpoint_dir=checkpoints,
-                progress=stages(f"Training {plan.num_teachers} teachers"),
-                log=board.log,
-                losses=board.losses,
-            )
-        found = store.save(ensemble, identity, ledger.head())
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    ask = ensemble.votes if stored is not None else functools.partial(distributed.votes, ensemble)
+    """The ensemble (``obtain_ensemble``) and its votes on the public pool."""
+    stored, fresh = obtain_ensemble(
+        plan, data, store, ledger, stages, clock, afford=afford, log=board.log, losses=board.losses
+    )
+    # Only where every rank has just trained do the ranks ask together.
+    ask = functools.partial(distributed.votes, stored.ensemble) if fresh else stored.ensemble.votes
     with clock("votes"):
         progress = stages("Counting votes")
-        votes = store.votes_cached(found, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress))
+        votes = store.votes_cached(
+            stored.id, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress)
+        )
     return Teachers(
-        id=found,
-        ensemble=ensemble,
+        id=stored.id,
+        ensemble=stored.ensemble,
         votes=votes,
         reused=plan.teachers is not None,
-        fingerprint=identity.fingerprint,
-        remember=functools.partial(store.set_ledger_head, found),
+        fingerprint=stored.identity.fingerprint,
+        remember=functools.partial(store.set_ledger_head, stored.id),
     )
 
 
@@ -174,8 +214,11 @@ def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
         torch.arange(len(data.private))[None], torch.ones(1, len(data.private), dtype=torch.bool), "replace_one"
     )
     recipe = dataclasses.replace(plan.recipe, batch_size=max(plan.recipe.batch_size, min(128, len(data.private))))
+    trunk = public_trunk(plan, data, stages)
     progress = stages("Training a model without privacy")
-    ensemble = train(data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, progress=progress)
+    ensemble = train(
+        data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, trunk=trunk, progress=progress
+    )
     prediction = ensemble.predictions(data.evaluation.x, device=plan.device)[0]
     return float((prediction == data.evaluation.y).float().mean())
 
@@ -200,6 +243,7 @@ def assist(plan: Plan) -> None:
                 plan.recipe,
                 seed=plan.seed,
                 device=plan.device,
+                trunk=public_trunk(plan, data, quiet),
                 checkpoint_dir=checkpoints,
             )
             distributed.votes(ensemble, data.pool.x, device=plan.device)

@@ -52,13 +52,13 @@ class Tensors:
         classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
         if len(classes) < 2:
             raise checks.fail("class_names", names, "must list at least two classes")
-        x, pool_x, test_x = (_points(key, getattr(self, key)) for key in ("x", "pool_x", "test_x"))
-        for key, points in (("pool_x", pool_x), ("test_x", test_x)):
-            if points.shape[1:] != x.shape[1:] or points.dtype != x.dtype:
-                raise checks.fail(key, tuple(points.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
-        y = _labels("y", self.y, len(x), len(classes))
-        test_y = _labels("test_y", self.test_y, len(test_x), len(classes))
-        pool_y = None if self.pool_y is None else _labels("pool_y", self.pool_y, len(pool_x), len(classes))
+        x, pool_x, test_x = (points(key, getattr(self, key)) for key in ("x", "pool_x", "test_x"))
+        for key, other in (("pool_x", pool_x), ("test_x", test_x)):
+            if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
+                raise checks.fail(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
+        y = labels("y", self.y, len(x), len(classes))
+        test_y = labels("test_y", self.test_y, len(test_x), len(classes))
+        pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
         mean, std = self._normalisation(pool_x)
         return Dataset(
             spec=DataSpec(
@@ -71,7 +71,7 @@ class Tensors:
                 benchmark=self.benchmark,
                 nominal_size=self.nominal_size,
             ),
-            private=PrivateData(x, y, self._units(x, y), self.unit),
+            private=PrivateData(x, y, unit_ids(self.unit_id, x, y), self.unit),
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
         )
@@ -79,18 +79,26 @@ class Tensors:
     def _normalisation(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if self.mean is not None and self.std is not None:
             return tuple(map(float, self.mean)), tuple(map(float, self.std))
-        return benchmark.channel_statistics(pool_x) if pool_x.dim() == 4 else roles.feature_statistics(pool_x)
-
-    def _units(self, x: Tensor, y: Tensor) -> np.ndarray:
-        if self.unit_id is None:
-            pairs = zip(x.numpy(), y.tolist(), strict=True)
-            return np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
-        if len(self.unit_id) != len(y):
-            raise checks.fail("unit_id", f"{len(self.unit_id)} names", f"must be one for each of the {len(y)} records")
-        return np.asarray(self.unit_id).astype(str)
+        return statistics(pool_x)
 
 
-def _points(key: str, value: Tensor) -> Tensor:
+def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of public points, per channel or feature."""
+    return benchmark.channel_statistics(public_x) if public_x.dim() == 4 else roles.feature_statistics(public_x)
+
+
+def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor) -> np.ndarray:
+    """The names of the privacy units, str [N]; None names a record by a hash of its content."""
+    if given is None:
+        pairs = zip(x.numpy(), y.tolist(), strict=True)
+        return np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
+    if len(given) != len(y):
+        raise checks.fail("unit_id", f"{len(given)} names", f"must be one for each of the {len(y)} records")
+    return np.asarray(given).astype(str)
+
+
+def points(key: str, value: Tensor) -> Tensor:
+    """Images or rows in the form that data sets hold them. ValueError: another shape or type, none, or not finite."""
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)
@@ -103,7 +111,8 @@ def _points(key: str, value: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
+def labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
+    """Labels as int64 [count]. ValueError: of another number, not integers, or outside 0..classes-1."""
     y = torch.as_tensor(value).detach().cpu()
     if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
         raise checks.fail(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")

@@ -52,6 +52,8 @@ class Deployed(nn.Module):
         self.module = module
         self.shape = (-1, 1, 1) if spec.is_image else (-1,)
         self.scale = 255.0 if spec.is_image else 1.0
+        self.mean: Tensor
+        self.std: Tensor
         # Buffers, so that they go where the weights go.
         self.register_buffer("mean", torch.tensor(spec.mean, dtype=torch.float32).view(self.shape))
         self.register_buffer("std", torch.tensor(spec.std, dtype=torch.float32).view(self.shape))
