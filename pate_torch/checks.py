@@ -6,6 +6,7 @@ ValueError is for users (a bad configuration or argument); ``assert`` elsewhere 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import Field
 from numbers import Integral, Real
@@ -15,6 +16,23 @@ from typing import Any
 def fail(name: str, value: Any, allowed: str, fix: str = "") -> ValueError:
     """The error every check raises: ``name=value: allowed. fix``."""
     return ValueError(f"{name}={value!r}: {allowed}." + (f" {fix}" if fix else ""))
+
+
+def under(group: str, error: ValueError) -> str:
+    """The message of a component's own check, its key as a user writes it: steps=0 becomes teacher.steps=0."""
+    message = str(error)
+    if message.startswith(f"{group}."):
+        return message
+    if not re.match(r"[\w.]+( \w+)?=", message):
+        return f"{group}: {message}"
+    return f"{group}.{re.sub(r'^(student|mechanism|query|dataset)[.]', '', message)}"
+
+
+def text(name: str, value: Any, fix: str = "") -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise fail(name, value, "must be a text that is not empty", fix)
+    return value
 
 
 def number(name: str, value: Any, fix: str = "") -> float:
@@ -69,6 +87,13 @@ def boolean(name: str, value: Any, fix: str = "") -> bool:
     """True or False, nothing that merely looks like it."""
     if not isinstance(value, bool):
         raise fail(name, value, "must be true or false", fix)
+    return value
+
+
+def items(name: str, value: Any) -> Collection[Any]:
+    """A list of values; a string is not one."""
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise fail(name, value, "must be a list", f"As in {name}=[a,b].")
     return value
 
 

@@ -11,6 +11,7 @@ import difflib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -104,10 +105,13 @@ def explain(error: BaseException) -> str:
         text = str(cause).splitlines()[0]
         ours = text.partition("ValueError raised while resolving interpolation: ")[2]  # of a resolver of this file
         return ours or (f"{cause.full_key}: {text}" if cause.full_key else text)
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    if _composed or isinstance(error, HydraException):
+        return text
+    return f"{text}. One of these is wrong: {' '.join(sys.argv[1:])}."  # Hydra's own complaint names no key
 
 
-def _unknown(group: str, name: str, options: list[str]) -> ValueError:
+def _unknown(group: str, name: str, options: Sequence[str]) -> ValueError:
     try:
         checks.one_of(group, name, options)
     except ValueError as error:

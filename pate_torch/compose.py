@@ -46,7 +46,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         num_queries=resolved["num_queries"],
         teachers=resolved["teachers"],
         labels=resolved["labels"],
-        votes=None if resolved["votes"] is None else Path(resolved["votes"]),
+        votes=None if resolved["votes"] is None else Path(checks.text("votes", resolved["votes"])),
         noise=resolved["noise"],
         insecure_noise_seed=resolved["insecure_noise_seed"],
         delta=resolved["privacy"]["delta"],
@@ -80,8 +80,7 @@ def component(cfg: DictConfig, key: str, kind: type) -> Any:
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            message = str(cause)
-            raise ValueError(message if message.startswith(f"{key}.") else f"{key}: {message}") from error
+            raise ValueError(checks.under(key, cause)) from error
         if isinstance(cause, TypeError):
             known = ", ".join(name for name in map(str, given) if name != "_target_")
             raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {known}.") from error

@@ -14,6 +14,7 @@ from pate_torch.ensembling import identify, reusable
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
 from pate_torch.runplan import Plan
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, Release
 
@@ -38,10 +39,10 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
         rounds=plan.rounds,
     )
     if training:
-        plan.recipe.check(data.spec)
+        _refuse("teacher", plan.recipe, data)
         plan.partition.shards(data.private, plan.num_teachers, plan.seed)
     if plan.rounds > 1:
-        _refuse_student("refit", plan.refit, data)
+        _refuse("refit", plan.refit, data)
     refuse_students(plan, data)
     path = ledger_path(plan)
     ledger = Ledger(path) if path.exists() else None
@@ -55,19 +56,19 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
 def refuse_students(plan: Plan, data: Dataset) -> None:
     """Raise ValueError for a student that cannot learn from these data."""
     if plan.selection is None:
-        _refuse_student("student", plan.student, data)
+        _refuse("student", plan.student, data)
         return
     for name, algorithm in plan.selection.candidates.items():
-        _refuse_student(f"selection.candidates.{name}", algorithm, data)
+        _refuse(f"selection.candidates.{name}", algorithm, data)
 
 
-def _refuse_student(key: str, algorithm: StudentAlgorithm, data: Dataset) -> None:
-    if not isinstance(algorithm, Checkable):
+def _refuse(key: str, component: StudentAlgorithm | TeacherRecipe, data: Dataset) -> None:
+    if not isinstance(component, Checkable):
         return
     try:
-        algorithm.check(data.spec)
+        component.check(data.spec)
     except ValueError as error:
-        raise ValueError(f"{key}.{str(error).removeprefix('student.')}") from error
+        raise ValueError(checks.under(key, error)) from error
 
 
 def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger | None) -> None:

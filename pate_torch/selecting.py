@@ -44,7 +44,7 @@ class Selection:
         checks.one_of("selection.name", self.name, ("exponential",))
         checks.positive("selection.epsilon", self.epsilon)
         checks.between("selection.validation", self.validation, 0, 1, open_=True)
-        if len(self.candidates) < 2:
+        if len(checks.mapping("selection.candidates", self.candidates)) < 2:
             raise checks.fail("selection.candidates", list(self.candidates), "must name at least two students")
 
     def worst_case(self) -> tuple[Event, ...]:

@@ -109,7 +109,8 @@ class Libsvm:
             raise checks.fail(
                 key,
                 str(file),
-                f"is not a readable LIBSVM file ({type(error).__name__}: {error})",
+                # Not the parser's own words: they repeat what stands in the file, and this message may be logged.
+                f"is not a readable LIBSVM file ({type(error).__name__})",
                 "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true.",
             ) from error
         rows = sp.csr_matrix(rows)

@@ -16,19 +16,25 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def data_root(root: str | os.PathLike[str] | None) -> Path:
     """``root``; where it is None the environment variable PATE_DATA; where that is unset, ``data``."""
-    return Path(root or os.environ.get(ENVIRONMENT) or DEFAULT_ROOT).expanduser()
+    return _path("data_root", root or os.environ.get(ENVIRONMENT) or DEFAULT_ROOT)
 
 
 def folder(path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | None) -> Path:
     """The folder of a benchmark: ``dataset.path`` where given, else the data root."""
-    return Path(path).expanduser() if path else data_root(root)
+    return _path("dataset.path", path) if path else data_root(root)
+
+
+def _path(key: str, path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise checks.fail(key, path, "must be the path of a folder or file")
+    return Path(path).expanduser()
 
 
 def existing(key: str, path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | None) -> Path:
     """A user's file or folder, taken from the working directory or else from the data root. ValueError if missing."""
     if not path:
         raise checks.fail(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
-    given = Path(path).expanduser()
+    given = _path(key, path)
     for candidate in (given, data_root(root) / given):
         if candidate.exists():
             return candidate

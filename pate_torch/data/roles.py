@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """[private, public, test], each positive, summing to one."""
-    numbers = [checks.positive("dataset.fractions", part) for part in fractions]
+    numbers = [checks.positive("dataset.fractions", part) for part in checks.items("dataset.fractions", fractions)]
     if len(numbers) != 3 or not math.isclose(sum(numbers), 1, abs_tol=1e-9):
         raise checks.fail(
             "dataset.fractions", list(fractions), "must be three positive numbers [private, public, test] summing to 1"
@@ -45,6 +45,7 @@ def by_hash(
     public_from = PUBLIC if PUBLIC in parts else PRIVATE
     test_from = TEST if TEST in parts else public_from
     source = np.array([PRIVATE, public_from, test_from])
+    checks.integer("dataset.seed", seed, low=0)
     uniform_N = keyed_hash(unit_id.tolist(), seed, "role")[:, 0] / 2.0**64
     role_N = np.empty(len(unit_id), dtype=np.int64)
     for part in parts:
@@ -61,6 +62,7 @@ def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray
 
     These roundings give the sizes LZCW21 prints in Table 3 (8,124 records at 80/2/18: 6,499, 163 and 1,462).
     """
+    checks.integer("dataset.seed", seed, low=0)
     private = math.floor(round(count * fractions[0], 6))
     public = math.ceil(round(count * fractions[1], 6))
     role = np.full(count, TEST)
@@ -93,7 +95,7 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
                 "List all classes in dataset.classes, or raise the public and test fractions.",
             )
         return classes
-    classes = tuple(class_name(value) for value in declared)
+    classes = tuple(class_name(value) for value in checks.items("dataset.classes", declared))
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise checks.fail("dataset.classes", list(classes), "must list at least two different classes")
     if unknown := sorted(found - set(classes)):

@@ -64,6 +64,15 @@ class Csv:
     def __post_init__(self) -> None:
         locations.check_name(self.name)
         roles.check_fractions(self.fractions)
+        for key in ("features", "ignore"):
+            if getattr(self, key) is not None:
+                checks.items(f"dataset.{key}", getattr(self, key))
+        if self.categories is not None:
+            checks.mapping("dataset.categories", self.categories)
+            for column, values in self.categories.items():
+                checks.items(f"dataset.categories.{column}", values)
+        if not isinstance(self.separator, str) or len(self.separator) != 1:
+            raise checks.fail("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
         checks.one_of("dataset.missing", self.missing, ("error", "drop"))
         checks.boolean("dataset.benchmark", self.benchmark)
         checks.integer("dataset.max_categories", self.max_categories, low=2)

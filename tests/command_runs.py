@@ -1,0 +1,68 @@
+"""Runs of the training command inside the test process: Hydra, composition and all, without a new interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from pate_torch import command
+
+TINY = [
+    *("dataset.private=120", "dataset.public=40", "dataset.test=20", "num_teachers=6", "num_queries=4", "query=random"),
+    *("mechanism.sigma=4", "teacher=logistic", "teacher.steps=3", "teacher.backend=vectorised", "student=supervised"),
+    *("student.network=logistic", "student.augment=null", "student.steps=3", "refit.network=logistic"),
+    *("refit.augment=null", "refit.steps=3", "baseline=false", "privacy.opening_budget=50", "quiet=true"),
+]
+"""A whole run in a second: six logistic teachers of twenty digits each."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a refusal prints."""
+        lines = self.err.splitlines()
+        assert self.code == 2, (self.code, self.err)
+        assert len(lines) == 1 and lines[0].startswith("error: "), self.err
+        return lines[0].removeprefix("error: ")
+
+
+def train(home: Path, *overrides: str, monkeypatch, base: list[str] = TINY) -> Outcome:
+    """``python train.py`` with PATE_HOME=home."""
+    monkeypatch.setenv("PATE_HOME", str(home))
+    monkeypatch.setattr("sys.argv", ["train.py", *base, *overrides])
+    out, err = io.StringIO(), io.StringIO()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command.train()
+    for handler in [h for h in logging.root.handlers if h not in handlers]:  # Hydra's, on this run's train.log
+        logging.root.removeHandler(handler)
+        handler.close()
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = handlers
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def written(home: Path) -> list[str]:
+    """Every file under ``home`` but what Hydra writes for each run: its log and the configuration as resolved."""
+    files = (file.relative_to(home) for file in home.rglob("*") if not file.is_dir())
+    return sorted(str(file) for file in files if file.name != "train.log" and ".hydra" not in file.parts)
+
+
+def ledger_entries(home: Path) -> list[str]:
+    """Kinds of the entries of the ledger under ``home``, read past our own code."""
+    if not (home / "ledger.sqlite").exists():
+        return []
+    db = sqlite3.connect(home / "ledger.sqlite")
+    try:
+        return [kind for (kind,) in db.execute("SELECT json_extract(body, '$.kind') FROM entries ORDER BY seq")]
+    finally:
+        db.close()
