@@ -122,7 +122,7 @@ def obtain_ensemble(
 
 
 def public_trunk(plan: Plan, data: Dataset, stages: Stages) -> Trunk | None:
-    """The features that teachers start from, learnt from the public points alone; None where they start from nothing."""
+    """Features that teachers start from, learnt from the public points alone; None where they start from nothing."""
     start = plan.recipe.start
     if start is None:
         return None

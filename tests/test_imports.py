@@ -31,7 +31,7 @@ ALLOWED = {
         "protocols",
         "mechanisms",
     },
-    "teachers": {"types", "checks", "rng", "protocols", "networks", "augment", "representation", "data", "teachers"},
+    "teachers": {"types", "checks", "rng", "protocols", "networks", "augment", "views", "representation", "data", "teachers"},
     "students": {"types", "checks", "rng", "protocols", "networks", "augment", "views", "representation", "graph", "students"},
     "queries": {"types", "checks", "rng", "protocols", "representation", "graph", "queries"},
     "graph": {"types", "checks", "rng"},

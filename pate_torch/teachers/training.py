@@ -130,7 +130,8 @@ def train(
     """
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)
-    assert (trunk is None) == (recipe.start is None), "a public start is learnt by whoever holds the public points"
+    if recipe.start is not None and trunk is None:
+        raise checks.fail("teacher.start", recipe.start.representation.name, "has no public points here", "Set it null.")
     points = spec
     if trunk is not None and recipe.start is not None:
         private, shards = trunk.shards(

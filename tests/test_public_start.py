@@ -1,0 +1,185 @@
+"""Teachers as heads over features learnt from public points: private records still reach one teacher each."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch import pipeline
+from pate_torch.augment import Affine
+from pate_torch.data.glyphs import Glyphs
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.ensembling import identify
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.random import Random
+from pate_torch.representation import Representation
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.store import Identity, TeacherStore
+from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.teachers.trunk import PublicStart
+from pate_torch.types import PrivateData
+
+AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
+SOURCE = Glyphs(private=240, public=80, test=60, num_classes=3, size=12, shift=0.5, rotate=8, noise=0.05)
+START = PublicStart(
+    representation=Representation(
+        network="small_cnn",
+        network_options={"channels": [8, 16], "hidden": 24},
+        steps=40,
+        batch_size=32,
+        augment=AUGMENT,
+    ),
+    copies=2,
+)
+RECIPE = TeacherRecipe(
+    network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorised"
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return SOURCE.load()
+
+
+@pytest.fixture(scope="module")
+def trunk(data):
+    return START.learn(data.pool.x, data.spec, seed=0)
+
+
+def teach(data, trunk, private, partition, recipe=RECIPE):
+    shards = partition.shards(private, 8, seed=0)
+    return train(private, data.spec, shards, recipe, seed=0, trunk=trunk), shards
+
+
+def take(private, index):
+    return PrivateData(private.x[index], private.y[index], private.unit_id[np.asarray(index)], private.unit)
+
+
+def differing(first, second):
+    same_K = torch.stack([(first.params[n] == second.params[n]).flatten(1).all(1) for n in first.params]).all(0)
+    return (~same_K).nonzero().squeeze(1).tolist()
+
+
+def test_a_record_replaced_reaches_one_teacher(data, trunk):
+    before, shards = teach(data, trunk, data.private, ReplaceOne())
+    x = data.private.x.clone()
+    x[7] = 255 - x[7]
+    after, _ = teach(data, trunk, dataclasses.replace(data.private, x=x), ReplaceOne())
+    owner = [k for k in range(8) if 7 in shards.of(k).tolist()]
+    assert differing(before, after) == owner and len(owner) == 1
+
+
+def test_a_record_removed_reaches_one_teacher_although_it_shifts_all_positions(data, trunk):
+    before, shards = teach(data, trunk, data.private, AddRemove())
+    fewer = take(data.private, [i for i in range(len(data.private)) if i != 3])
+    after, _ = teach(data, trunk, fewer, AddRemove())
+    assert differing(before, after) == [k for k in range(8) if 3 in shards.of(k).tolist()]
+
+
+def test_copies_stay_in_the_shard_of_their_record(data, trunk):
+    shards = AddRemove().shards(data.private, 8, seed=0)
+    encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
+    assert encoded.x.shape == (3 * 240, 24) and encoded.x.dtype == torch.float32
+    for k in range(8):
+        assert sorted(set(encoded.unit_id[held.of(k).numpy()])) == sorted(data.private.unit_id[shards.of(k).numpy()])
+        assert len(held.of(k)) == 3 * len(shards.of(k))
+        first = encoded.x[held.of(k)[: len(shards.of(k))]]
+        torch.testing.assert_close(first, trunk.features(data.private.x[shards.of(k)]))
+    assert torch.equal(encoded.y.bincount(), 3 * data.private.y.bincount())
+
+
+def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk):
+    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
+    size = len(shards.of(0))
+    own, copy = encoded.x[held.of(0)[:size]], encoded.x[held.of(0)[size : 2 * size]]
+    near = (own * copy).sum(1).mean()
+    far = (own * copy.roll(1, 0)).sum(1).mean()
+    assert far < near < 1 - 1e-4
+
+
+def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
+    twin = START.representation.features(data.pool.x, data.spec, seed=0)
+    torch.testing.assert_close(trunk.features(data.pool.x), twin, rtol=0, atol=0)
+    assert trunk.spec.input_shape == (24,)
+    standard = trunk.spec.normalise(twin, torch.float64)
+    assert standard.mean(0).abs().max() < 1e-5
+    assert ((standard.std(0, correction=0) - 1).abs() < 1e-4).logical_or(twin.std(0) < 1e-6).all()
+
+
+def test_features_help_where_shards_are_small(data, trunk):
+    """Seven or eight records a teacher and three classes: the heads are well above chance, 1/3."""
+    shards = ReplaceOne().shards(data.private, 30, seed=0)
+    ensemble = train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk)
+    right = (ensemble.votes(data.evaluation.x).plurality() == data.evaluation.y).double().mean()
+    assert right > 0.8
+
+
+def test_the_store_keeps_the_trunk(data, trunk, tmp_path):
+    ensemble, _ = teach(data, trunk, data.private, ReplaceOne())
+    store = TeacherStore(tmp_path)
+    identity = Identity(
+        dataset="glyphs",
+        fingerprint=store.fingerprint(data.private),
+        partition={},
+        configuration=RECIPE.configuration(),
+        seed=0,
+        num_teachers=8,
+    )
+    found = store.load(store.save(ensemble, identity)).ensemble
+    assert torch.equal(found.predictions(data.evaluation.x), ensemble.predictions(data.evaluation.x))
+    assert found.spec == data.spec and found.trunk is not None and found.trunk.spec == trunk.spec
+    assert store.find(identity) is not None
+
+
+@pytest.fixture
+def plan(tmp_path):
+    student = Supervised(network="small_cnn", steps=30, augment=AUGMENT)
+    return pipeline.Plan(
+        source=SOURCE,
+        partition=AddRemove(),
+        recipe=RECIPE,
+        mechanism=Gaussian(sigma=1.0),
+        strategy=Random(),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
+        seed=0,
+        num_teachers=12,
+        num_queries=20,
+        delta=1e-4,
+        opening_budget=100.0,
+        quiet=True,
+    )
+
+
+def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data):
+    pipeline.run(plan)
+    pipeline.run(second := dataclasses.replace(plan, folder=plan.folder.parent / "second", num_queries=10))
+    first, again = (json.loads((p.folder / "release" / "summary.json").read_text()) for p in (plan, second))
+    assert first["teachers_id"] == again["teachers_id"]
+    assert first["label_accuracy"] > 0.8
+    owner = json.loads((plan.folder / "private" / "summary.json").read_text())
+    assert owner["ensemble_accuracy"] > 0.8 and owner["nonprivate_accuracy"] > 0.8
+
+
+def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
+    store = TeacherStore(tmp_path)
+    here = identify(plan, data, store)
+    pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
+    assert identify(plan, dataclasses.replace(data, pool=pool), store) != here
+    longer = dataclasses.replace(START, copies=3)
+    assert identify(dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, start=longer)), data, store) != here
+    from_nothing = dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, start=None))
+    assert "pool" not in identify(from_nothing, data, store).configuration
+
+
+def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
+    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    with pytest.raises(ValueError, match=r"teacher\.start"):
+        train(data.private, data.spec, shards, RECIPE, seed=0)
+    with pytest.raises(ValueError, match="needs images"):
+        train(data.private, data.spec, shards, dataclasses.replace(RECIPE, network="lean_cnn"), seed=0, trunk=trunk)
