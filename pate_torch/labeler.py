@@ -90,6 +90,7 @@ class PrivateLabeler:
     in ``ledger`` already. journal: the file of released answers: a question asked before is answered from it, free of
     charge and after a restart too. num_queries: the size of a block; calls: in how many turns it may be asked, at most
     (None: one question a turn). Mechanisms that stop end the block, and the next question opens another.
+    owns_ledger: ``close`` closes it too.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
@@ -109,6 +110,7 @@ class PrivateLabeler:
         spec: DataSpec | None = None,
         noise: NoiseSource | None = None,
         fingerprint: str = "",
+        owns_ledger: bool = False,
     ) -> None:
         self._voters: Voters = voters.votes if isinstance(voters, Ensemble) else voters
         if spec is None and not isinstance(voters, Ensemble):
@@ -118,7 +120,7 @@ class PrivateLabeler:
         self.noise = NoiseSource(getattr(mechanism, "noise", "torch")) if noise is None else noise
         self.num_queries = checks.integer("num_queries", num_queries, low=1)
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
-        self.fingerprint = fingerprint
+        self.fingerprint, self._owns_ledger = fingerprint, owns_ledger
         ledger.account(account)  # raises if there is none
         self._journal = Journal(journal, account=account, spec=self.spec)
         self._block: _Block | None = None
@@ -180,6 +182,8 @@ class PrivateLabeler:
         """Settle the open block, so that what it did not use returns to the account, and let go of the journal."""
         self._settle()
         self._journal.close()
+        if self._owns_ledger:
+            self.ledger.close()
 
     # ---- publishing ---------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from pate_torch import checks, runs
 from pate_torch.accounting import calibration
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.teachers.training import TeacherRecipe
@@ -23,7 +24,8 @@ from pate_torch.types import PrivateData, Shards
 class Partition(Protocol):
     """Units to shards; see data/partition.py."""
 
-    adjacency: str
+    @property
+    def adjacency(self) -> str: ...
 
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
 
@@ -53,6 +55,7 @@ class Plan:
     budget_epsilon: float | None = None
     opening_budget: float = 10.0
     target_epsilon: float | None = None
+    representation: Representation | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -1,0 +1,221 @@
+"""The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from pate_torch import Pate, load_student
+from pate_torch.accounting import gdp
+from pate_torch.data.partition import ReplaceOne
+from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.recipe import TeacherRecipe
+
+DELTA = 1e-4
+CENTRE = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
+RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorised")
+
+
+def clouds(count, seed):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (count,), generator=draw)
+    return CENTRE[y] + torch.randn(count, 2, generator=draw), y
+
+
+X, Y = clouds(200, 0)
+POOL, POOL_Y = clouds(80, 1)
+TEST, TEST_Y = clouds(100, 2)
+
+
+@pytest.fixture
+def make(tmp_path):
+    def pate(**changes):
+        settings = {
+            "classes": ["a", "b", "c"],
+            "home": tmp_path,
+            "num_teachers": 16,
+            "mechanism": Gaussian(sigma=2.5),
+            "delta": DELTA,
+            "budget_epsilon": 40.0,
+            "teacher": RECIPE,
+        } | changes
+        return Pate(settings.pop("name", "clouds"), **settings)
+
+    return pate
+
+
+def price(questions, sigma=2.5):
+    return pytest.approx(gdp.epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network],
+    ids=["recipe", "sklearn", "tree", "module"],
+)
+def test_from_tensors_to_a_reported_student(make, teacher):
+    pate = make(teacher=teacher, recipe=TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05))
+    assert pate.epsilon == 0
+    release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
+    assert pate.epsilon == price(40)
+    assert float((release.label_Q == POOL_Y[release.query_Q]).float().mean()) > 0.8
+    student = pate.fit_student("supervised", steps=60)
+    assert float((student.predict(TEST) == TEST_Y).float().mean()) > 0.8
+    report = pate.report(TEST, TEST_Y, pool_y=POOL_Y)
+    assert report.epsilon == report.epsilon_charged == price(40)
+    assert report.student_accuracy == pytest.approx(float((student.predict(TEST) == TEST_Y).float().mean()))
+    assert report.label_accuracy > 0.8 and report.student == "supervised"
+    assert {f.name for f in pate.folder.iterdir()} == {
+        *("labels.csv", "release.json", "summary.json", "privacy.json", "README.md", "report.html"),
+        *("student.safetensors", "tensorboard"),
+    }
+    assert torch.equal(load_student(pate.folder).predict(TEST), student.predict(TEST))
+    with Ledger(pate.home / "ledger.sqlite") as ledger:
+        assert [account.name for account in ledger.verify()] == ["clouds"]
+
+
+def test_recipes_teachers_are_found_again_and_the_same_questions_are_free(make):
+    first = make().fit_teachers(X, Y)
+    release = first.label(POOL, num_queries=20)
+    again = make().fit_teachers(X, Y)  # another process
+    assert again.label(POOL, num_queries=20).id == release.id
+    assert again.epsilon == price(20)
+    assert len([f for f in (first.home / "teachers").iterdir() if (f / "manifest.json").exists()]) == 1
+
+
+def test_deterministic_estimators_are_recognised_by_their_votes(make):
+    release = make(teacher=LogisticRegression()).fit_teachers(X, Y).label(POOL, num_queries=20)
+    again = make(teacher=LogisticRegression()).fit_teachers(X, Y)
+    assert again.label(POOL, num_queries=20).id == release.id
+    assert again.epsilon == price(20)
+
+
+def test_other_questions_compose_in_one_account(make):
+    pate = make().fit_teachers(X, Y)
+    pate.label(POOL, num_queries=20)
+    pate.label(TEST, num_queries=10)
+    other = make(num_teachers=10, teacher=LogisticRegression()).fit_teachers(X, Y)
+    other.label(POOL, num_queries=5)
+    assert pate.epsilon == other.epsilon == price(35)
+
+
+def test_the_charge_stands_before_the_noise(make, monkeypatch):
+    pate = make().fit_teachers(X, Y)
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        pate.label(POOL, num_queries=20)
+    assert pate.epsilon == price(20)
+
+
+def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
+    pate = make(budget_epsilon=8.0).fit_teachers(X, Y)
+    pate.label(POOL, num_queries=10)
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    with pytest.raises(BudgetExceeded):
+        pate.label(POOL, num_queries=40)
+    assert pate.epsilon == price(10)
+    with pytest.raises(ValueError, match="budget_epsilon"):
+        make(name="others", budget_epsilon=0.5).fit_teachers(X, Y).label(POOL, num_queries=40)
+    assert make(name="others").account is None
+
+
+def test_the_order_of_stages_and_bad_arguments(make):
+    pate = make()
+    for early in (lambda: pate.label(POOL), pate.labeler):
+        with pytest.raises(ValueError, match="fit_teachers"):
+            early()
+    for early in (pate.fit_student, pate.report, lambda: pate.folder):
+        with pytest.raises(ValueError, match="label"):
+            early()
+    with pytest.raises(ValueError, match="classes"):
+        make(classes=1)
+    with pytest.raises(ValueError, match="fresh network"):
+        make(teacher=Network())
+    with pytest.raises(ValueError, match="teacher="):
+        make(teacher=3).fit_teachers(X, Y)
+    with pytest.raises(ValueError, match=r"0\.\.1"):
+        make(classes=2).fit_teachers(X, Y)
+    pate.fit_teachers(X.numpy(), Y.numpy())
+    with pytest.raises(ValueError, match="num_queries"):
+        pate.label(POOL, num_queries=81)
+    with pytest.raises(ValueError, match="pool_x"):
+        pate.label(torch.zeros(5, 3))
+    assert pate.epsilon == 0
+    pate.label(POOL, num_queries=5)
+    with pytest.raises(ValueError, match="algorithm"):
+        pate.fit_student("fixmach")
+    with pytest.raises(ValueError, match="options"):
+        pate.fit_student(Supervised(network="mlp"), steps=3)
+    with pytest.raises(ValueError, match="test_x"):
+        pate.report(TEST)
+    assert "200" not in repr(pate)
+
+
+def test_a_report_of_labels_alone_and_one_without_measurements(make):
+    pate = make().fit_teachers(X, Y)
+    pate.label(POOL, num_queries=10)
+    assert pate.report().student == ""
+    assert not (pate.folder / "student.safetensors").exists()
+    pate.fit_student("supervised", steps=5)
+    report = pate.report()
+    assert report.student_accuracy is None and report.student == "supervised"
+
+
+def test_units_adjacency_and_constants_reach_the_account(make):
+    groups = np.arange(200) // 4
+    pate = make(unit="group:ward").fit_teachers(X, Y, unit_id=groups, public_x=POOL)
+    pate.label(POOL, num_queries=5)
+    assert (pate.account.unit, pate.account.adjacency) == ("group:ward", "add_remove")
+    other = make(name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0]).fit_teachers(X, Y)
+    other.label(POOL, num_queries=5)
+    assert other.account.adjacency == "replace_one"
+    assert other.fit_student("supervised", steps=2).spec.std == (2.0, 2.0)
+    assert pate.fit_student("supervised", steps=2).spec.std == pytest.approx(POOL.std(0, correction=0).tolist())
+
+
+def test_seeded_noise_claims_nothing(make):
+    pate = make(insecure_noise_seed=0).fit_teachers(X, Y)
+    pate.label(POOL, num_queries=10)
+    assert not pate.report().private and not pate.account.private
+
+
+def test_images_with_fixmatch(make):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (120,), generator=draw)
+    x = torch.randint(60, (120, 1, 8, 8), generator=draw)
+    x[:, :, :4] += (y * 150)[:, None, None, None]
+    x = x.to(torch.uint8)
+    pate = make(classes=2, teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8)).fit_teachers(
+        x[:80], y[:80]
+    )
+    pate.label(x[80:], num_queries=20)
+    student = pate.fit_student("fixmatch", steps=25, batch_size=8, unlabelled_batch=16)
+    assert float((student.predict(x[80:]) == y[80:]).float().mean()) > 0.8
+
+
+def test_a_labeler_of_these_teachers(make):
+    for teacher in (RECIPE, LogisticRegression()):
+        pate = make(teacher=teacher, name=type(teacher).__name__).fit_teachers(X, Y)
+        with pate.labeler(num_queries=10) as labeler:
+            answers = labeler.answer(TEST[:6])
+            assert float((answers == TEST_Y[:6]).float().mean()) >= 0.5
+        assert pate.epsilon == price(6)
+        with pate.labeler(num_queries=10) as labeler:
+            assert labeler.answer(TEST[:6]).tolist() == answers.tolist()
+        assert pate.epsilon == price(6)
