@@ -58,16 +58,30 @@ def obtain_release(
         num_queries=plan.num_queries,
         seed=plan.seed,
         refit=refit if plan.rounds > 1 else None,
+        feature_PD=learn_features(plan, data, stages),
         seal=seal,
         progress=stages("Asking the teachers"),
     )
     return release, written, False
 
 
+def learn_features(plan: Plan, data: Dataset, stages: Stages) -> Tensor | None:
+    """Features of the public points, learnt without labels, [P, D]; None when questions look at the points as they are.
+
+    A student that starts from the same recipe and seed finds the encoder learnt already.
+    """
+    if plan.representation is None:
+        return None
+    progress = stages("Learning features of the public points")
+    return plan.representation.features(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
+
+
 def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
     asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
+    if plan.representation is not None:
+        asking["representation"] = _configuration(plan.representation)
     if plan.rounds > 1:
         asking["refit"] = _configuration(plan.refit)
     pool = released.digest(data.pool)
