@@ -17,6 +17,8 @@ from pate_torch import checks
 from pate_torch.accounting.events import Event
 
 NO_ANSWER = -1
+LABEL_UNIT = "label of one record"
+"""The privacy unit where features are public and only labels are private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class PrivateData:
     """PRIVATE. x: uint8 [N, Ch, H, W] or float32 [N, D]; y: int64 [N] in 0..C-1; unit_id: str [N].
 
     ``unit_id`` is the stable name of the privacy unit a record belongs to, fixed when the data are loaded, before
-    anything is removed; ``unit`` says what it is ("record", or "group:<column>").
+    anything is removed; ``unit`` says what it is ("record", "group:<column>" or LABEL_UNIT).
     """
 
     x: Tensor

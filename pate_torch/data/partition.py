@@ -14,7 +14,7 @@ import torch
 
 from pate_torch import checks, rng
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import PrivateData, Shards
+from pate_torch.types import LABEL_UNIT, PrivateData, Shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,13 @@ class AddRemove:
 
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
         """index_KS into ``private``; ValueError when there are fewer units than teachers."""
+        if private.unit == LABEL_UNIT:
+            raise checks.fail(
+                "partition",
+                self.name,
+                f"does not go with the privacy unit {private.unit}: a label is replaced, not removed",
+                "Use partition=replace_one.",
+            )
         units = len(np.unique(private.unit_id))
         _check_teachers(num_teachers, units, "records" if private.unit == "record" else f"units ({private.unit})")
         word_N2 = keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
@@ -56,6 +63,7 @@ class ReplaceOne:
     """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
 
     Neighbours differ in the content of one record, both versions valid (a known class, finite features); n is public.
+    Where labels alone are private, they differ in one label.
     The assignment reads no record at all, so replacing one changes nothing of it.
     """
 
@@ -65,7 +73,7 @@ class ReplaceOne:
 
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
         """index_KS into ``private``; ValueError for group units or fewer records than teachers."""
-        if private.unit != "record":
+        if private.unit not in ("record", LABEL_UNIT):
             raise checks.fail(
                 "partition",
                 self.name,

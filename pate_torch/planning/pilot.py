@@ -126,7 +126,8 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     part = slice(teachers * shard)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     short = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
-    ensemble = train(records, data.spec, ReplaceOne().shards(records, teachers, seed), short, seed=seed)
+    trunk = None if short.start is None else short.start.learn(data.pool.x, data.spec, seed=seed)
+    ensemble = train(records, data.spec, ReplaceOne().shards(records, teachers, seed), short, seed=seed, trunk=trunk)
     votes = ensemble.votes(data.pool.x[: pilot.questions])
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None

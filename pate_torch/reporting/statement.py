@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, Decimal
 import numpy as np
 
 from pate_torch import checks
+from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"
 WHY_NOT = (
@@ -127,8 +128,9 @@ class PrivacyFacts:
         checks.one_of("noise", self.noise, ("torch", "discrete"))
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
-        if self.unit != "record" and not (self.unit.startswith("group:") and len(self.unit) > len("group:")):
-            raise checks.fail("unit", self.unit, "must be 'record' or 'group:<column>'")
+        grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
+        if self.unit not in ("record", LABEL_UNIT) and not grouped:
+            raise checks.fail("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "budget_epsilon"):
             value = getattr(self, name)
             if value is not None:
@@ -153,6 +155,8 @@ class PrivacyFacts:
 
     @property
     def unit_words(self) -> str:
+        if self.unit == LABEL_UNIT:
+            return "the label of one record"
         return "one record" if self.unit == "record" else f"all records of one {self.unit.removeprefix('group:')}"
 
     @property
@@ -212,6 +216,16 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
     eps = facts.claimed_epsilon
     found = attack_bound(eps, facts.delta, 0.01)
     verb = "added or removed" if facts.adjacency == "add_remove" else "replaced by any other"
+    if facts.unit == LABEL_UNIT:
+        return (
+            f"This release protects the label of every record of {facts.dataset}, and nothing else of it: the features "
+            f"of all records are taken to be public. Everything in it would have come out almost as likely with "
+            f"{facts.unit_words} replaced by any other, whoever looks, and whatever else they know.",
+            f"What that means: someone who tests whether a record has one label or another, and is wrong about 1 % of "
+            f"those that have the other, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that "
+            f"have the one. With no protection it could be 100 %, with perfect protection 1 %.",
+            _how(facts),
+        )
     many = (
         "every record"
         if facts.unit == "record"
@@ -288,7 +302,7 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
     rows = []
     if facts.num_teachers:
-        who = "Each record" if facts.unit == "record" else f"A{facts.unit_words[1:]}"
+        who = "Each record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]
         rows.append(
             f"{who} reached exactly one of the {facts.num_teachers} teachers, and no teacher learnt anything from "
             "outside its own share."
@@ -310,9 +324,12 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
         rows.append(f"The declared number of records, {facts.declared_size}, is public.")
     elif facts.adjacency == "replace_one":
         rows.append("The number of records is public.")
-    rows.append(
-        "The public points and the labels used for measuring are public, and disjoint from the private records."
-    )
+    if facts.unit == LABEL_UNIT:
+        rows.append("The features of all records are public, and so are the labels used for measuring.")
+    else:
+        rows.append(
+            "The public points and the labels used for measuring are public, and disjoint from the private records."
+        )
     return tuple(rows)
 
 
@@ -326,6 +343,8 @@ def not_covered(facts: PrivacyFacts) -> tuple[str, ...]:
         "Anything from the same records published by other means than this ledger's account.",
         "What holds of the population: a pattern among many records can be learnt, and is meant to be.",
     ]
+    if facts.unit == LABEL_UNIT:
+        rows.append("The features of the private records, and who is among them: they were used as public points.")
     if facts.unit == "record":
         rows.append(
             "Several records of one person together: the guarantee is for one record (set a group column for persons)."

@@ -131,7 +131,8 @@ def train(
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)
     if recipe.start is not None and trunk is None:
-        raise checks.fail("teacher.start", recipe.start.representation.name, "has no public points here", "Set it null.")
+        given = recipe.start.representation.name
+        raise checks.fail("teacher.start", given, "has no public points to learn from here", "Set teacher.start=null.")
     points = spec
     if trunk is not None and recipe.start is not None:
         private, shards = trunk.shards(

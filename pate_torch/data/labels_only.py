@@ -1,0 +1,49 @@
+"""Data whose features are public and only whose labels are private: any source under a weaker promise."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from pate_torch import checks
+from pate_torch.protocols import DatasetSource
+from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PrivateData, PublicPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelsOnly:
+    """The same records; the features of the private ones join the public points, without their labels.
+
+    Representations, questions and students may then use all features, and a teacher all but its peers' labels.
+    Neighbours differ in the label of one record (replace_one; how many records there are, and their features, are
+    public). Under the promise of whole records every such release is one that publishes the records themselves: real
+    data therefore keep their name, and an account opened for records refuses labels. Public benchmarks get an account
+    of their own, "<name>_labels".
+
+    Source: BTT18 section 4.2 (label-private learning); LZCW21 and PATE-FM measure in this setting.
+    """
+
+    source: DatasetSource
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def load(self) -> Dataset:
+        """Raises ValueError for grouped units: a group owns several labels."""
+        data = self.source.load()
+        private, evaluation = data.private, data.evaluation
+        if private.unit != "record":
+            raise checks.fail("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
+        # Truth about the private features is the private labels: measured on public benchmarks only.
+        known = evaluation.pool_y is not None and data.spec.benchmark
+        pool_y = torch.cat([evaluation.pool_y, private.y]) if known and evaluation.pool_y is not None else None
+        name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name
+        return Dataset(
+            spec=dataclasses.replace(data.spec, name=name),
+            private=PrivateData(private.x, private.y, private.unit_id, LABEL_UNIT),
+            pool=PublicPool(torch.cat([data.pool.x, private.x])),
+            evaluation=Evaluation(evaluation.x, evaluation.y, pool_y),
+        )
