@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch import checks, rng
 from pate_torch import compose as composer
-from pate_torch.command import configuration
+from pate_torch.command import configuration, explain
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = parser.parse_intermixed_args(arguments)
         sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 2
     print(json.dumps(sheets.payload(sheet), allow_nan=False) if args.json else sheets.text(sheet))
     return 0

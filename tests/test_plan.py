@@ -14,6 +14,7 @@ from scipy.stats import norm
 from pate_torch import plan as command
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import BoundedRange
 from pate_torch.command import configuration
 from pate_torch.data.digits import Digits
 from pate_torch.data.glyphs import Glyphs
@@ -25,7 +26,7 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.planning import sheet as sheets
-from pate_torch.planning.choice import best, planned
+from pate_torch.planning.choice import best
 from pate_torch.planning.declared import Declared
 from pate_torch.planning.pilot import Crowd, Pilot, imagine, rehearse
 
@@ -101,7 +102,10 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
     choice = only(*settings)
     assert 1 < choice.fits < 4000
     for queries, accepted in ((choice.fits, True), (choice.fits + 1, False)):
-        events = planned(run_plan(*settings), queries)
+        run = run_plan(*settings)
+        events = run.mechanism.worst_case(queries)
+        if "selection=exponential" in settings:
+            events += (BoundedRange(eta=0.5),)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
             terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
             ledger.open_account("new", planned_events=events, **terms)
