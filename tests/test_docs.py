@@ -1,0 +1,458 @@
+"""The documents keep their word: every command composes, and is run by ``make test-all``; tables, links, the recipe.
+
+Commands are run in an empty folder with a ledger of its own, one page after the other's fashion: in order, as a reader
+would. What takes long is shortened by ``SMALL``: fewer steps and questions, fewer runs of an audit, nothing else.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import documents
+import numpy as np
+import pytest
+from documents import PAGES, ROOT, blocks, links, table
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from pate_torch import audit, cli, command, ledger_command
+from pate_torch.accounting.epsilon import epsilon
+from pate_torch.audit_pairs import worst_pairs
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.reporting.statement import show_epsilon
+
+RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
+SMALL = {"train": RUN, "audit": ("--runs=2000",)}
+"""What is added to a command that does not set it."""
+
+ID = "0123456789abcdef"
+PLACEHOLDERS = {"<run>": "outputs", "<release>": ID, "<teachers>": ID, "<head>": 4 * ID}
+every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+# -- what a command is ----------------------------------------------------------------------------------------------
+
+
+def words_of(line: str) -> tuple[dict[str, str], list[str]]:
+    """({variable: value} set for the command, its words)."""
+    words = shlex.split(line, comments=True)
+    environment = {}
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    return environment, words
+
+
+def program(words: Sequence[str]) -> tuple[str, list[str]]:
+    """(what is run: train, audit, ..., a file, make, tensorboard; its arguments)."""
+    words = list(words)
+    if words[0] == "torchrun":
+        assert "train.py" in words, words
+        return "train", words[words.index("train.py") + 1 :]
+    if words[0] == "pate":
+        return words[1], words[2:]
+    if words[0] in ("make", "tensorboard", "eval"):
+        return words[0], words[1:]
+    assert words[0] == "python", f"{words[0]}: no program that the documents may name"
+    if words[1] == "-m":
+        return words[2].removeprefix("pate_torch."), words[3:]
+    return ("train" if words[1] == "train.py" else words[1]), words[2:]
+
+
+def settings_of(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """(key=value settings with the first value of every list, the folder of --config-dir)."""
+    settings, folder, rest = [], None, list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--config-dir":
+            folder = rest.pop(0)
+        elif word in ("-m", "--resolve", "--help"):
+            continue
+        elif word in ("--cfg", "-sc"):
+            rest.pop(0)
+        else:
+            assert "=" in word or word.startswith("~"), f"{word}: no setting"
+            settings.append(word)
+    parsed = OverridesParser.create().parse_overrides(settings)
+    first = [
+        f"{each.key_or_group}={next(iter(each.sweep_string_iterator()))}" if each.is_sweep_override() else setting
+        for each, setting in zip(parsed, settings, strict=True)
+    ]
+    return first, folder
+
+
+def composed(name: str, settings: Sequence[str], folder: Path | None = None):
+    """The configuration, resolved; raises for a group or key that is not there."""
+    search = [] if folder is None else [f"hydra.searchpath=[file://{folder}]"]
+    with initialize_config_dir(config_dir=command.configuration(), version_base="1.3"):
+        cfg = compose(name, overrides=[*settings, *search], return_hydra_config=True)
+    launcher = cfg.hydra.launcher
+    OmegaConf.set_struct(cfg, False)
+    del cfg["hydra"]
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    return cfg, launcher
+
+
+def understood(line: str, workspace: Path) -> None:
+    """Raise if the command could not start: an unknown program, target, group, key or argument."""
+    name, arguments = program(words_of(line)[1])
+    for mark, value in PLACEHOLDERS.items():
+        arguments = [word.replace(mark, value) for word in arguments]
+    if name == "train":
+        settings, folder = settings_of(arguments)
+        if "hydra/launcher=joblib" in settings and not _installed("hydra_plugins.hydra_joblib_launcher"):
+            settings = [word for word in settings if "launcher" not in word]
+        composed("config", settings, None if folder is None else workspace / folder)
+    elif name == "plan":
+        flags = [word for word in arguments if word.startswith("--")]
+        assert set(flags) <= {"--json", "--no-plot"}, flags
+        settings = [word for word in arguments if word not in flags and not word.startswith("pilot.")]
+        composed("config", settings_of([re.sub("^teachers=", "num_teachers=", word) for word in settings])[0])
+    elif name == "label":
+        composed("label", settings_of(arguments)[0])
+    elif name == "audit":
+        known = [word for word in arguments if "=" in word and not word.startswith("--")]
+        audit.load(known[0].removeprefix("mechanism="), known[1:], 1e-5)
+    elif name == "ledger":
+        ledger_command._parser().parse_args(arguments)
+    elif name == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets), arguments
+    elif name == "eval":
+        assert re.fullmatch(r"\$\(python train\.py -sc install=bash\)", arguments[0])
+    elif name.endswith(".py"):
+        assert (workspace / name).is_file() or (ROOT / name).is_file(), name
+    elif name == "pytest":
+        assert all((workspace / word).is_file() for word in arguments if word.endswith(".py"))
+    else:
+        assert name in cli.COMMANDS or name == "tensorboard", name
+
+
+def _installed(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
+# -- files that pages speak of ---------------------------------------------------------------------------------------
+
+
+def demo_table(file: Path) -> None:
+    """patients.csv, and beside it public.csv (without labels) and test.csv: 120 patients of five visits each."""
+    generator = np.random.default_rng(0)
+
+    def rows(count: int, patients: int, labelled: bool = True) -> str:
+        lines = ["patient,age,pressure,ward" + ",diagnosis" * labelled]
+        for _ in range(count):
+            age, pressure = generator.normal(50, 15), generator.normal(120, 20)
+            ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
+            line = f"p{generator.integers(patients)},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))}"
+            lines.append(line + f",{ill}" * labelled)
+        return "\n".join(lines) + "\n"
+
+    file.write_text(rows(1200, 240))
+    file.with_name("public.csv").write_text(rows(200, 50, labelled=False))
+    file.with_name("test.csv").write_text(rows(200, 50))
+
+
+def demo_votes(file: Path) -> None:
+    """Predictions of 250 teachers, right four times of five, on 300 points of 10 classes."""
+    generator = np.random.default_rng(0)
+    truth_P = generator.integers(0, 10, 300)
+    wrong_KP = generator.random((250, 300)) < 0.2
+    np.save(file, np.where(wrong_KP, generator.integers(0, 10, (250, 300)), truth_P))
+
+
+MAKERS = {"demo_table": demo_table, "demo_votes": demo_votes}
+
+
+def furnish(page: Path, folder: Path) -> Path:
+    """A folder with what the page's commands need, and train.py; returns it."""
+    shutil.copy(ROOT / "train.py", folder)
+    for block in blocks(page):
+        if block.mark == "file":
+            name, _, maker = block.argument.partition(" from ")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if maker:
+                MAKERS[maker](folder / name)
+            else:
+                (folder / name).write_text(block.text)
+    return folder
+
+
+# -- in make test ---------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_every_command_composes(page, tmp_path, monkeypatch):
+    monkeypatch.delenv("PATE_HOME", raising=False)
+    furnish(page, tmp_path)
+    for block in blocks(page):
+        for line in block.commands if block.language == "bash" else ():
+            try:
+                understood(line, tmp_path)
+            except Exception as error:
+                pytest.fail(f"{page.name}: {line}\n{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py dataset=nowhere",
+        "python train.py mechanism.sigm=3",
+        "python -m pate_torch.audit mechanism=gaussian sigm=2",
+        "python -m pate_torch.ledger forget",
+        "pate trian",
+        "python train.py -m hydra/launcher=nowhere",
+        "rm -rf outputs",
+    ],
+)
+def test_a_wrong_command_would_be_noticed(line, tmp_path):
+    with pytest.raises((Exception, SystemExit)):
+        understood(line, tmp_path)
+
+
+def test_slurm_is_composed():
+    """No Slurm is needed to see what would be submitted."""
+    settings = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]
+    _, launcher = composed("config", settings)
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.partition, launcher.gpus_per_node) == ("gpu", 1)
+
+
+def test_a_launcher_file_of_ones_own_is_composed(tmp_path):
+    folder = furnish(ROOT / "docs" / "cluster.md", tmp_path) / "myconf"
+    _, launcher = composed("config", ["hydra/launcher=gpu"], folder)
+    assert launcher._target_.endswith("SlurmLauncher") and launcher.cpus_per_task == 8
+    assert launcher.setup == ["export PATE_DATA=/scratch/data"]
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", documents.LINKED, ids=lambda page: page.name)
+def test_relative_links_resolve(page):
+    for link in links(page):
+        if re.match(r"[a-z]+://|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_page_is_reached_from_the_readme():
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        seen.add(page)
+        there = {(page.parent / link.partition("#")[0]).resolve() for link in links(page) if link.endswith(".md")}
+        waiting += [target for target in there if target.exists() and target not in seen]
+    assert set(PAGES) <= seen
+
+
+def test_the_readme_opens_with_the_two_commands():
+    first = blocks(ROOT / "README.md")[0]
+    assert [line.split("#")[0].strip() for line in first.commands] == ["make demo", "make test"]
+    text = (ROOT / "README.md").read_text()
+    assert text.index("make demo") < 40 and text.index("make test") < 220
+
+
+def test_pictures_are_small_and_used():
+    used = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.stat().st_size < 300_000, picture.name
+        assert picture.resolve() in used, f"{picture.name} is on no page"
+
+
+def test_the_table_of_prices_is_right():
+    what, page = "epsilon of gaussian at delta 1e-5", ROOT / "docs" / "choosing.md"
+    head, *rows = table(page, what)
+    sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]
+    assert len(rows) == 6 and len(sigmas) == 4
+    for row in rows:
+        found = [show_epsilon(epsilon(Gaussian(sigma=s).worst_case(int(row[0])), 1e-5).epsilon) for s in sigmas]
+        assert row[1:] == found
+
+
+def keys_in(page: Path, what: str) -> set[str]:
+    return {key for row in table(page, what)[1:] for key in re.findall(r"`([a-z_.0-9]+)`", row[0])}
+
+
+def leaves(content: dict, within: str = "") -> set[str]:
+    """Keys of nested mappings, dotted; a mapping of free keys (parameters) counts as one."""
+    found = set()
+    for key, value in content.items():
+        whole = f"{within}{key}"
+        found |= leaves(value, f"{whole}.") if isinstance(value, dict) and key != "parameters" else {whole}
+    return found
+
+
+def test_every_field_of_the_statement_is_explained():
+    from reporting_demo import demo
+
+    from pate_torch.reporting.private import OwnerSummary
+    from pate_torch.reporting.released import privacy, summary
+
+    page = ROOT / "docs" / "privacy-statement.md"
+    assert keys_in(page, "keys of summary.json") == set(summary(demo()))
+    assert keys_in(page, "keys of privacy.json") == leaves(privacy(demo()))
+    owner = {field.name for field in dataclasses.fields(OwnerSummary)}
+    assert keys_in(page, "keys of private/summary.json") == owner
+
+
+# -- the recipe of docs/your-own-mechanism.md ------------------------------------------------------------------------
+
+RECIPE = ROOT / "docs" / "your-own-mechanism.md"
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> Path:
+    """The recipe's files, its YAML in a configuration of its own, and the contract tests beside them."""
+    furnish(RECIPE, tmp_path)
+    (tmp_path / "conf").symlink_to(tmp_path / "myconf")
+    (tmp_path / "tests").mkdir()
+    for name in ("test_mechanisms.py", "vote_laws.py", "conftest.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    return tmp_path
+
+
+def test_the_recipe_keeps_the_contract_of_every_mechanism(recipe):
+    """The contract tests find its YAML by themselves; only the law of its answers is its author's to say."""
+    environment = os.environ | {"PYTHONPATH": str(recipe)}
+    words = ["-q", "-p", "no:cacheprovider", "tests/test_mechanisms.py", "test_lead.py", "-k", "lead and not exact_law"]
+    law = [*words[:3], "test_lead.py"]
+    for selected, least in ((words, 14), (law, 1)):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *selected], cwd=recipe, env=environment, capture_output=True, text=True
+        )
+        passed = re.search(r"(\d+) passed", done.stdout)
+        assert done.returncode == 0 and passed and int(passed[1]) >= least, done.stdout + done.stderr
+
+
+def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkeypatch):
+    monkeypatch.syspath_prepend(str(recipe))
+    lead = importlib.import_module("lead")
+    monkeypatch.delitem(sys.modules, "lead")
+
+    class Thin(lead.Lead):
+        """Draws a third of the noise that it is charged for."""
+
+        def release(self, votes, noise, context):
+            answers = lead.Lead(sigma=self.sigma / 3, lead=self.lead).release(votes, noise, context)
+            return dataclasses.replace(answers, events=self.worst_case(len(votes)))
+
+    for kind, sound in ((lead.Lead, True), (Thin, False)):
+        mechanism = kind(sigma=4.0, lead=5.0)
+        result = audit.audit(mechanism, worst_pairs(mechanism, 1), runs=60_000, independent=True)
+        assert result.sound is sound and not result.faults and result.proven > 0
+
+
+# -- in make test-all ------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Someone who types the commands of one page, in order, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        taken = ("PATE_HOME", "PATE_DATA", "PATE_RUN_ID", "HYDRA_FULL_ERROR", "PYTHONPATH")
+        self.environment = {name: value for name, value in os.environ.items() if name not in taken}
+        # `python`, `torchrun` and `tensorboard` are those of this environment.
+        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def newest(self) -> dict[str, str]:
+        """What the placeholders stand for: the newest run's."""
+        found = sorted(self.folder.glob("outputs/runs/*/*/*/release/summary.json"), key=lambda f: f.stat().st_mtime_ns)
+        if not found:
+            return {}
+        summary = json.loads(found[-1].read_text())
+        values = (found[-1].parents[1], summary["release_id"], summary["teachers_id"], summary["ledger_head"])
+        return dict(zip(PLACEHOLDERS, map(str, values), strict=True))
+
+    def types(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run one command, shortened."""
+        variables, words = words_of(line)
+        for mark, value in self.newest().items():
+            words = [word.replace(mark, value) for word in words]
+        name, arguments = program(words)
+        if name == "tensorboard":
+            return self.opens_tensorboard(words)
+        if name == "make":
+            return self.makes(arguments)
+        if name == "eval":
+            words = shlex.split(arguments[0].removeprefix("$(").removesuffix(")"))
+        if words[0] == "pate":
+            words = ["python", "-m", "pate_torch", *words[1:]]
+        keys = {word.split("=")[0] for word in arguments}
+        if name != "train" or not keys & {"--cfg", "--help", "-sc", "experiment"}:
+            words += [extra for extra in SMALL.get(name, ()) if extra.split("=")[0] not in keys]
+        return self.runs(words, **variables)
+
+    def runs(self, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = self.environment | variables
+        return subprocess.run(
+            words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=900, errors="replace"
+        )
+
+    def makes(self, targets: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """The demo is run; the tests are not run from within the tests."""
+        here = ["-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "install"]
+        dry = [] if list(targets) == ["demo"] else ["--dry-run"]
+        return self.runs(["make", *here, *dry, *targets])
+
+    def opens_tensorboard(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Start it, and ask it for its runs."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [*words, "--port", str(port), "--load_fast=false"]
+        server = subprocess.Popen(command, cwd=self.folder, env=self.environment, **quiet)
+        try:
+            for _ in range(240):
+                time.sleep(0.5)
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs", timeout=5) as answer:
+                        shown = json.load(answer)
+                except OSError:
+                    continue
+                if shown:
+                    return subprocess.CompletedProcess(words, 0, json.dumps(shown), "")
+            return subprocess.CompletedProcess(words, 1, "", "no run was shown")
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.mark.slow
+@every_page
+def test_every_command_runs(page, tmp_path):
+    reader = Reader(furnish(page, tmp_path))
+    for block in blocks(page):
+        if block.language != "bash" or block.mark == "composed":
+            continue
+        for line in block.commands:
+            done = reader.types(line)
+            told = f"{page.name}: {line}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            if block.mark == "fails":
+                assert done.returncode in (1, 2) and block.argument in done.stderr, told
+                assert "Traceback" not in done.stderr, told
+            else:
+                assert done.returncode == 0, told
