@@ -100,7 +100,9 @@ def explain(error: BaseException) -> str:
         there = ", ".join(known) or "none"
         return f"{key}: no such key (there are {there}). {hint}To add one all the same: '+{added}'."
     if isinstance(error, OSError):
-        return _explain_disk(error)
+        return _explain_disk(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+    if _composed and not isinstance(error, ValueError | FloatingPointError | HydraException | OmegaConfBaseException):
+        return _explain_disk(str(error))  # safetensors wraps what the system said
     if isinstance(cause, OmegaConfBaseException):
         text = str(cause).splitlines()[0]
         ours = text.partition("ValueError raised while resolving interpolation: ")[2]  # of a resolver of this file
@@ -119,9 +121,8 @@ def _unknown(group: str, name: str, options: Sequence[str]) -> ValueError:
     return checks.fail(group, name, "cannot be read", f"Look at conf/{group}/{name}.yaml.")
 
 
-def _explain_disk(error: OSError) -> str:
-    place = "" if error.filename is None else f"{error.filename}: "
+def _explain_disk(what: str) -> str:
     return (
-        f"{place}{error.strerror or error}. What was charged stays charged; free some space, or make the folder "
-        "writable (PATE_HOME or paths.root names another), then run again."
+        f"{what}. What was charged stays charged; free some space, or make the folder writable (PATE_HOME or paths.root"
+        " names another), then run again."
     )

@@ -8,12 +8,13 @@ that cannot work fails in seconds and costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
 from safetensors.torch import save_file
 
-from pate_torch import foreign_votes, labelling, preflight, results
+from pate_torch import foreign_votes, labelling, preflight, released, results
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.ensembling import DONE, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
@@ -49,14 +50,16 @@ def run(plan: Plan) -> ReleasedReport | None:
 
 def _run(plan: Plan) -> ReleasedReport:
     clock = Clock()
-    with Stages(quiet=plan.quiet) as stages:
+    with Stages(quiet=plan.quiet) as stages, contextlib.ExitStack() as opened:
         with clock("data"):
             data, held = load(plan)
         owner: OwnerSummary | None = None
         sanitised: str | None = None
         # Until the account is open nothing is written: a refusal leaves no trace but the run's log.
         if plan.labels is not None:
-            release, record, ledger = preflight.reread(plan, data)
+            preflight.refuse_reuse(plan, data)
+            ledger = opened.enter_context(Ledger(preflight.ledger_path(plan), create=False))
+            release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
             reused = True
         else:
             brought = None
@@ -67,7 +70,7 @@ def _run(plan: Plan) -> ReleasedReport:
             planned = worst_case(plan, mechanism, data)
             preflight.refuse(plan, data, mechanism, planned, training=brought is None)
             make_private_folder(plan.root, "store")
-            ledger = Ledger(preflight.ledger_path(plan))
+            ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             open_account(plan, ledger, data.spec.name, data.private.unit, planned)
         make_private_folder(plan.folder / "private")
         board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)

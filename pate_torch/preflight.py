@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from pate_torch import checks, released, runs
+from pate_torch import checks, runs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
@@ -16,7 +16,7 @@ from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
 from pate_torch.runplan import Plan
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, Release
+from pate_torch.types import Dataset
 
 
 def ledger_path(plan: Plan) -> Path:
@@ -45,12 +45,12 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
         _refuse("refit", plan.refit, data)
     refuse_students(plan, data)
     path = ledger_path(plan)
-    ledger = Ledger(path) if path.exists() else None
-    if training and plan.teachers is not None:
-        store = TeacherStore(plan.root)
-        store.manifest(plan.teachers)  # a wrong id is refused before the fingerprint leaves its key behind
-        reusable(plan.teachers, store, identify(plan, data, store), ledger)
-    refuse_cap(plan, data.spec.name, planned, ledger)
+    with Ledger(path) if path.exists() else contextlib.nullcontext() as ledger:
+        if training and plan.teachers is not None:
+            store = TeacherStore(plan.root)
+            store.manifest(plan.teachers)  # a wrong id is refused before the fingerprint leaves its key behind
+            reusable(plan.teachers, store, identify(plan, data, store), ledger)
+        refuse_cap(plan, data.spec.name, planned, ledger)
 
 
 def refuse_students(plan: Plan, data: Dataset) -> None:
@@ -88,10 +88,7 @@ def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger |
         )
 
 
-def reread(plan: Plan, data: Dataset) -> tuple[Release, dict[str, Any], Ledger]:
-    """The release called ``plan.labels`` and the ledger that charged it. Raises ValueError when either is not here."""
-    runs.find_release(plan.root, plan.labels)  # a wrong id is told first
-    ledger = Ledger(ledger_path(plan), create=False)
-    release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
+def refuse_reuse(plan: Plan, data: Dataset) -> None:
+    """Raise ValueError where a student cannot learn from the release that is to be reused, or there is none."""
+    runs.find_release(plan.root, plan.labels)
     refuse_students(plan, data)
-    return release, record, ledger
