@@ -9,10 +9,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from torch.utils.tensorboard import SummaryWriter
@@ -21,6 +20,9 @@ from pate_torch import checks
 from pate_torch.reporting.card import card
 from pate_torch.reporting.charts import thinned
 from pate_torch.reporting.released import ReleasedReport
+
+if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the end of a run
+    from matplotlib.figure import Figure
 
 MAX_PICTURES = 20
 STUDENT = "student/"
@@ -160,6 +162,8 @@ def confusion_figure(report: ReleasedReport) -> Figure:
     counts = np.array(report.confusion)
     size = len(counts)
     side = min(12.0, 1.6 + 0.36 * size)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -182,6 +186,8 @@ def examples_figure(report: ReleasedReport) -> Figure:
     count = min(MAX_PICTURES, len(shown.label))
     columns = min(5, count)
     rows = -(-count // columns)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(0.9 * columns, 1.2 * rows), layout="constrained")
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         axes.axis("off")
