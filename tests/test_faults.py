@@ -1,0 +1,598 @@
+"""A run killed, starved of disk or fed damaged files: it finishes later, or says why; it is never under-charged."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import killed_runs
+import pytest
+import torch
+from command_runs import TINY, ledger_entries, train
+from killed_runs import plan, readable, reservations
+from safetensors.torch import load_file, save_file
+
+from pate_torch import pipeline, preflight, released
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.ledger import Ledger, LedgerError
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.teachers.store import TeacherStore
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Children that start with torch imported: forks of a server that never ran anything."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["killed_runs"])
+    return context
+
+
+def start(processes, home: Path, name: str, kill_at: int | None = None):
+    child = processes.Process(target=killed_runs.run, args=(home, name, kill_at))
+    child.start()
+    return child
+
+
+def finish(processes, home: Path, name: str) -> None:
+    child = start(processes, home, name)
+    child.join(120)
+    assert child.exitcode == 0
+
+
+def learnt(home: Path) -> dict[str, torch.Tensor]:
+    """What no noise has touched: the teachers' weights and their votes."""
+    (manifest,) = home.glob("teachers/[0-9a-f]*/manifest.json")  # a killed save may leave a hidden folder
+    tensors = load_file(manifest.parent / "ensemble.safetensors")
+    (votes,) = (manifest.parent / "votes").glob("*.safetensors")
+    return {**tensors, **load_file(votes)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(processes, tmp_path_factory):
+    """(what an uninterrupted run learnt, its number of steps, its seconds)."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    began = time.monotonic()
+    finish(processes, home, "only")
+    return learnt(home), int((home / "steps.txt").read_text()), time.monotonic() - began
+
+
+def assert_charged(home: Path) -> None:
+    """Whatever is readable was charged at least its price, and no noise was drawn before a charge of its own."""
+    draws = [int(line) for line in (home / "draws.txt").read_text().split()] if (home / "draws.txt").exists() else []
+    assert all(charged >= number for number, charged in enumerate(draws, start=1))
+    if not (home / "ledger.sqlite").exists():
+        assert not readable(home)
+        return
+    with Ledger(home / "ledger.sqlite") as ledger:
+        ledger.verify()
+        found = readable(home)
+        assert reservations(home) >= len({tuple(labels) for labels in found.values()})
+        if found:
+            asked = max(map(len, found.values()))
+            price = accounting.epsilon(Gaussian(sigma=2.0).worst_case(asked), 1e-4).epsilon
+            assert ledger.spent("blobs").epsilon >= price * (1 - 1e-9)
+
+
+def killed_then_run_again(processes, home, undisturbed, kill) -> None:
+    """``kill(child)`` ends the first attempt; the second finishes, learns the same, and all is charged."""
+    child = start(processes, home, "first", kill if isinstance(kill, int) else None)
+    if not isinstance(kill, int):
+        kill(child)
+    child.join(120)
+    assert child.exitcode in (-signal.SIGKILL, 0)
+    assert_charged(home)
+    finish(processes, home, "second")
+    assert_charged(home)
+    here = learnt(home)
+    assert here.keys() == undisturbed[0].keys()
+    assert all(torch.equal(here[name], there) for name, there in undisturbed[0].items())
+    summary = json.loads((home / "runs/blobs/gaussian/second/release/summary.json").read_text())
+    assert summary["epsilon_charged"] >= summary["epsilon"] * (1 - 1e-9)
+    with Ledger(home / "ledger.sqlite") as ledger:
+        assert summary["epsilon_charged"] == ledger.spent("blobs").epsilon
+        data = killed_runs.blobs().load()
+        release, _ = released.read(home, summary["release_id"], data.pool, data.spec, ledger)
+    assert release.label_Q.tolist() in readable(home).values()
+
+
+@pytest.mark.parametrize("share", [0.15, 0.45, 0.6, 0.7, 0.85])
+def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed, share):
+    killed_then_run_again(processes, tmp_path, undisturbed, int(share * undisturbed[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_a_run_killed_between_any_two_writes_goes_on(processes, tmp_path, undisturbed, part):
+    for step in range(part, undisturbed[1], 8):
+        home = tmp_path / str(step)
+        home.mkdir()
+        killed_then_run_again(processes, home, undisturbed, step)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_fifty_random_moments_goes_on(processes, tmp_path, undisturbed):
+    moments = random.Random(0)
+    for attempt in range(50):
+        home = tmp_path / str(attempt)
+        home.mkdir()
+
+        def kill(child):
+            time.sleep(moments.uniform(0, undisturbed[2]))
+            child.kill()
+
+        killed_then_run_again(processes, home, undisturbed, kill)
+
+
+def test_a_run_killed_again_and_again_goes_on(processes, tmp_path, undisturbed):
+    """Leftovers of several attempts: partial files, folders, checkpoints, a release without its commit."""
+    for number, share in enumerate((0.5, 0.75, 0.9)):
+        start(processes, tmp_path, f"attempt{number}", int(share * undisturbed[1])).join(120)
+    killed_then_run_again(processes, tmp_path, undisturbed, 10)
+
+
+@pytest.mark.slow
+def test_the_command_itself_killed_at_random_moments_goes_on(tmp_path):
+    """``python train.py``, a new interpreter each time."""
+    moments, environment = random.Random(1), {**os.environ, "PATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py", *TINY]
+
+    def run(after: float | None) -> int:
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-3, stderr=-1) as child:
+            if after is not None:
+                time.sleep(after)
+                child.kill()
+            child.communicate()
+            return child.returncode
+
+    began = time.monotonic()
+    assert run(None) == 0
+    whole = time.monotonic() - began
+    for attempt in range(10):
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        run(moments.uniform(0.3, 1.0) * whole)
+        labels = [file for file in tmp_path.rglob("labels.csv")]
+        assert len(labels) <= ledger_entries(tmp_path).count("reserve"), attempt
+        assert run(None) == 0
+        summaries = [json.loads(file.read_text()) for file in tmp_path.rglob("release/summary.json")]
+        assert all(one["epsilon_charged"] >= one["epsilon"] for one in summaries)
+
+
+def test_a_kill_after_the_draw_is_seen(tmp_path):
+    """The check above sees a draw that nobody was charged for."""
+    (tmp_path / "draws.txt").write_text("1\n1\n")
+    with pytest.raises(AssertionError):
+        assert_charged(tmp_path)
+
+
+# ---- full and closed disks -------------------------------------------------------------------------------------------
+
+
+def full_disk(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("place", "charged"),
+    [
+        ("pate_torch.teachers.store.save_file", 0),
+        ("pate_torch.teachers.checkpoints.save_file", 0),
+        ("pate_torch.released.replace", 1),
+        ("pate_torch.pipeline.save_file", 1),
+        ("pate_torch.releasing.save_student", 1),
+        ("pate_torch.results.write_release", 1),
+    ],
+)
+def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
+    with monkeypatch.context() as full:
+        full.setattr(place, full_disk)
+        line = train(tmp_path, monkeypatch=full).error
+    assert "No space left on device" in line and "free some space" in line
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (account,) = ledger.verify()
+        assert account.releases + account.open == charged
+    outcome = train(tmp_path, monkeypatch=monkeypatch)
+    assert outcome.code == 0, outcome.err
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (account,) = ledger.verify()
+        # A release that was written down is found again; one that was not stays charged, beside the new one.
+        lost = place == "pate_torch.released.replace"
+        assert (account.releases, account.open) == (1, int(lost))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 128 KB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system needs rights that this machine does not give")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_a_disk_that_is_really_full(small_disk, monkeypatch):
+    line = train(small_disk / "home", monkeypatch=monkeypatch).error
+    assert "No space left on device" in line or "disk" in line
+    shutil.copy(small_disk / "home" / "ledger.sqlite", small_disk.parent / "ledger.sqlite")
+    for log in (small_disk / "home").glob("ledger.sqlite-wal"):
+        shutil.copy(log, small_disk.parent / log.name)
+    with Ledger(small_disk.parent / "ledger.sqlite") as ledger:
+        ledger.verify()
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_run_before_the_noise(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+    pipeline_plan = plan(tmp_path, "first")
+
+    def locked(self, *_, **__):
+        raise LedgerError(f"ledger={str(self.path)!r}: attempt to write a readonly database.")
+
+    monkeypatch.setattr(Ledger, "reserve", locked)
+    with pytest.raises(LedgerError, match="readonly"):
+        pipeline.run(pipeline_plan)
+    assert not drawn and not readable(tmp_path)
+
+
+def test_a_crash_of_the_accountant_stops_the_run(tmp_path, monkeypatch):
+    """Swallowed elsewhere (``except Exception: return -1``): here nothing is drawn, released or claimed."""
+    drawn = []
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+
+    def crash(*_, **__):
+        raise ArithmeticError("the accountant is broken")
+
+    monkeypatch.setattr("pate_torch.accounting.filters.Filter.price", crash)
+    with pytest.raises(ArithmeticError):
+        pipeline.run(plan(tmp_path, "first"))
+    assert not drawn and not readable(tmp_path)
+
+
+def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_path, monkeypatch):
+    def crash(*_, **__):
+        raise ArithmeticError("the accountant is broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("pate_torch.results.accounting.epsilon", crash)
+        with pytest.raises(ArithmeticError):
+            pipeline.run(plan(tmp_path, "first"))
+    assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
+    assert_charged_without_draws(tmp_path)
+
+
+def assert_charged_without_draws(home: Path) -> None:
+    with Ledger(home / "ledger.sqlite") as ledger:
+        price = accounting.epsilon(Gaussian(sigma=2.0).worst_case(5), 1e-4).epsilon
+        assert ledger.spent("blobs").epsilon >= price * (1 - 1e-9)
+
+
+def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch):
+    """NaN is not a price, and never one below the cap."""
+    drawn = []
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr("pate_torch.mechanisms.gaussian.Gaussian.worst_case", lambda *_: nan_event())
+    with pytest.raises(ValueError):
+        pipeline.run(plan(tmp_path, "first"))
+    assert not drawn and not readable(tmp_path)
+
+
+def nan_event():
+    from pate_torch.accounting.events import Gaussian as GaussianEvent
+
+    return (GaussianEvent(mu=float("nan"), count=5),)
+
+
+def test_a_mechanism_that_incurs_more_than_it_reserved_stays_charged_and_fails(tmp_path, monkeypatch):
+    """The budget loop that overshoots: an answer beyond the plan is never a silent discount."""
+    real = Gaussian.release
+
+    def dearer(self, votes, noise, context):
+        answers = real(self, votes, noise, context)
+        return dataclasses.replace(answers, events=(*answers.events, *answers.events))
+
+    monkeypatch.setattr(Gaussian, "release", dearer)
+    with pytest.raises(LedgerError, match="more than it reserved"):
+        pipeline.run(plan(tmp_path, "first"))
+    assert_charged_without_draws(tmp_path)
+    assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
+
+
+# ---- damaged, foreign and malicious files ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """The home of a finished run, never touched: copied for each test."""
+    home = tmp_path_factory.mktemp("original")
+    pipeline.run(plan(home, "first"))
+    return home
+
+
+@pytest.fixture
+def home(original, tmp_path):
+    return Path(shutil.copytree(original, tmp_path / "home"))
+
+
+def ids_of(home: Path) -> tuple[str, str]:
+    record = json.loads((home / "runs/blobs/gaussian/first/release/release.json").read_text())
+    return record["teachers_id"], record["release_id"]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("touch exploded",))
+
+
+def edit_json(file: Path, **changes) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def refused(home: Path, words: str, **changes) -> None:
+    """The run is refused in one line, and the ledger has nothing new."""
+    before = ledger_entries(home) if changes.pop("compare", True) else None
+    with pytest.raises(ValueError, match=words) as error:
+        pipeline.run(plan(home, "again", **changes))
+    assert "\n" not in str(error.value)
+    if before is not None:
+        assert ledger_entries(home) == before
+    assert not (home / "runs/blobs/gaussian/again/release/summary.json").exists()
+    assert not Path("exploded").exists()
+
+
+TENSORS = {
+    "pickle": lambda file: file.write_bytes(pickle.dumps(Bomb())),
+    "torch pickle": lambda file: torch.save({"w": torch.zeros(2)}, file),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-20]),
+    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1])),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": lambda file: file.unlink(),
+    "other shapes": lambda file: save_file({"1.weight": torch.zeros(8, 9, 9)}, file),
+    "huge header": lambda file: file.write_bytes(b"\xff" * 64),
+}
+
+
+@pytest.mark.parametrize("damage", TENSORS)
+def test_damaged_teachers_are_refused(home, damage):
+    teachers, _ = ids_of(home)
+    TENSORS[damage](home / "teachers" / teachers / "ensemble.safetensors")
+    refused(home, f"teachers {teachers}", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+@pytest.mark.parametrize("damage", [name for name in TENSORS if name not in ("gone", "one bit")])
+def test_damaged_votes_are_refused(home, damage):
+    """(A bit that turns one vote into another keeps no promise broken: the votes are the owner's own.)"""
+    teachers, _ = ids_of(home)
+    (votes,) = (home / "teachers" / teachers / "votes").glob("*.safetensors")
+    TENSORS[damage](votes)
+    refused(home, votes.name, teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+def test_votes_that_count_a_teacher_twice_are_refused(home):
+    teachers, _ = ids_of(home)
+    (file,) = (home / "teachers" / teachers / "votes").glob("*.safetensors")
+    counts = load_file(file)["counts_QC"]
+    counts[0, 0] += 1
+    save_file({"counts_QC": counts}, file)
+    refused(home, "one teacher, one vote", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id": "0" * 16}, "not this ensemble's manifest"),
+        ({"schema_version": 99}, "schema version"),
+        ({"num_teachers": 7}, "num_teachers|do not fit"),
+        ({"sha256": "0" * 64}, "changed after it was saved"),
+        ({"fingerprint": "0" * 64}, "fingerprint"),
+        ({"fingerprint": "../x"}, "fingerprint"),
+        ({"dataset": "other"}, "dataset"),
+        ({"partition": {"name": "replace_one"}}, "partition"),
+        ({"network": {"name": "os.system"}}, "do not fit|network"),
+        ({"spec": 3}, "do not fit"),
+        ({"ledger_head": "0" * 64}, "another privacy ledger"),
+    ],
+)
+def test_an_edited_manifest_is_refused(home, changes, words):
+    teachers, _ = ids_of(home)
+    edit_json(home / "teachers" / teachers / "manifest.json", **changes)
+    refused(home, words, teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+def test_a_damaged_manifest_is_refused(home):
+    teachers, _ = ids_of(home)
+    for text in ("{", "[]", "null", "\x00"):
+        (home / "teachers" / teachers / "manifest.json").write_text(text)
+        refused(home, f"teachers {teachers}", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+def test_the_manifest_of_another_ensemble_is_refused(home):
+    teachers, _ = ids_of(home)
+    pipeline.run(plan(home, "other", num_teachers=6))
+    (other,) = {file.parent.name for file in home.glob("teachers/*/manifest.json")} - {teachers}
+    shutil.copy(home / "teachers" / other / "manifest.json", home / "teachers" / teachers / "manifest.json")
+    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    shutil.copy(
+        home / "teachers" / other / "ensemble.safetensors", home / "teachers" / teachers / "ensemble.safetensors"
+    )
+    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "..", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
+def test_an_id_that_is_a_path_is_refused(home, name):
+    for key in ("teachers", "labels"):
+        with pytest.raises(ValueError, match="16 hexadecimal"):
+            plan(home, "again", **{key: name})
+    with pytest.raises(ValueError, match="16 hexadecimal"):
+        TeacherStore(home).load(name)
+
+
+def test_a_link_to_teachers_elsewhere_is_refused(home, tmp_path):
+    teachers, _ = ids_of(home)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(home / "teachers" / teachers, elsewhere)
+    (home / "teachers" / ("f" * 16)).symlink_to(elsewhere)
+    refused(home, "not this ensemble's manifest", teachers="f" * 16, mechanism=Gaussian(sigma=3.0))
+
+
+EDITS = {
+    "delta": (0.5, "its delta"),
+    "private": (False, "its private"),
+    "adjacency": ("replace_one", "its adjacency"),
+    "unit": ("group:x", "its unit"),
+    "mechanism": ("confident", "its mechanism"),
+    "planned": ([], "its planned"),
+    "incurred": ([], "its incurred"),
+    "schema_version": (2, "schema"),
+    "queries_asked": (4, "edited"),
+    "labels_sha256": ("0" * 64, "edited"),
+    "pool_sha256": ("0" * 64, "other public points"),
+    "dataset": ("other", "other public points"),
+    "parameters": (None, "its parameters"),
+    "num_teachers": ("x", "its num_teachers"),
+}
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_release_is_refused(home, key):
+    """A release is what its ledger was charged for, or nothing: a smaller epsilon must not be reported from it."""
+    _, labels = ids_of(home)
+    value, words = EDITS[key]
+    edit_json(home / "runs/blobs/gaussian/first/release/release.json", **{key: value})
+    refused(home, words, labels=labels)
+
+
+def test_a_cheaper_price_written_into_a_release_is_refused_where_it_would_be_found_again(home):
+    """Without ``labels``: the same questions find the release by its key."""
+    record = home / "runs/blobs/gaussian/first/release/release.json"
+    planned = json.loads(record.read_text())["planned"]
+    planned[0]["mu"] /= 10
+    edit_json(record, planned=planned, incurred=planned)
+    refused(home, "its planned")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("\n", "\nx", 1),
+        lambda text: "\n".join(text.splitlines()[:-1]) + "\n",
+        lambda text: text + "0,0,0\n",
+        lambda text: "",
+        lambda text: text.replace("query", "question"),
+        lambda text: text.splitlines()[0] + "\n" + "\n".join(["0,1,1"] * 5) + "\n",
+        lambda text: text.splitlines()[0] + "\n" + "\n".join(f"{q},2,2" for q in range(5)) + "\n",
+        lambda text: text.splitlines()[0] + "\n" + "\n".join(f"{q},7,7" for q in range(5)) + "\n",
+    ],
+)
+def test_edited_labels_are_refused(home, edit):
+    _, labels = ids_of(home)
+    file = home / "runs/blobs/gaussian/first/release/labels.csv"
+    file.write_text(edit(file.read_text()))
+    refused(home, "labels=", labels=labels)
+
+
+def test_a_release_without_its_ledger_is_refused(home):
+    _, labels = ids_of(home)
+    for file in home.glob("ledger.sqlite*"):
+        file.unlink()
+    refused(home, "there is none", labels=labels)
+    assert not (home / "ledger.sqlite").exists()
+    pipeline.run(plan(home, "new", source=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
+    refused(home, "never charged to the ledger here", labels=labels)
+
+
+def test_a_foreign_release_is_refused(home, tmp_path):
+    """Copied from somebody else's runs: this ledger never charged it."""
+    other = tmp_path / "other"
+    pipeline.run(plan(other, "foreign"))
+    shutil.copytree(other / "runs/blobs/gaussian/foreign", home / "runs/blobs/gaussian/foreign")
+    record = json.loads((other / "runs/blobs/gaussian/foreign/release/release.json").read_text())
+    refused(home, "never charged to the ledger here", labels=record["release_id"])
+
+
+def newer(file: Path) -> None:
+    import sqlite3
+
+    db = sqlite3.connect(file)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+
+
+def edited(file: Path) -> None:
+    import sqlite3
+
+    db = sqlite3.connect(file)
+    db.execute("DROP TRIGGER no_update")
+    db.execute("UPDATE entries SET body = replace(body, '\"scalar\":', '\"scalar\":0') WHERE seq = 3")
+    db.commit()
+    db.close()
+
+
+LEDGERS = {
+    "cut": (lambda file: file.write_bytes(file.read_bytes()[:5000]), "damaged|malformed"),
+    "empty": (lambda file: file.write_bytes(b""), "is empty"),
+    "text": (lambda file: file.write_text("not a ledger, but long enough to look like one"), "not a database"),
+    "folder": (lambda file: (file.unlink(), file.mkdir()), "Is a directory|directory"),
+    "newer": (newer, "newer version"),
+    "edited": (edited, "damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", LEDGERS)
+def test_a_damaged_ledger_is_refused(home, damage):
+    change, words = LEDGERS[damage]
+    for log in (*home.glob("ledger.sqlite-wal"), *home.glob("ledger.sqlite-shm")):
+        log.unlink()
+    change(home / "ledger.sqlite")
+    _, labels = ids_of(home)
+    for changes in ({}, {"labels": labels}, {"mechanism": Gaussian(sigma=3.0)}):
+        refused(home, words, compare=False, **changes)
+
+
+def test_the_command_refuses_damage_with_exit_code_2(tmp_path, monkeypatch):
+    assert train(tmp_path, monkeypatch=monkeypatch).code == 0
+    (record,) = tmp_path.rglob("release.json")
+    edit_json(record, delta=0.5)
+    line = train(tmp_path, f"labels={json.loads(record.read_text())['release_id']}", monkeypatch=monkeypatch).error
+    assert "its delta is not what the ledger was charged for" in line
+    (tmp_path / "ledger.sqlite").write_bytes(b"x" * 4096)
+    assert "is not a database" in train(tmp_path, "seed=1", monkeypatch=monkeypatch).error
+
+
+def test_leftovers_of_other_versions_do_not_block(home):
+    """Files that are not ours, half-written ones, and folders that look like runs."""
+    (home / "teachers" / ".0123456789abcdef").mkdir()
+    (home / "teachers" / ".partial-0123456789abcdef").mkdir()
+    (home / "teachers" / ("e" * 16)).mkdir()
+    (home / "teachers" / "notes.txt").write_text("x")
+    for name, text in (("a", "{"), ("b", "[]"), ("c", json.dumps({"release_id": 3})), ("d", "null")):
+        folder = home / "runs" / "blobs" / "gaussian" / name / "release"
+        folder.mkdir(parents=True)
+        (folder / "release.json").write_text(text)
+        (folder / ".labels.csv.partial").write_text("query,label")
+    pipeline.run(plan(home, "again"))
+    assert ledger_entries(home).count("reserve") == 1  # the first release was found again
+
+
+def test_preflight_leaves_a_home_as_it_was(tmp_path):
+    """Refusals write nothing at all, not even the ledger."""
+    data = killed_runs.blobs().load()
+    one = plan(tmp_path / "home", "first", num_queries=31)
+    with pytest.raises(ValueError, match="num_queries"):
+        preflight.refuse(one, data, one.mechanism, one.mechanism.worst_case(31), training=True)
+    with pytest.raises(ValueError, match="num_queries"):
+        pipeline.run(one)
+    assert not (tmp_path / "home").exists()
