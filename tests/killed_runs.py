@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
 from pate_torch import labelling, pipeline, released
