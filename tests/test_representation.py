@@ -247,6 +247,7 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "student_steps": 2,
                 "augment": {"rotate": 10},
                 "representation_steps": 1,
+                "precision": "float32",
             },
             "representation": OmegaConf.load(folder / "representation" / "contrastive.yaml"),
             "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),

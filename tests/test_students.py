@@ -34,8 +34,14 @@ NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "s
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
     node = OmegaConf.load(f"{Path(__file__).parent.parent}/conf/student/{name}.yaml")
-    recommended = {"student_network": network, "student_steps": steps, "augment": {"shift": 0.5}}
-    tree = OmegaConf.create({"student": node, "recommended": recommended})
+    recommended = {
+        "student_network": network,
+        "student_options": {},
+        "student_steps": steps,
+        "augment": {"shift": 0.5},
+        "precision": "float32",
+    }
+    tree = OmegaConf.create({"student": node, "recommended": recommended, "representation": None})
     return shortened(instantiate(tree.student, _convert_="all"), network, steps)
 
 
