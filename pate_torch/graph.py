@@ -82,8 +82,8 @@ def _normalised(to_PK: Tensor, weight_PK: Tensor) -> Graph:
     return Graph(matrix)
 
 
-def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
-    """Unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002), by subspace iteration.
+def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
+    """(values [W], vectors [P, W]) of the largest eigenvalues, increasing, W = min(width, P), by subspace iteration.
 
     The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions.
     """
@@ -91,8 +91,19 @@ def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: i
     basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
     for _ in range(iterations):
         basis = torch.linalg.qr((graph @ basis + basis) / 2).Q
-    vectors = torch.linalg.eigh(basis.T @ (graph @ basis)).eigenvectors
-    return F.normalize((basis @ vectors)[:, -width:], dim=1)
+    values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))
+    return values[-width:], (basis @ vectors)[:, -width:]
+
+
+def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
+    """Unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
+    return F.normalize(leading(graph, width, generator, iterations)[1], dim=1)
+
+
+def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) -> Tensor:
+    """Unit rows of the leading eigenvectors, each weighted by what ``time`` steps of the lazy walk leave of it."""
+    values, vectors = leading(graph, width, generator)
+    return F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** time, dim=1)
 
 
 def spread(graph: Graph, seeds_PC: Tensor, reach: float = 0.99, iterations: int = 100) -> Tensor:

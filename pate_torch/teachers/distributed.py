@@ -16,9 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pate_torch import networks
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import headless
 from pate_torch.teachers.ensemble import Ensemble, spec_from
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, Votes
@@ -106,11 +104,17 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
     """Rank 0's trunk on every rank (the others pass None): one machine's arithmetic is not another's."""
     if trunk is not None and world().size == 1:
         return trunk
-    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
-    state = headless(networks.rebuild(facts["network"])).state_dict() if trunk is None else trunk.state()
-    rows = {name: value[None].contiguous() for name, value in state.items()}
+    own = {} if trunk is None else trunk.state()
+    shapes = {name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in own.items()}
+    told = "" if trunk is None else json.dumps({"facts": trunk.facts(), "shapes": shapes})
+    told = json.loads(broadcast_text(told))
+    rows = {
+        name: own[name][None] if own else torch.empty(1, *shape, dtype=getattr(torch, dtype))
+        for name, (shape, dtype) in told["shapes"].items()
+    }
     share_rows(rows, [0])
-    return Trunk.rebuild(facts["network"], {k: v[0] for k, v in rows.items()}, points, spec_from(facts["spec"]))
+    facts = told["facts"]
+    return Trunk.rebuild(facts, {name: row[0] for name, row in rows.items()}, points, spec_from(facts["spec"]))
 
 
 def votes(

@@ -85,7 +85,7 @@ def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], points: 
     state = {name.removeprefix(TRUNK): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK)}
     if facts is None:
         return None
-    return Trunk.rebuild(facts["network"], state, points, spec_from(facts["spec"]))
+    return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
 
 
 def pool_hash(x: Tensor) -> str:

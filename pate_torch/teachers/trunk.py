@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import checks, networks
 from pate_torch.augment import Affine
+from pate_torch.diffusion import Diffusion, Places
 from pate_torch.protocols import Progress, silent
 from pate_torch.representation import Representation, encode, headless
 from pate_torch.rng import torch_stream
@@ -24,17 +26,22 @@ from pate_torch.types import DataSpec, PrivateData, Shards
 from pate_torch.views import View
 
 _BLOCK = 4096  # records distorted at once
+_BATCH = 1024  # points whose distances to all public points are held at once
+_ENCODER = "encoder."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """representation: how the features are learnt. copies: distorted copies of each private record, encoded beside it.
+    """representation: how the features are learnt; diffusion: what is made of them then, or None.
+
+    copies: distorted copies of each private record, encoded beside it.
 
     Copies are drawn by the recipe's ``augment``, from the teacher's own stream, and stay in the record's shard: with a
     frozen trunk this is what augmentation is.
     """
 
     representation: Representation
+    diffusion: Diffusion | None = None
     copies: int = 0
 
     def __post_init__(self) -> None:
@@ -56,51 +63,73 @@ class PublicStart:
         """The trunk, learnt from raw public points [P, ...]."""
         recipe = self.representation
         network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
-        module = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
-        return Trunk.of(network, module, pool_x, spec)
+        encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
+        if self.diffusion is None:
+            return Trunk.of(network, encoder, None, pool_x, spec)
+        places = self.diffusion.learn(encode(encoder, pool_x, spec), torch_stream(seed, "diffusion"))
+        return Trunk.of(network, encoder, places, pool_x, spec)
 
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """Releasable. ``module``: ``network`` without its last layer; ``points``, ``spec``: facts of its input and output.
+    """Releasable. encoder: ``network`` without its last layer; places: the diffusion map after it, or None.
 
-    Features are standardised by their mean and deviation over the public points, which are constants of ``spec``.
+    points, spec: facts of its input and of its output. Features are centred by their mean over the public points and
+    scaled by one number, which are constants of ``spec``: to standardise each would blow up the unimportant ones.
     """
 
     network: dict[str, Any]
-    module: nn.Module
+    encoder: nn.Module
+    places: Places | None
     points: DataSpec
     spec: DataSpec
 
-    @classmethod
-    def of(cls, network: dict[str, Any], module: nn.Module, pool_x: Tensor, points: DataSpec) -> Trunk:
-        feature_PD = encode(module, pool_x, points).double()
-        std = feature_PD.std(0, correction=0)
-        spec = dataclasses.replace(
-            points,
-            input_shape=(feature_PD.shape[1],),
-            mean=tuple(feature_PD.mean(0).tolist()),
-            std=tuple(torch.where(std > 1e-6, std, 1.0).tolist()),
-        )
-        return cls(network, module.eval().requires_grad_(False), points, spec)
+    def __post_init__(self) -> None:
+        for module in (self.encoder, self.places):
+            if module is not None:
+                module.eval().requires_grad_(False)
 
     @classmethod
-    def rebuild(cls, network: dict[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
-        """From what a store kept. Raises RuntimeError where the state does not fit."""
-        module = headless(networks.rebuild(network))
-        module.load_state_dict(dict(state))
-        return cls(network, module.eval().requires_grad_(False), points, spec)
+    def of(
+        cls, network: dict[str, Any], encoder: nn.Module, places: Places | None, pool_x: Tensor, points: DataSpec
+    ) -> Trunk:
+        raw = cls(network, encoder, places, points, points)
+        feature_PD = raw.features(pool_x).double()
+        mean_D = feature_PD.mean(0)
+        scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
+        width = feature_PD.shape[1]
+        spec = dataclasses.replace(points, input_shape=(width,), mean=tuple(mean_D.tolist()), std=(scale,) * width)
+        return dataclasses.replace(raw, spec=spec)
+
+    @classmethod
+    def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
+        """From ``facts`` and ``state``. Raises KeyError or RuntimeError where they do not fit."""
+        encoder = headless(networks.rebuild(facts["network"]))
+        encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
+        places = None
+        if facts["neighbours"] is not None:
+            places = Places(state["places.feature_PD"], state["places.place_PM"], facts["neighbours"])
+        return cls(facts["network"], encoder, places, points, spec)
 
     def facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
-        return {"network": self.network, "spec": dataclasses.asdict(self.spec)}
+        neighbours = None if self.places is None else self.places.neighbours
+        return {"network": self.network, "neighbours": neighbours, "spec": dataclasses.asdict(self.spec)}
 
     def state(self) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().contiguous() for name, value in self.module.state_dict().items()}
+        """Its tensors by name."""
+        state = {_ENCODER + name: value for name, value in self.encoder.state_dict().items()}
+        if self.places is not None:
+            state |= {"places." + name: value for name, value in self.places.state_dict().items()}
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
-    def features(self, x: Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Unit-length features of raw points [Q, ...], float32 [Q, D] on the CPU."""
-        return encode(self.module.to(device), x, self.points)
+    def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalised: bool = False) -> Tensor:
+        """Unit-length features of points [Q, ...] (raw, or normalised before), float32 [Q, D] on the CPU."""
+        feature_QD = encode(self.encoder.to(device), x, self._as_they_are if normalised else self.points)
+        if self.places is None:
+            return feature_QD
+        places = self.places.to(device)
+        return torch.cat([F.normalize(places(part.to(device)), dim=1).cpu() for part in feature_QD.split(_BATCH)])
 
     def shards(
         self,
@@ -118,7 +147,6 @@ class Trunk:
         Each shard is encoded by itself, from its teacher's own stream: a record has no say in the arithmetic of
         another shard, not even in the shape of a batch.
         """
-        self.module.to(device)
         view = View(affine=augment)
         copies = start.copies if augment is not None else 0
         features, labels, units, sizes = [], [], [], []
@@ -127,7 +155,7 @@ class Trunk:
             for own in shards.of(teacher).split(_BLOCK):
                 x = private.x[own]
                 parts = [self.features(x, device)]
-                parts += [encode(self.module, view(x, self.points, draws), self._normalised) for _ in range(copies)]
+                parts += [self.features(view(x, self.points, draws), device, normalised=True) for _ in range(copies)]
                 features += parts
                 labels += [private.y[own]] * len(parts)
                 units += [private.unit_id[own.numpy()]] * len(parts)
@@ -143,7 +171,7 @@ class Trunk:
         return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
     @property
-    def _normalised(self) -> DataSpec:
-        """The points' facts with constants that leave them as they are: views are normalised already."""
+    def _as_they_are(self) -> DataSpec:
+        """The points' facts with constants that change nothing: views are normalised already."""
         width = len(self.points.mean)
         return dataclasses.replace(self.points, mean=(0.0,) * width, std=(1.0,) * width)
