@@ -15,9 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch import checks, runs
+from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
 from pate_torch.pipeline import Plan
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.representation import Representation
 from pate_torch.runplan import Partition
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
@@ -32,7 +34,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         where = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
     return Plan(
-        source=component(cfg, "dataset", DatasetSource),
+        source=_source(cfg),
         partition=component(cfg, "partition", Partition),
         recipe=component(cfg, "teacher", TeacherRecipe),
         mechanism=component(cfg, "mechanism", Mechanism),
@@ -53,12 +55,19 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         budget_epsilon=resolved["privacy"]["budget_epsilon"],
         opening_budget=resolved["privacy"]["opening_budget"],
         target_epsilon=resolved["privacy"]["target_epsilon"],
+        representation=None if resolved["representation"] is None else component(cfg, "representation", Representation),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
+
+
+def _source(cfg: DictConfig) -> DatasetSource:
+    """The data set, under the promise for labels alone where that is chosen."""
+    source: DatasetSource = component(cfg, "dataset", DatasetSource)
+    return LabelsOnly(source=source) if checks.boolean("labels_only", cfg.labels_only) else source
 
 
 def study(cfg: DictConfig) -> Study | None:

@@ -49,7 +49,8 @@ def report(
 ) -> released.ReleasedReport:
     """Everything releasable about a finished run. Evaluation labels are read here, for the first time.
 
-    student: None where labels were released and nothing trained. ``choice``: what choosing the student by private records cost, on top of its labels.
+    student: None where labels were released and nothing trained. ``choice``: what choosing the student by private
+    records cost, on top of its labels.
     """
     delta = record["delta"]
     guarantee = accounting.epsilon([*release.planned, *choice], delta)
@@ -79,7 +80,7 @@ def report(
         noise=record["noise"],
         declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
         reused=reused,
-        other_releases=tuple(_others(ledger, data.spec.name, release.id, delta)),
+        other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth) or None,
@@ -207,7 +208,7 @@ def _committed(ledger: Ledger, name: str) -> list[tuple[str, tuple[Event, ...]]]
     return list(charged.values())
 
 
-def _others(ledger: Ledger, name: str, release_id: str, delta: float) -> Iterable[OtherRelease]:
+def others(ledger: Ledger, name: str, release_id: str, delta: float) -> Iterable[OtherRelease]:
     """What else was released from the same private data."""
     for other, events in _committed(ledger, name):
         if other != release_id:
