@@ -20,6 +20,7 @@ from pate_torch.types import Votes
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 OWNER_ONLY = 0o700
+OWNER_ONLY_FILE = 0o600
 
 README = """PRIVATE: do not publish, do not copy to where others can read it.
 
@@ -102,6 +103,8 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
         "gap_quantiles": dict(summary.gap_quantiles),
         "nonprivate_accuracy": summary.nonprivate_accuracy,
     }
+    path.touch(mode=OWNER_ONLY_FILE)
+    path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
     path.write_text(strict_json(content), encoding="utf-8")
 
 
@@ -115,6 +118,9 @@ class PrivateBoard:
         make_private_folder(folder)
         self.writer = SummaryWriter(str(folder))
         self.writer.add_text("PRIVATE", README.format(what=CONTENT["run"]))
+        self.writer.flush()
+        for file in folder.glob("events.out.tfevents.*"):
+            file.chmod(OWNER_ONLY_FILE)  # the folder is closed already; a copy of the file alone should be, too
 
     def log(self, tag: str, value: float, step: int) -> None:
         self.writer.add_scalar(tag, value, step)
