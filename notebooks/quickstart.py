@@ -1,0 +1,126 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A first private student
+#
+# 1,100 handwritten digits are private. Fifty small teachers learn from them, 22 records each; they answer twenty public
+# questions, with noise; a student learns from the answers and may be published. All of it takes less than a minute.
+
+# %%
+import tempfile
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from pate_torch import Pate, load_student
+from pate_torch.data.digits import Digits
+from pate_torch.ledger import BudgetExceeded
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.prototypes import Prototypes
+from pate_torch.reporting.statement import headline, plain_words
+from pate_torch.teachers.recipe import TeacherRecipe
+
+digits = Digits().load()
+small_changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # that leave a digit what it is
+print(len(digits.private), "private records,", len(digits.pool), "public points without labels")
+
+# %% [markdown]
+# ## Teachers
+#
+# `delta` and `budget_epsilon` are the terms of this data set's account, fixed when it opens. Teachers, ledger and
+# releases lie under `home`: here a throw-away folder. Real records need one that lasts, since **the ledger must
+# outlive every run**.
+
+# %%
+pate = Pate(
+    "digits",
+    classes=10,
+    num_teachers=50,
+    mechanism=Gaussian(sigma=8.3),  # votes
+    delta=1e-4,
+    budget_epsilon=3.0,
+    home=tempfile.mkdtemp(),
+    teacher=TeacherRecipe(network="mlp", steps=200, batch_size=16, augment=small_changes),
+)
+pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
+
+# %% [markdown]
+# ## Twenty questions
+#
+# One typical point of each cluster of the public points is asked. The price of the whole plan is reserved in the ledger
+# before the first noise is drawn.
+
+# %%
+release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes())
+truth = digits.evaluation.pool_y[release.query_Q]
+
+fig, axes = plt.subplots(2, 10, figsize=(9, 2.6), layout="constrained")
+for axis, query, label, right in zip(axes.flat, release.query_Q, release.label_Q, truth, strict=True):
+    axis.imshow(digits.pool.x[query, 0], cmap="gray_r")
+    axis.set_title(int(label), color="black" if label == right else "#c55a11", fontsize=12)
+    axis.set(xticks=[], yticks=[])
+fig.suptitle("what was asked, and the label that was released (orange: wrong)")
+plt.show()
+
+# %% [markdown]
+# ## The student
+#
+# It sees the twenty labels and 450 public points without labels. Nothing private: train as many as you like.
+
+# %%
+student = pate.fit_student("fixmatch", steps=200, augment=small_changes)
+report = pate.report(digits.evaluation.x, digits.evaluation.y, pool_y=digits.evaluation.pool_y)
+print(f"the student is right on {report.student_accuracy:.1%} of {report.student_size} test points,")
+print(f"the labels it learnt from on {report.label_accuracy:.0%}")
+
+# %% [markdown]
+# ## What it cost
+
+# %%
+print(headline(report))
+for paragraph in plain_words(report):
+    print("-", paragraph)
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(3, 2))
+questions = np.arange(1, len(report.epsilon_curve) + 1)
+left.plot(questions, report.epsilon_curve, color="#1f4e79")
+left.axhline(report.budget_epsilon, color="black", linewidth=0.8, linestyle=":")
+left.text(1, report.budget_epsilon, " the account's cap", va="bottom")
+left.set(xlabel="questions", ylabel="epsilon at delta = 1e-4", title="the price")
+left.set(xlim=(0, 20.5), ylim=(0, 3.4), xticks=range(0, 21, 5))
+counts = np.array(report.confusion)
+right.imshow(counts / counts.sum(1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
+right.set(xlabel="the student says", ylabel="it is", title="the student, by class", xticks=range(10), yticks=range(10))
+plt.show()
+
+# %% [markdown]
+# ## The budget holds
+#
+# Another twenty questions would pass the cap. They are refused before anything is drawn.
+
+# %%
+try:
+    pate.label(digits.pool.x, num_queries=20)
+except BudgetExceeded as refused:
+    print(refused)
+
+# %% [markdown]
+# ## Publish it
+#
+# Everything in the release folder may be published: the report (`report.html`), the labels, the statement for machines
+# and the student, which loads without the package's private side.
+
+# %%
+print(*sorted(file.name for file in pate.folder.iterdir()), sep="\n")
+published = load_student(pate.folder)
+print("five test points:", published.predict(digits.evaluation.x[:5]).tolist(), digits.evaluation.y[:5].tolist())

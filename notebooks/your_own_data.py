@@ -1,0 +1,156 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Your own data
+#
+# A clinic holds a table: several visits for each patient, and whether the patient was ill. It wants to publish a
+# classifier. The table here is made up; put your own in its place.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from pate_torch import Pate, load_student
+from pate_torch.accounting.epsilon import epsilon
+from pate_torch.data.tabular import Csv
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.reporting.statement import headline
+
+folder = Path(tempfile.mkdtemp())  # real records need a folder that lasts: the ledger is in it
+generator = np.random.default_rng(0)
+
+
+def visits(patients: int, prefix: str) -> pd.DataFrame:
+    """One to eight visits for each patient."""
+    who = np.repeat(np.arange(patients), generator.integers(1, 9, patients))
+    age = generator.normal(50, 15, patients)[who]
+    pressure, sugar = generator.normal(120, 20, len(who)), generator.normal(100, 25, len(who))
+    risk = (age - 50) / 15 + (pressure - 120) / 20 + (sugar - 100) / 25
+    ill = risk + generator.normal(0, 0.5, len(who)) > 0
+    columns = {"patient": [f"{prefix}{i}" for i in who], "age": age.round(), "pressure": pressure.round()}
+    return pd.DataFrame(columns | {"sugar": sugar.round(), "diagnosis": np.where(ill, "ill", "well")})
+
+
+visits(1200, "p").to_csv(folder / "patients.csv", index=False)
+visits(80, "v").drop(columns="diagnosis").to_csv(folder / "public.csv", index=False)  # volunteers, unlabelled
+visits(120, "t").to_csv(folder / "test.csv", index=False)
+pd.read_csv(folder / "patients.csv").head()
+
+# %% [markdown]
+# ## What is protected?
+#
+# The most important line is `group="patient"`. Without it the unit is a *visit*: a patient who came eight times could
+# move eight votes, and would be protected eight times less than the report says of one visit. With it all visits of one
+# patient lie in one teacher's share.
+#
+# Classes are declared, so that none has to be looked for in private records.
+
+# %%
+source = Csv(
+    name="clinic",
+    path=str(folder / "patients.csv"),
+    public_path=str(folder / "public.csv"),
+    test_path=str(folder / "test.csv"),
+    label="diagnosis",
+    group="patient",
+    classes=["ill", "well"],
+)
+clinic = source.load()
+private, public, test = clinic.private, clinic.pool, clinic.evaluation
+print("unit:", private.unit, "| features:", clinic.spec.input_shape[0], "| public points:", len(public))
+
+# %% [markdown]
+# ## Any teacher will do
+#
+# PATE does not care what teachers are. Here each is a logistic regression of scikit-learn, fitted to the visits of
+# some thirty patients.
+
+# %%
+pate = Pate(
+    "clinic",
+    classes=clinic.spec.class_names,
+    num_teachers=40,
+    mechanism=Gaussian(sigma=7.0),
+    delta=1e-5,
+    budget_epsilon=8.0,
+    home=folder / "home",
+    unit=private.unit,
+    teacher=LogisticRegression(),
+    mean=clinic.spec.mean,  # statistics of the public points
+    std=clinic.spec.std,
+)
+pate.fit_teachers(private.x, private.y, unit_id=private.unit_id)
+pate.label(public.x, num_queries=40)
+student = pate.fit_student("vat", steps=300)
+report = pate.report(test.x, test.y)
+print(headline(report))
+print(f"the student is right on {report.student_accuracy:.1%} of the test visits")
+
+# %% [markdown]
+# ## More noise or fewer questions?
+#
+# Both are public choices, to be made before votes are looked at. The curve needs no data: the price of every
+# (questions, noise) follows from the mechanism. A frugal one, `Confident`, answers only where a noisy check finds the
+# teachers agreeing, and pays little for the others.
+
+# %%
+questions = np.arange(5, 205, 5)
+fig, axis = plt.subplots(figsize=(9, 3.4), layout="constrained")
+frugal = Confident(sigma=7.0, screen_sigma=20.0, threshold=30.0, max_answers=20)
+for mechanism, name, style in (
+    (Gaussian(sigma=5.0), "sigma = 5", "-"),
+    (Gaussian(sigma=7.0), "sigma = 7", "-"),
+    (Gaussian(sigma=14.0), "sigma = 14", "-"),
+    (frugal, "sigma = 7, at most 20 answers, checks at 20", "--"),
+):
+    prices = [epsilon(mechanism.worst_case(int(q)), 1e-5).epsilon for q in questions]
+    axis.plot(questions, prices, style, label=name)
+axis.axhline(8, color="black", linewidth=0.8, linestyle=":")
+axis.text(200, 8, "the account's cap", va="bottom", ha="right")
+axis.set(xlabel="questions", ylabel="epsilon at delta = 1e-5", ylim=(0, 14))
+axis.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% [markdown]
+# ## One question at a time
+#
+# Instead of a student, the teachers themselves can answer, behind the mechanism and for as long as the budget lasts. A
+# block of questions is reserved; a question asked before is answered from the journal, free of charge.
+
+# %%
+with pate.labeler(num_queries=10) as labeler:
+    before = labeler.epsilon
+    first = [labeler.answer(point).item() for point in public.x[:3]]
+    again = labeler.answer(public.x[:3]).tolist()
+    print("answers:", first, "| asked again:", again, "| equal and free")
+print(f"charged so far: {before:.3f} before, {pate.epsilon:.3f} after closing the block")
+
+# %% [markdown]
+# ## Use the student elsewhere
+#
+# Its file holds tensors and a description, no code. It takes rows as they are in the table.
+
+# %%
+published = load_student(pate.folder)
+somebody = torch.tensor([[71.0, 160.0, 130.0], [25.0, 105.0, 80.0]])
+for row, share in zip(somebody.tolist(), published.probabilities(somebody), strict=True):
+    print(dict(zip(("age", "pressure", "sugar"), row, strict=True)), {
+        name: round(p, 3) for name, p in zip(clinic.spec.class_names, share.tolist(), strict=True)
+    })  # fmt: skip
