@@ -1,4 +1,4 @@
-"""The import table: which module may know which. Privacy rests on it: a student that cannot import votes cannot see them."""
+"""The import table: which module may know which. A student that cannot import votes cannot see them."""
 
 import ast
 from pathlib import Path

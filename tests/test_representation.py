@@ -248,6 +248,8 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "augment": {"rotate": 10},
                 "representation_steps": 1,
                 "precision": "float32",
+                "student_batch": 64,
+                "unlabelled_batch": 128,
             },
             "representation": OmegaConf.load(folder / "representation" / "contrastive.yaml"),
             "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),

@@ -40,6 +40,8 @@ def configured(name: str, network: str = "small_cnn", steps: int = 40) -> Studen
         "student_steps": steps,
         "augment": {"shift": 0.5},
         "precision": "float32",
+        "student_batch": 64,
+        "unlabelled_batch": 128,
     }
     tree = OmegaConf.create({"student": node, "recommended": recommended, "representation": None})
     return shortened(instantiate(tree.student, _convert_="all"), network, steps)
