@@ -1,0 +1,138 @@
+"""The wheel is whole: built, installed apart from the checkout and used from elsewhere, it finds all it needs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, **options)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    """The sdist, and the wheel built from *it*: what an index would give to those who cannot use our wheel."""
+    out = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(out / "source", filter="data")
+    (source,) = (out / "source").iterdir()
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out), cwd=source)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.glob("*.whl")
+    return {"sdist": sdist, "wheel": wheel}
+
+
+@pytest.fixture(scope="module")
+def names(built) -> set[str]:
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        return set(archive.namelist())
+
+
+def committed(folder: str) -> set[str]:
+    """Files of a folder that belong to the project."""
+    return {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts and "local" not in file.relative_to(ROOT).parts
+    }
+
+
+def test_it_holds_the_package_the_configuration_and_the_licence(names):
+    assert committed("pate_torch") <= names
+    assert {f"pate_torch/{name}" for name in committed("conf")} <= names
+    for needed in ("py.typed", "reporting/privacy.schema.json", "reporting/page.css", "conf/config.yaml"):
+        assert f"pate_torch/{needed}" in names
+    assert any(re.fullmatch(r"pate_torch-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
+
+
+def test_it_holds_nothing_else(names):
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"pate_torch"}
+    strays = [name for name in names if re.search(r"__pycache__|\.pyc$|\.sqlite|outputs/|\.safetensors$|/local/", name)]
+    assert strays == []
+
+
+def test_its_metadata_is_true(built):
+    """As pip check would see it: every requirement is met here, and what the project says of itself is said."""
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        facts = Parser().parsestr(archive.read(name).decode())
+        (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "pate = pate_torch.cli:main" in archive.read(entry).decode()
+    assert (facts["Name"], facts["License-Expression"]) == ("pate-torch", "Apache-2.0")
+    assert facts["License-File"] == "LICENSE"
+    assert {part.strip() for part in facts["Requires-Python"].split(",")} == {">=3.11", "<3.14"}
+    assert "# pate_torch" in facts.get_payload()
+    requirements = [Requirement(text) for text in facts.get_all("Requires-Dist")]
+    run_time = [r for r in requirements if r.marker is None]
+    assert len(run_time) >= 10
+    for requirement in run_time:
+        assert requirement.specifier.contains(version(requirement.name), prereleases=True), requirement
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """(environment, folder outside the checkout) with the wheel first on the path."""
+    target, elsewhere = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    done = run(*pip, "--target", str(target), str(built["wheel"]), "--disable-pip-version-check")
+    assert done.returncode == 0, done.stderr
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PATE_", "HYDRA_"))}
+    environment |= {"PYTHONPATH": str(target), "PATE_HOME": str(elsewhere / "home"), "PATE_SITE": str(target)}
+    return environment, elsewhere
+
+
+def test_it_is_the_wheel_that_is_used(installed):
+    environment, elsewhere = installed
+    code = "import pate_torch, pate_torch.command as c; print(pate_torch.__file__); print(c.configuration())"
+    done = run(sys.executable, "-c", code, env=environment, cwd=elsewhere)
+    package, configuration = map(Path, done.stdout.split())
+    assert package.is_relative_to(environment["PATE_SITE"]), done.stderr
+    assert configuration == package.parent / "conf"
+
+
+def test_it_runs_from_elsewhere(installed):
+    """The script composes; a tiny run leaves a release, and the other commands find it."""
+    environment, elsewhere = installed
+    script = str(Path(environment["PATE_SITE"]) / "bin" / "pate")
+    done = run(script, "train", "--cfg", "job", "--resolve", "mechanism=confident", env=environment, cwd=elsewhere)
+    assert done.returncode == 0 and "pate_torch.mechanisms.confident.Confident" in done.stdout, done.stderr
+
+    small = ("num_teachers=5", "teacher.steps=3", "student.steps=3", "num_queries=4", "baseline=false", "quiet=true")
+    done = run(script, "train", *small, env=environment, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (elsewhere / "home").glob("runs/digits/gaussian/*/release/summary.json")
+    assert json.loads(summary.read_text())["queries_answered"] == 4
+    assert (summary.parent / "report.html").read_text().count("<style>") == 1
+    for words in (("runs",), ("ledger", "verify"), ("audit", "mechanism=laplace", "--runs", "200")):
+        done = run(script, *words, env=environment, cwd=elsewhere)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+    assert not (elsewhere / "outputs").exists()
+
+
+def test_what_it_ships_is_typed(installed, tmp_path):
+    """A type checker of the user's sees our types: py.typed is read from the installed package."""
+    environment, elsewhere = installed
+    user = tmp_path / "user.py"
+    user.write_text("from pate_torch.mechanisms.gaussian import Gaussian\n\nGaussian(sigma='many')\n")
+    words = ("--no-incremental", "--ignore-missing-imports", "--follow-imports=silent", "--no-error-summary", str(user))
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\n")
+    done = run(sys.executable, "-m", "mypy", f"--config-file={config}", *words, env=environment, cwd=elsewhere)
+    assert 'incompatible type "str"; expected "float"' in done.stdout, done.stdout + done.stderr
