@@ -94,7 +94,8 @@ def explain(error: BaseException) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         key = str(cause.full_key)
         known = [str(name) for name in cause.parent_node]
-        added = next((word for word in sys.argv[1:] if word.split("=")[0] and key.startswith(word.split("=")[0])), key)
+        asked = [word for word in sys.argv[1:] if f"{key}.".startswith(f"{word.partition('=')[0]}.")]
+        added = max(asked, key=len, default=key)
         near = difflib.get_close_matches(str(cause.key), known, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         there = ", ".join(known) or "none"

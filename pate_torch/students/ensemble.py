@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch import checks, networks, rng
-from pate_torch.protocols import Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,13 @@ class Ensemble:
     def __post_init__(self) -> None:
         checks.integer("student.members", self.members, low=1)
         checks.boolean("student.bootstrap", self.bootstrap)
+        if not isinstance(self.member, StudentAlgorithm):
+            raise checks.fail("student.member", self.member, "must be a student algorithm", "Give it a _target_.")
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the member cannot take the data."""
+        if isinstance(self.member, Checkable):
+            self.member.check(spec)
 
     def fit(
         self,
