@@ -133,9 +133,13 @@ class Shards:
     def __post_init__(self) -> None:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         used = self.index_KS[self.mask_KS]
-        assert self.index_KS.shape == self.mask_KS.shape and self.index_KS.dim() == 2
-        assert len(torch.unique(used)) == len(used), "shards overlap: one record would reach two teachers"
-        assert bool((used >= 0).all())
+        # No asserts: partitions can be a user's own, the guarantee rests on this, and python -O drops asserts.
+        if self.index_KS.shape != self.mask_KS.shape or self.index_KS.dim() != 2:
+            raise ValueError("shards: index_KS and mask_KS must be [teachers, capacity], alike")
+        if len(torch.unique(used)) < len(used):
+            raise ValueError("shards overlap: one record would reach two teachers")
+        if bool((used < 0).any()):
+            raise ValueError("shards: a record that is used must have an index")
 
     @property
     def num_teachers(self) -> int:

@@ -234,6 +234,17 @@ def test_a_disk_that_is_really_full(small_disk, monkeypatch):
         ledger.verify()
 
 
+def test_a_disk_that_is_really_closed(small_disk, monkeypatch):
+    """A read-only file system stops root, too, whom no mode stops."""
+    home = small_disk / "home"
+    home.mkdir()
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    assert subprocess.run(remount, capture_output=True).returncode == 0
+    line = train(home, monkeypatch=monkeypatch).error
+    assert "Read-only file system" in line and "writable" in line
+    assert list(home.iterdir()) == []
+
+
 def test_a_ledger_that_cannot_be_written_stops_the_run_before_the_noise(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
