@@ -1,0 +1,295 @@
+"""DP-SGD by Opacus on the private records, at the price of the plan's PATE release: what PATE is to be compared with.
+
+It uses neither teachers nor public points (but for normalisation constants), and it *is* a release from the private
+data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
+
+Two things are ours and not Opacus's. Which records a step sees, and the noise on its gradient, are drawn from the
+operating system's entropy (``noise.NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and
+a torch generator keeps 32 bits of its seed. And the sampling rate is batch_size over the *declared* number of records:
+the exact number is private under add_remove.
+
+Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); Yousefpour et al. 2021 (Opacus).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import secrets
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from opacus import GradSampleModule
+from opacus.accountants.utils import get_noise_multiplier
+from opacus.optimizers import DPOptimizer
+from torch import nn
+
+from pate_torch import checks, networks, pipeline, preflight, results
+from pate_torch.accounting import calibration
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.ledger import Ledger
+from pate_torch.noise import NoiseSource
+from pate_torch.progress import Clock, Stages
+from pate_torch.protocols import Progress, Student, silent
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.table import show_closing
+from pate_torch.rng import torch_stream
+from pate_torch.runplan import Plan
+from pate_torch.students.store import save
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Dataset, PrivateData
+
+
+class EntropyOptimizer(DPOptimizer):
+    """Opacus's optimiser with noise from ``NoiseSource``."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer, noise: NoiseSource, **how: Any) -> None:
+        super().__init__(optimiser, **how)
+        self.noise = noise
+
+    def add_noise(self) -> None:
+        for p in self.params:
+            sigma = self.noise_multiplier * self.max_grad_norm
+            drawn = self.noise.gaussian(tuple(p.summed_grad.shape), sigma, p.device)
+            p.grad = (p.summed_grad + drawn.to(p.dtype)).view_as(p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSgd:
+    """network, options: of the model (no batch normalisation: it mixes records). clip: largest gradient of one record.
+
+    batch_size: records a step sees on average (None: half the declared number, at most 1024, since a large batch
+    drowns less in the noise); steps of SGD with ``momentum``. epsilon: the plan's
+    ``privacy.target_epsilon``, or else what its PATE release would cost at worst.
+    """
+
+    network: str = "mlp"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 200
+    batch_size: int | None = None
+    learning_rate: float = 0.5
+    momentum: float = 0.9
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.one_of("study.network", self.network, networks.NETWORKS)
+        checks.integer("study.steps", self.steps, low=1)
+        if self.batch_size is not None:
+            checks.integer("study.batch_size", self.batch_size, low=1)
+        checks.positive("study.learning_rate", self.learning_rate)
+        checks.between("study.momentum", self.momentum, 0, 0.9999)
+        checks.positive("study.clip", self.clip)
+
+    def run(self, plan: Plan) -> None:
+        """Charge, train, and write the files of a release."""
+        clock = Clock()
+        with Stages(quiet=plan.quiet) as stages:
+            with clock("data"):
+                data = plan.source.load()
+            module = self._module(data, plan.seed)
+            batch = self.batch(data)
+            rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
+            epsilon = plan.target_epsilon
+            if epsilon is None:
+                planned = plan.mechanism.worst_case(plan.num_queries, plan.rounds)
+                epsilon = accounting.epsilon(planned, plan.delta).epsilon
+            multiplier = self.noise_multiplier(rate, epsilon, plan.delta)
+            events = (sampled_gaussian(rate, multiplier, self.steps),)
+            if not plan.quiet:  # Opacus takes some seconds
+                stages.say(self._compared(rate, multiplier, epsilon, plan.delta))
+            ledger, root = self._ledger(plan, data, events, stages)
+            noise = NoiseSource("torch", plan.insecure_noise_seed)
+            with ledger:
+                release_id = secrets.token_hex(8)
+                reservation = ledger.reserve(
+                    data.spec.name,
+                    events,
+                    fingerprint=TeacherStore(root).fingerprint(data.private),
+                    mechanism="dpsgd",
+                    run=plan.folder.name,
+                    insecure=not noise.private,
+                )
+                with clock("training"):
+                    progress = stages("Training by DP-SGD")
+                    self.train(module, data, batch, rate, multiplier, noise, plan.device, progress)
+                network = networks.describe(
+                    self.network, data.spec.input_shape, data.spec.num_classes, **dict(self.options)
+                )
+                student = Student(network, module.cpu().eval(), data.spec)
+                release = plan.folder / "release"
+                release.mkdir(parents=True, exist_ok=True)
+                save(student, release / "student.safetensors")
+                ledger.commit(reservation, events, release_id=release_id)
+                report = self.report(plan, data, student, events, batch, multiplier, noise, ledger, release_id, clock)
+        results.write_release(release, report)
+        show_closing(report, places={"Released": release, "Ledger": ledger.path})
+
+    def batch(self, data: Dataset) -> int:
+        """How many records a step sees on average: a public number, since it follows from the declared size."""
+        size = data.spec.nominal_size
+        if size is None:
+            raise checks.fail(
+                "dataset.nominal_size", None, "sets the sampling rate of DP-SGD", "Declare about how many records."
+            )
+        if data.private.unit != "record":
+            raise checks.fail("study", "dpsgd", f"protects single records, but the privacy unit is {data.private.unit}")
+        return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
+
+    def noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
+        """The smallest at which all steps cost at most epsilon."""
+        return calibration.smallest_sigma(
+            lambda sigma: (sampled_gaussian(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
+        )
+
+    def _compared(self, rate: float, multiplier: float, epsilon: float, delta: float) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Opacus warns where its best order is the last of its own grid
+            other = {
+                name: get_noise_multiplier(
+                    target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=self.steps, accountant=name
+                )
+                for name in ("rdp", "prv")
+            }
+        return (
+            f"Noise multiplier {multiplier:.4f} for epsilon {epsilon:.4g} at delta {delta:g}"
+            f" (Opacus: {other['rdp']:.4f} by RDP, {other['prv']:.4f} by PRV, which no ledger can add up)."
+        )
+
+    def _ledger(self, plan: Plan, data: Dataset, events: tuple[Event, ...], stages: Stages) -> tuple[Ledger, Path]:
+        """The data set's account, or, where its filter cannot bound this mechanism, a ledger apart."""
+        root = plan.root
+        if plan.partition.adjacency != "add_remove":
+            raise checks.fail("partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove.")
+        path = preflight.ledger_path(plan)
+        if path.exists():
+            with Ledger(path) as known:
+                kinds = {account.name: account.filter.kind for account in known.accounts()}
+            if kinds.get(data.spec.name) == "gdp":
+                why = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
+                if not data.spec.benchmark:
+                    fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
+                    raise checks.fail("dataset.name", data.spec.name, why, fix)
+                root = plan.root / "dpsgd"
+                stages.say(
+                    f"{data.spec.name}: {why}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
+                    " of the PATE releases are two statements, and do not compose into one."
+                )
+        make_private_folder(root, "store")
+        ledger = Ledger(preflight.ledger_path(dataclasses.replace(plan, root=root)))
+        pipeline.open_account(plan, ledger, data.spec.name, data.private.unit, events)
+        return ledger, root
+
+    def _module(self, data: Dataset, seed: int) -> nn.Module:
+        spec = data.spec
+        module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
+        if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+            raise checks.fail("study.network", self.network, "normalises over a batch, so one record touches all")
+        return networks.initialise(module, torch_stream(seed, "dpsgd", "initial"))
+
+    def train(
+        self,
+        module: nn.Module,
+        data: Dataset,
+        batch: int,
+        rate: float,
+        multiplier: float,
+        noise: NoiseSource,
+        device: torch.device,
+        progress: Progress = silent,
+    ) -> None:
+        """In place. Each step sees each record with probability ``rate``, whatever the others do."""
+        private, cpu = data.private, torch.device("cpu")
+        model = GradSampleModule(module.to(device).train())
+        optimiser = EntropyOptimizer(
+            torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum),
+            noise,
+            noise_multiplier=multiplier,
+            max_grad_norm=self.clip,
+            expected_batch_size=batch,
+        )
+        for step in range(self.steps):
+            for group in optimiser.param_groups:
+                group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            chosen = (noise.uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
+            optimiser.zero_grad()
+            self._gradients(model, private, data, chosen, device)
+            optimiser.step()
+            progress(step + 1, self.steps)
+        model.to_standard_module()
+
+    @staticmethod
+    def _gradients(
+        model: GradSampleModule, private: PrivateData, data: Dataset, chosen: torch.Tensor, device: torch.device
+    ) -> None:
+        """Per-record gradients of the mean loss; none where nobody was sampled, and then noise alone is released."""
+        if len(chosen) == 0:
+            for p in model.parameters():
+                p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
+            return
+        x = data.spec.normalise(private.x[chosen].to(device))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
+            F.cross_entropy(model(x), private.y[chosen].to(device)).backward()
+
+    def report(
+        self,
+        plan: Plan,
+        data: Dataset,
+        student: Student,
+        events: tuple[Event, ...],
+        batch: int,
+        multiplier: float,
+        noise: NoiseSource,
+        ledger: Ledger,
+        release_id: str,
+        clock: Clock,
+    ) -> ReleasedReport:
+        """What a run of teachers reports, without teachers and questions."""
+        spec, truth = data.spec, data.evaluation.y
+        predicted = student.probabilities(data.evaluation.x).argmax(1)
+        guarantee = accounting.epsilon(events, plan.delta)
+        account, charged = ledger.account(spec.name), ledger.spent(spec.name)
+        return ReleasedReport(
+            dataset=spec.name,
+            mechanism="dpsgd",
+            student=self.network,
+            num_teachers=0,
+            queries_asked=0,
+            queries_answered=0,
+            epsilon=guarantee.epsilon,
+            epsilon_ex_post=guarantee.epsilon,
+            delta=plan.delta,
+            accountant=guarantee.route,
+            adjacency=plan.partition.adjacency,
+            unit=data.private.unit,
+            epsilon_charged=charged.epsilon,
+            charged_accountant=charged.route,
+            budget_epsilon=account.budget_epsilon,
+            private=noise.private,
+            parameters={
+                "noise_multiplier": multiplier,
+                "clip": self.clip,
+                "steps": self.steps,
+                "batch_size": batch,
+            },
+            noise="torch",
+            declared_size=spec.nominal_size,
+            reused=False,
+            seconds=clock.seconds,
+            student_accuracy=float((predicted == truth).double().mean()),
+            student_size=len(truth),
+            ledger_head=ledger.head(),
+            class_names=spec.class_names,
+            confusion=results.confusion(truth, predicted, spec.num_classes),
+            other_releases=tuple(results.others(ledger, spec.name, release_id, plan.delta)),
+            created=datetime.date.today().isoformat(),
+        )

@@ -1,0 +1,213 @@
+"""The DP-SGD baseline: the price it charges, the noise it draws, one record's reach, and whose account pays."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from opacus import GradSampleModule
+from scipy import stats
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.tensors import Tensors
+from pate_torch.experiments import Study
+from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.queries.random import Random
+from pate_torch.runplan import Plan
+from pate_torch.students.store import load
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.training import TeacherRecipe
+
+
+def clouds(**changes):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (500,), generator=draw)
+    x = torch.randn(500, 3, generator=draw) + 2.0 * (2 * y[:, None] - 1)
+    return Tensors(
+        **{
+            "name": "clouds",
+            "class_names": 2,
+            "x": x[:300],
+            "y": y[:300],
+            "pool_x": x[300:400],
+            "pool_y": y[300:400],
+            "test_x": x[400:],
+            "test_y": y[400:],
+            "nominal_size": 300,
+            "benchmark": True,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def plan(tmp_path):
+    student = Supervised(network="logistic", steps=5, augment=None)
+    return Plan(
+        source=clouds(),
+        partition=AddRemove(),
+        recipe=TeacherRecipe(network="logistic", steps=5, batch_size=8),
+        mechanism=Gaussian(sigma=4.0),
+        strategy=Random(),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "runs" / "clouds" / "dpsgd" / "one",
+        seed=0,
+        num_teachers=10,
+        num_queries=20,
+        delta=1e-4,
+        quiet=True,
+    )
+
+
+STUDY = DpSgd(network="logistic", steps=20, batch_size=60, learning_rate=0.5)
+
+
+def summary(plan):
+    return json.loads((plan.folder / "release" / "summary.json").read_text())
+
+
+def test_it_costs_what_the_pate_release_would(plan):
+    assert isinstance(STUDY, Study)
+    STUDY.run(plan)
+    found = summary(plan)
+    target = accounting.epsilon(Gaussian(sigma=4.0).worst_case(20), 1e-4).epsilon
+    assert found["epsilon"] == pytest.approx(target, rel=1e-8) and found["epsilon"] <= target
+    assert (found["num_teachers"], found["queries_asked"], found["mechanism"]) == (0, 0, "dpsgd")
+    assert (found["adjacency"], found["accountant"], found["private"]) == ("add_remove", "rdp", True)
+    assert found["epsilon_charged"] == pytest.approx(found["epsilon"], rel=1e-9)
+    assert found["student_accuracy"] > 0.9  # chance: 1/2
+    account = Ledger(plan.root / "ledger.sqlite").account("clouds")
+    assert account.filter.kind == "rdp" and account.releases == 1
+    student = load(plan.folder / "release" / "student.safetensors")
+    data = plan.source.load()
+    right = (student.probabilities(data.evaluation.x).argmax(1) == data.evaluation.y).double().mean()
+    assert float(right) == pytest.approx(found["student_accuracy"])
+
+
+def test_a_second_baseline_adds_to_the_account_and_the_cap_holds(plan):
+    STUDY.run(plan)
+    first = summary(plan)
+    second = dataclasses.replace(plan, folder=plan.folder.parent / "two", target_epsilon=1.0)
+    STUDY.run(second)
+    assert summary(second)["epsilon"] == pytest.approx(1.0, rel=1e-8)
+    assert summary(second)["epsilon_charged"] > max(1.0, first["epsilon"])
+    with pytest.raises(ValueError, match="cap"):
+        STUDY.run(dataclasses.replace(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
+
+
+def gaussian_account(plan):
+    Ledger(plan.root / "ledger.sqlite").open_account(
+        plan.source.name,
+        budget_epsilon=5.0,
+        delta=1e-4,
+        adjacency="add_remove",
+        unit="record",
+        planned_events=Gaussian(sigma=4.0).worst_case(20),
+    )
+
+
+def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
+    gaussian_account(plan)
+    STUDY.run(dataclasses.replace(plan, quiet=False))
+    assert "do not compose into one" in capsys.readouterr().err
+    assert Ledger(plan.root / "ledger.sqlite").account("clouds").releases == 0
+    assert Ledger(plan.root / "dpsgd" / "ledger.sqlite").account("clouds").releases == 1
+
+
+def test_real_data_are_not_charged_to_two_ledgers(plan):
+    plan = dataclasses.replace(plan, source=clouds(benchmark=False))
+    gaussian_account(plan)
+    with pytest.raises(ValueError, match="cannot bound a subsampled Gaussian"):
+        STUDY.run(plan)
+    assert not (plan.root / "dpsgd").exists()
+
+
+def gradients(drop=None, clip=1.0):
+    """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
+    data = clouds().load()
+    module = GradSampleModule(STUDY._module(data, 0))
+    optimiser = EntropyOptimizer(
+        torch.optim.SGD(module.parameters(), lr=1.0),
+        NoiseSource("torch", 0),
+        noise_multiplier=1.0,
+        max_grad_norm=clip,
+        expected_batch_size=1,
+    )
+    chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
+    STUDY._gradients(module, data.private, data, chosen, torch.device("cpu"))
+    optimiser.clip_and_accumulate()
+    return torch.cat([p.summed_grad.flatten() for p in module.parameters()])
+
+
+def test_one_record_moves_the_sum_by_the_clip_at_most():
+    moves = [float((gradients() - gradients(drop=i)).norm()) for i in range(5)]
+    assert max(moves) <= 1 + 1e-5 and max(moves) > 0.5
+    loose = [float((gradients(clip=100.0) - gradients(drop=i, clip=100.0)).norm()) for i in range(5)]
+    assert max(loose) > 1  # so that it is the clip that holds them
+
+
+def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
+    module = GradSampleModule(torch.nn.Linear(100, 50))
+    optimiser = EntropyOptimizer(
+        torch.optim.SGD(module.parameters(), lr=1.0),
+        NoiseSource("torch", 1),
+        noise_multiplier=3.0,
+        max_grad_norm=0.5,
+        expected_batch_size=1,
+    )
+    for p in module.parameters():
+        p.summed_grad = torch.zeros_like(p)
+    optimiser.add_noise()
+    drawn = torch.cat([p.grad.flatten() for p in module.parameters()]).numpy()
+    assert stats.kstest(drawn, "norm", args=(0, 1.5)).pvalue > 1e-3
+    for wrong in (1.0, 2.25):
+        assert stats.kstest(drawn, "norm", args=(0, wrong)).pvalue < 1e-6
+
+
+def test_nobody_sampled_is_a_step_of_noise_alone():
+    data = clouds().load()
+    module = STUDY._module(data, 0)
+    before = [p.clone() for p in module.parameters()]
+    STUDY.train(module, data, 60, 0.0, 1.0, NoiseSource("torch", 0), torch.device("cpu"))
+    assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
+    weights = []
+    for name, seed in (("a", None), ("b", None), ("c", 3), ("d", 3)):
+        home = tmp_path / name
+        one = dataclasses.replace(plan, root=home, folder=home / "runs/clouds/dpsgd/1", insecure_noise_seed=seed)
+        STUDY.run(one)
+        weights.append(load(one.folder / "release" / "student.safetensors").module.state_dict()["1.weight"])
+        assert summary(one)["private"] is (seed is None)
+        assert (summary(one)["epsilon"] is None) is (seed is not None)
+    assert not torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
+
+
+def test_what_cannot_be_accounted_for_is_refused(plan):
+    refused = (
+        ({"partition": ReplaceOne()}, "add_remove"),
+        ({"source": clouds(nominal_size=None)}, "nominal_size"),
+        ({"source": clouds(unit="group:patient")}, "group:patient"),
+        ({"source": clouds(nominal_size=50)}, "nominal_size"),
+    )
+    for change, message in refused:
+        with pytest.raises(ValueError, match=message):
+            STUDY.run(dataclasses.replace(plan, **change))
+    assert not (plan.root / "ledger.sqlite").exists()
+
+
+def test_a_norm_over_the_batch_is_refused():
+    images = clouds(
+        x=torch.zeros(300, 1, 8, 8, dtype=torch.uint8),
+        pool_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
+        test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
+    )
+    with pytest.raises(ValueError, match="over a batch"):
+        DpSgd(network="small_cnn")._module(images.load(), 0)
