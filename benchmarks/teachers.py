@@ -104,8 +104,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sample", type=int, default=3, help="teachers the sequential loop is timed on")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the sequential loop")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     rows = []
     for case in args.networks:
         for teachers in args.teachers:

@@ -96,6 +96,18 @@ def test_processes_and_distributed_chunks_equal_vectorised_to_the_bit():
         assert differing(runs[0].params, run.params) == set()
 
 
+def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was():
+    private, shards = records(90), shards_of([list(range(k * 12, k * 12 + 12)) for k in range(7)])
+    one = train(private, spec(), shards, recipe(), seed=0)
+    try:
+        torch.set_num_threads(3)
+        three = train(private, spec(), shards, recipe(), seed=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert differing(one.params, three.params) == set()
+
+
 def test_the_loop_is_ordinary_training():
     """One teacher against torch.optim and nn.Module, written out."""
     private = records(40)
@@ -210,6 +222,20 @@ def test_predictions_do_not_depend_on_the_batch_or_on_training_time_distortion()
         module.load_state_dict({name: p[k] for name, p in ensemble.params.items()})
         by_hand.append(module(spec().normalise(private.x)).argmax(1))
     assert torch.equal(whole, torch.stack(by_hand))
+
+
+def test_threads_give_the_same_predictions_and_are_left_as_they_were():
+    private, shards = records(120), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(24)])
+    ensemble = train(private, spec(), shards, recipe(steps=4), seed=0)
+    one = ensemble.predictions(private.x)
+    seen: list[int] = []
+    try:
+        torch.set_num_threads(3)
+        three = ensemble.predictions(private.x, progress=lambda done, _: seen.append(done))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(one, three) and seen == [8, 16, 24]
 
 
 def test_batches_are_permutations_of_the_own_shard():

@@ -56,7 +56,7 @@ def test_one_moved_vote_moves_two_counts_by_one():
         (torch.tensor([[0, 4]]), "0..3"),
         (torch.tensor([[-1, 0]]), "0..3"),
         (torch.tensor([[256, 0]]), "0..3"),
-        (torch.tensor([[1, 9]], dtype=torch.uint8), "0..3"),
+        (torch.tensor([[1, 9]], dtype=torch.uint8), "one teacher, one vote"),
         (torch.zeros(2, 3), "integers"),
         (torch.zeros(3, dtype=torch.int64), "teachers, queries"),
     ],

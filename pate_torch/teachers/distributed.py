@@ -118,7 +118,11 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
 
 
 def votes(
-    ensemble: Ensemble, x: Tensor, batch: int = 512, device: torch.device | str = "cpu", progress: Progress = silent
+    ensemble: Ensemble,
+    x: Tensor,
+    batch: int | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
 ) -> Votes:
     """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them."""
     me = world()

@@ -193,14 +193,39 @@ def _train_mine(
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
         done = train_chunks(private, spec, shards, recipe, seed, grouping, todo, num_workers(recipe))
     else:
-        method = train_loop if backend == "loop" else train_stacked
-        done = (
-            (number, method(gather_chunk(private, shards, grouping[number]), spec, recipe, seed, device))
-            for number in todo
-        )
+        done = _train_here(private, spec, shards, recipe, seed, device, grouping, todo, backend)
     for number, trained in done:
         if kept:
             kept.save(gather_chunk(private, shards, grouping[number]), trained)
+        yield number, trained
+
+
+def _train_here(
+    private: PrivateData,
+    spec: DataSpec,
+    shards: Shards,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    grouping: list[range],
+    todo: list[int],
+    backend: str,
+) -> Iterator[tuple[int, Trained]]:
+    """Chunks in this process, by one thread where there are several teachers.
+
+    Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits;
+    and threads inside such small operations gain little on an idle machine and lose tenfold on a busy one.
+    """
+    method = train_loop if backend == "loop" else train_stacked
+    threads = torch.get_num_threads()
+    for number in todo:
+        chunk = gather_chunk(private, shards, grouping[number])
+        if device.type == "cpu" and shards.num_teachers > 1:
+            torch.set_num_threads(1)
+        try:
+            trained = method(chunk, spec, recipe, seed, device)
+        finally:
+            torch.set_num_threads(threads)
         yield number, trained
 
 
