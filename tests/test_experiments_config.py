@@ -1,0 +1,94 @@
+"""Every experiment composes into what it says it is, and runs at a tiny size."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+from pate_torch import command, compose, pipeline
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import gdp
+from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.teachers.trunk import PublicStart
+
+EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
+
+
+def configured(home: Path, *overrides: str):
+    folder = home / "runs" / "one" / "two" / "three"
+    places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
+    with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
+        cfg = hydra_compose("config", overrides=[*overrides, *places])
+    return compose.plan(cfg, folder), compose.study(cfg)
+
+
+def run(home: Path, *overrides: str):
+    plan, study = configured(home, *overrides)
+    pipeline.run(plan) if study is None else study.run(plan)
+    return json.loads((plan.folder / "release" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes(name, tmp_path):
+    _, study = configured(tmp_path, f"experiment={name}")
+    assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline"})
+
+
+def test_low_epsilon_is_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
+    plan, _ = configured(tmp_path, "experiment=mnist_low_epsilon")
+    assert plan.source.name == "mnist" and plan.num_teachers == 1000
+    assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
+    assert isinstance(plan.recipe.start, PublicStart)
+    # One recipe for teachers, questions and student is learnt once.
+    assert plan.representation == plan.recipe.start.representation == plan.student.representation
+    other, _ = configured(tmp_path, "experiment=mnist_low_epsilon", "mechanism=confident")
+    assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 200)
+
+
+TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "teacher.steps=40")
+
+
+def test_low_epsilon_runs_on_glyphs(tmp_path):
+    found = run(
+        tmp_path,
+        "experiment=mnist_low_epsilon",
+        "dataset=glyphs",
+        *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
+        *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),
+        *("num_teachers=40", "mechanism.sigma=8", "num_queries=6", "student.unlabelled_batch=32", *TINY),
+    )
+    assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
+    assert (
+        found["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 6) / 8, 1e-5), rel=1e-9)
+        and found["accountant"] == "gdp"
+    )
+    assert found["label_accuracy"] >= 4 / 6
+
+
+def test_labels_only_runs_on_digits(tmp_path):
+    found = run(
+        tmp_path,
+        "experiment=labels_only",
+        *("dataset.private=300", "dataset.public=60", "num_teachers=15", "mechanism.sigma=3", "num_queries=12"),
+        *("student.unlabelled_batch=32", *TINY),
+    )
+    assert (found["unit"], found["adjacency"], found["dataset"]) == (
+        "label of one record",
+        "replace_one",
+        "digits_labels",
+    )
+    plan, _ = configured(tmp_path, "experiment=labels_only", "dataset=mnist")
+    assert isinstance(plan.source, LabelsOnly) and plan.source.name == "mnist"
+
+
+def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
+    overrides = ("mechanism.sigma=10", "num_queries=20")
+    found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")
+    plan, _ = configured(tmp_path, *overrides)
+    assert found["epsilon"] == pytest.approx(
+        accounting.epsilon(plan.mechanism.worst_case(20), plan.delta).epsilon, rel=1e-6
+    )
+    assert found["num_teachers"] == 0 and found["student_accuracy"] > 0.5  # chance: a tenth
