@@ -58,11 +58,12 @@ def test_low_epsilon_runs_on_glyphs(tmp_path):
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),
-        *("num_teachers=40", "mechanism.sigma=8", "num_queries=6", "student.unlabelled_batch=32", *TINY),
+        *("num_teachers=40", "mechanism.sigma=2", "num_queries=6", "teacher.start.diffusion.time=20", *TINY),
+        "student.unlabelled_batch=32",
     )
     assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
     assert (
-        found["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 6) / 8, 1e-5), rel=1e-9)
+        found["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
         and found["accountant"] == "gdp"
     )
     assert found["label_accuracy"] >= 4 / 6
