@@ -401,7 +401,7 @@ class Reader:
         if words[0] == "pate":
             words = ["python", "-m", "pate_torch", *words[1:]]
         keys = {word.split("=")[0] for word in arguments}
-        if name != "train" or not keys & {"--cfg", "--help", "-sc", "experiment"}:
+        if name != "train" or not keys & {"--cfg", "--help", "-sc"}:
             words += [extra for extra in SMALL.get(name, ()) if extra.split("=")[0] not in keys]
         return self.runs(words, **variables)
 
