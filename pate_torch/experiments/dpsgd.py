@@ -76,7 +76,7 @@ class DpSgd:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 200
     batch_size: int | None = None
-    learning_rate: float = 0.5
+    learning_rate: float = 0.2
     momentum: float = 0.9
     clip: float = 1.0
 
