@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch import checks, runs
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
+from pate_torch.membership import MembershipTest
 from pate_torch.pipeline import Plan
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
@@ -58,6 +59,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         representation=None if resolved["representation"] is None else component(cfg, "representation", Representation),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
+        membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from pate_torch import checks, released
+from pate_torch import checks, networks, released
 from pate_torch.foreign_votes import Register
 from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
-from pate_torch.protocols import Log, silent
+from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
@@ -45,12 +46,25 @@ class Teachers:
     remember: Callable[[str], None]
 
 
-def load(plan: Plan) -> tuple[Dataset, PrivateData | None]:
-    """The data set, and the private records held out for choosing among students (None: none are)."""
-    data = plan.source.load()
-    if plan.selection is None:
-        return data, None
-    return plan.selection.hold_out(data, plan.partition.adjacency, plan.seed)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Loaded:
+    """PRIVATE. data: without the private records kept from the teachers, for choosing a student (``validation``) or for
+    the owner's membership test (``others``); None: none are.
+    """
+
+    data: Dataset
+    validation: PrivateData | None = None
+    others: PrivateData | None = None
+
+
+def load(plan: Plan) -> Loaded:
+    """The data set, parted as the plan says."""
+    data, validation, others = plan.source.load(), None, None
+    if plan.selection is not None:
+        data, validation = plan.selection.hold_out(data, plan.partition.adjacency, plan.seed)
+    if plan.membership is not None:
+        data, others = plan.membership.hold_out(data, plan.partition.adjacency, plan.seed)
+    return Loaded(data=data, validation=validation, others=others)
 
 
 def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
@@ -205,8 +219,8 @@ def _same_data(stored: Identity, here: Identity, name: str) -> None:
             raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
 
 
-def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
-    """PRIVATE. Test accuracy of one network trained on every private record: an ensemble of one, with a longer recipe.
+def nonprivate(plan: Plan, data: Dataset, stages: Stages) -> Ensemble:
+    """PRIVATE. One network trained on every private record: an ensemble of one, with a longer recipe.
 
     It spends nothing because it is shown to nobody but the owner (or belongs to a public benchmark).
     """
@@ -216,21 +230,29 @@ def nonprivate_accuracy(plan: Plan, data: Dataset, stages: Stages) -> float:
     recipe = dataclasses.replace(plan.recipe, batch_size=max(plan.recipe.batch_size, min(128, len(data.private))))
     trunk = public_trunk(plan, data, stages)
     progress = stages("Training a model without privacy")
-    ensemble = train(
+    return train(
         data.private, data.spec, everyone, recipe, seed=plan.seed, device=plan.device, trunk=trunk, progress=progress
     )
-    prediction = ensemble.predictions(data.evaluation.x, device=plan.device)[0]
-    return float((prediction == data.evaluation.y).float().mean())
 
 
-def nonprivate_with_peers(plan: Plan, data: Dataset, stages: Stages) -> float:
+def nonprivate_with_peers(plan: Plan, data: Dataset, stages: Stages) -> Ensemble:
     distributed.broadcast_text(BASELINE)
-    return nonprivate_accuracy(plan, data, stages)
+    return nonprivate(plan, data, stages)
+
+
+def logits_of_one(ensemble: Ensemble, x: Tensor) -> Tensor:
+    """PRIVATE. Logits, float32 [B, C], of the first teacher on raw points."""
+    spec = ensemble.spec
+    if ensemble.trunk is not None:
+        x, spec = ensemble.trunk.features(x, "cpu"), ensemble.trunk.spec
+    module = networks.rebuild(ensemble.network)
+    module.load_state_dict({name: parameter[0].float() for name, parameter in ensemble.params.items()})
+    return Student(ensemble.network, module, spec).logits(x)
 
 
 def assist(plan: Plan) -> None:
     """What the ranks above 0 of a torchrun do: train their teachers, ask them, and nothing with noise or the ledger."""
-    data, _ = load(plan)
+    data = load(plan).data
     quiet, store = Stages(quiet=True), TeacherStore(plan.root)
     while (order := distributed.broadcast_text("")) != DONE:
         if order == TRAIN:
@@ -248,4 +270,4 @@ def assist(plan: Plan) -> None:
             )
             distributed.votes(ensemble, data.pool.x, device=plan.device)
         elif order == BASELINE:
-            nonprivate_accuracy(plan, data, quiet)
+            nonprivate(plan, data, quiet)

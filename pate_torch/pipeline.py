@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 from safetensors.torch import save_file
 
 from pate_torch import foreign_votes, labelling, preflight, released, results
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
-from pate_torch.ensembling import DONE, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
+from pate_torch.ensembling import DONE, Loaded, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
 from pate_torch.ledger import Account, Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
@@ -29,6 +31,7 @@ from pate_torch.reporting.table import show_closing
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan, calibrated
 from pate_torch.teachers import distributed
+from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData, Release
 
@@ -52,8 +55,10 @@ def _run(plan: Plan) -> ReleasedReport:
     clock = Clock()
     with Stages(quiet=plan.quiet) as stages, contextlib.ExitStack() as opened:
         with clock("data"):
-            data, held = load(plan)
+            loaded = load(plan)
+        data, held = loaded.data, loaded.validation
         owner: OwnerSummary | None = None
+        nonprivate: Ensemble | None = None
         sanitised: str | None = None
         # Until the account is open nothing is written: a refusal leaves no trace but the run's log.
         if plan.labels is not None:
@@ -87,7 +92,8 @@ def _run(plan: Plan) -> ReleasedReport:
                 sanitised = _sanitise(plan, data, teachers, mechanism, release, charge)
             teachers.remember(ledger.head())
             with clock("owner"):
-                owner = look(plan, data, teachers, mechanism, release, board, stages)
+                nonprivate = nonprivate_with_peers(plan, data, stages) if plan.baseline else None
+                owner = look(plan, data, teachers, mechanism, release, board, nonprivate)
         with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
             with clock("student"):
                 choose = None
@@ -109,8 +115,9 @@ def _run(plan: Plan) -> ReleasedReport:
                 baselines=_publishable(data, owner),
             )
             shown.write(report)
+        results.write_release(plan.folder / "release", report)
+        owner = examine(plan, loaded, release, record, student, nonprivate, choice, ledger, board, owner)
     board.close()
-    results.write_release(plan.folder / "release", report)
     show_closing(
         report,
         owner=() if owner is None else owner.lines(),
@@ -196,7 +203,7 @@ def look(
     mechanism: Mechanism,
     release: Release,
     board: PrivateBoard,
-    stages: Stages,
+    nonprivate: Ensemble | None,
 ) -> OwnerSummary:
     """PRIVATE. What the owner may see of the run, written into its private folder."""
     asked = teachers.votes.take(release.query_Q)
@@ -209,12 +216,52 @@ def look(
         release=release,
         votes=teachers.votes,
         ensemble=teachers.ensemble,
+        nonprivate=nonprivate,
         model=mechanism.outcome_model(),
         rounds=plan.rounds,
         delta=plan.delta,
-        nonprivate_accuracy=nonprivate_with_peers(plan, data, stages) if plan.baseline else None,
         device=plan.device,
     )
+    write_owner_summary(summary, plan.folder / "private" / "summary.json")
+    return summary
+
+
+def examine(
+    plan: Plan,
+    loaded: Loaded,
+    release: Release,
+    record: Mapping[str, Any],
+    student: Student,
+    nonprivate: Ensemble | None,
+    choice: tuple[Event, ...],
+    ledger: Ledger,
+    board: PrivateBoard,
+    owner: OwnerSummary | None,
+) -> OwnerSummary | None:
+    """PRIVATE. The owner's figures, with what an attack on the student finds, where the records behind it are here."""
+    data = loaded.data
+    if plan.membership is None or record["adjacency"] != plan.partition.adjacency:
+        return owner
+    here = TeacherStore(plan.root).fingerprint(data.private)
+    charged = {"reservation": release.id, "fingerprint": here}
+    if not any(charged.items() <= entry.facts.items() for entry in ledger.entries(data.spec.name)):
+        return owner  # labels of other records, or of votes that were brought: who taught is not known here
+    shards = plan.partition.shards(data.private, record["num_teachers"], record["seed"])
+    sides = plan.membership.sides(data, shards, loaded.others, plan.seed)
+    if sides is None:
+        return owner
+    found = results.membership(
+        sides,
+        student=student,
+        nonprivate=nonprivate,
+        events=[*release.planned, *choice],
+        delta=record["delta"],
+        seed=plan.seed,
+        private_run=record["private"],
+        held_out=loaded.others is not None,
+    )
+    board.membership(found)
+    summary = dataclasses.replace(owner or OwnerSummary(), membership=found)
     write_owner_summary(summary, plan.folder / "private" / "summary.json")
     return summary
 

@@ -119,12 +119,16 @@ class Student:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def probabilities(self, x: Tensor, batch: int = 1024) -> Tensor:
-        """Class probabilities on the CPU, float32 [Q, C], of raw points (uint8 images or feature rows)."""
+    def logits(self, x: Tensor, batch: int = 1024) -> Tensor:
+        """Logits, float32 [Q, C], of raw points (uint8 images or feature rows)."""
         self.module.eval()
         device = next(self.module.parameters()).device
-        parts = [self.module(self.spec.normalise(part.to(device))).float().softmax(1).cpu() for part in x.split(batch)]
+        parts = [self.module(self.spec.normalise(part.to(device))).float() for part in x.split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
+
+    def probabilities(self, x: Tensor, batch: int = 1024) -> Tensor:
+        """Class probabilities on the CPU, float32 [Q, C], of raw points."""
+        return self.logits(x, batch).softmax(1).cpu()
 
     def predict(self, x: Tensor, batch: int = 1024) -> Tensor:
         """The likeliest class of each raw point, int64 [Q]."""

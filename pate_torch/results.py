@@ -7,6 +7,7 @@ early: of its caps), which no vote can change. What was incurred is reported bes
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,13 +22,16 @@ from pate_torch.accounting import exact, rdp
 from pate_torch.accounting.data_dependent import theorem_rdp
 from pate_torch.accounting.events import Event, from_json
 from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.ensembling import logits_of_one
 from pate_torch.ledger import Ledger
+from pate_torch.membership import Membership, Sides, attack
 from pate_torch.protocols import Student
-from pate_torch.reporting import private, released
+from pate_torch.reporting import private, released, statement
 from pate_torch.reporting.card import write_card
 from pate_torch.reporting.page import write_page
 from pate_torch.reporting.statement import OtherRelease
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count
 from pate_torch.types import NO_ANSWER, Dataset, Release, Votes
 
@@ -87,6 +91,7 @@ def report(
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,
         teachers_id=record["teachers_id"],
+        teachers_kept=TeacherStore(ledger.path.parent).holds(record["teachers_id"]),
         release_id=release.id,
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
@@ -106,17 +111,20 @@ def owner_summary(
     release: Release,
     votes: Votes,
     ensemble: Ensemble | None,
+    nonprivate: Ensemble | None,
     model: OutcomeModel | None,
     rounds: int,
     delta: float,
-    nonprivate_accuracy: float | None,
     device: torch.device,
 ) -> private.OwnerSummary:
     """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
 
     Data-dependent prices compose only when no question depends on an earlier answer: with rounds there is none.
     """
-    accuracy = mean = None
+    accuracy = mean = alone = None
+    if nonprivate is not None:
+        predicted = nonprivate.predictions(data.evaluation.x, device=device)[0]
+        alone = float((predicted == data.evaluation.y).double().mean())
     if ensemble is not None:  # votes brought from elsewhere say nothing of the test points
         prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
         mean = float((prediction_KQ == data.evaluation.y).double().mean())
@@ -136,7 +144,37 @@ def owner_summary(
         epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
         gap_quantiles=private.gap_quantiles(asked),
-        nonprivate_accuracy=nonprivate_accuracy,
+        nonprivate_accuracy=alone,
+    )
+
+
+def membership(
+    sides: Sides,
+    *,
+    student: Student,
+    nonprivate: Ensemble | None,
+    events: Iterable[Event],
+    delta: float,
+    seed: int,
+    private_run: bool,
+    held_out: bool,
+) -> Membership:
+    """PRIVATE. The attack on the released student, beside what its price leaves to any attack.
+
+    At epsilon = 0 the privacy curve's delta is the total variation between neighbours, hence a bound of its own.
+    """
+    bound = by_plan = None
+    if private_run:
+        planned = tuple(events)
+        bound = statement.advantage_bound(accounting.epsilon(planned, delta).epsilon, delta)
+        by_plan = min(bound, accounting.delta(planned, 0.0))
+    contrast = None if nonprivate is None else attack(functools.partial(logits_of_one, nonprivate), sides, seed)
+    return Membership(
+        student=attack(student.logits, sides, seed),
+        nonprivate=contrast,
+        bound=bound,
+        bound_by_plan=by_plan,
+        held_out=held_out,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from pate_torch import checks, runs
 from pate_torch.accounting import calibration
+from pate_torch.membership import MembershipTest
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
@@ -58,6 +59,7 @@ class Plan:
     representation: Representation | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
+    membership: MembershipTest | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
-from pate_torch.data.units import keyed_hash
+from pate_torch.data.units import hold_out, one_per_unit
 from pate_torch.labelling import Charge
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.selection import select
@@ -60,11 +59,10 @@ class Selection:
                 f"cannot protect {private.unit}: one group may own many errors",
                 "Use selection=none.",
             )
-        names = private.unit_id if adjacency == "add_remove" else np.arange(len(private)).astype(str)
-        held = keyed_hash(names.tolist(), seed, "selection")[:, 0] / 2.0**64 < self.validation
-        if held.all() or not held.any():
+        rest, held = hold_out(private, self.validation, adjacency, seed, "selection")
+        if not (len(rest) and len(held)):
             raise checks.fail("selection.validation", self.validation, "leaves one side without records")
-        return replace(data, private=_take(private, ~held)), _take(private, held)
+        return replace(data, private=rest), held
 
     def choose(
         self,
@@ -77,9 +75,8 @@ class Selection:
         """(winner's name, its student, what the choice cost). ``fit`` trains one candidate on the released labels."""
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
-        _, first = np.unique(held.unit_id, return_index=True)
-        x, y = held.x[first], held.y[first]
-        errors = [int((student.probabilities(x).argmax(1) != y).sum()) for student in students.values()]
+        held = one_per_unit(held)
+        errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
         events = self.worst_case()
         reservation = charge.ledger.reserve(
             charge.account,
@@ -93,8 +90,3 @@ class Selection:
         charge.ledger.commit(reservation, incurred, release_id=f"selection of {charge.run}")
         chosen = list(students)[winner]
         return chosen, students[chosen], incurred
-
-
-def _take(private: PrivateData, chosen: np.ndarray) -> PrivateData:
-    index = torch.from_numpy(np.flatnonzero(chosen))
-    return PrivateData(private.x[index], private.y[index], private.unit_id[chosen], private.unit)

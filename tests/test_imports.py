@@ -66,6 +66,7 @@ ALLOWED = {
     "ledger_chain": {"ledger_file"},
     "ledger_file": set(),
     "ledger_command": {"ledger"},
+    "membership": {"types", "checks", "rng", "data.units", "reporting.intervals"},
     "labelling": {"types", "checks", "noise", "protocols", "ledger", "accounting.events"},
     "journal": {"types", "checks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},

@@ -90,6 +90,10 @@ def private_bytes(home: Path) -> dict[str, bytes]:
                 for how, spelling in spellings(float(value)).items():
                     found[f"{name} as {how}"] = spelling
                 found[f"{name} in short"] = f"{value:.6f}"[:7].encode()
+            for model in ("student", "nonprivate") if name == "membership" else ():
+                for end in value[model]["auc_interval"]:
+                    for how, spelling in spellings(end).items():
+                        found[f"what an attack found in the {model} as {how}"] = spelling
     return found
 
 

@@ -1,5 +1,6 @@
 """The owner's side: folders others cannot open, figures that stay there, and what the private board shows."""
 
+import dataclasses
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pate_torch.membership import Attack, Membership
 from pate_torch.reporting.private import (
     OwnerSummary,
     PrivateBoard,
@@ -20,6 +22,12 @@ from pate_torch.reporting.private import (
 from pate_torch.types import Votes
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
+
+
+ATTACK = Attack(
+    members=900, others=200, advantage=0.012, advantage_interval=(-0.031, 0.054), auc=0.507, auc_interval=(0.463, 0.551)
+)
+MEMBERSHIP = Membership(student=ATTACK, nonprivate=ATTACK, bound=0.8, bound_by_plan=0.3, held_out=False)
 
 
 def mode(path):
@@ -68,16 +76,35 @@ def test_owner_lines_show_no_price():
     assert [line.value for line in lines] == ["98.0 %", "99.0 %"]
 
 
+def test_owner_lines_show_an_attack_beside_its_bound():
+    student, alone = OwnerSummary(membership=MEMBERSHIP).lines()
+    assert student.value == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551); at most 30.0 % for any attack"
+    assert alone.value == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
+    leak = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage_interval=(0.31, 0.4)))
+    assert "ABOVE ITS BOUND" in OwnerSummary(membership=leak).lines()[0].value
+    assert all(line.value.isascii() for line in OwnerSummary(membership=leak).lines())
+
+
+def test_an_attack_is_written_into_the_owners_summary(tmp_path):
+    write_owner_summary(OwnerSummary(membership=MEMBERSHIP), tmp_path / "summary.json")
+    read = json.loads((tmp_path / "summary.json").read_text())["membership"]
+    assert read["student"]["auc_interval"] == [0.463, 0.551] and read["bound_by_plan"] == 0.3
+    assert mode(tmp_path / "summary.json") == 0o600
+
+
 def test_the_private_board_shows_teachers_and_votes(tmp_path):
     board = PrivateBoard(tmp_path / "tensorboard")
     board.log("teachers/loss_mean", 1.5, 3)
     board.losses(3, torch.tensor([1.0, 2.0, math.nan]))
     board.accuracies(torch.tensor([0.5, 0.75]))
     board.votes(VOTES, torch.tensor([True, False, True, True]))
+    board.membership(MEMBERSHIP)
     board.close()
     assert mode(tmp_path / "tensorboard") == 0o700
     read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    assert set(read.Tags()["scalars"]) == {"teachers/loss_mean", "votes/answered_share"}
+    attacked = {f"membership/{what}_{whom}" for what in ("advantage", "auc") for whom in ("student", "without_privacy")}
+    attacked |= {"membership/advantage_bound", "membership/advantage_bound_by_plan"}
+    assert set(read.Tags()["scalars"]) == {"teachers/loss_mean", "votes/answered_share"} | attacked
     assert set(read.Tags()["histograms"]) == {"teachers/loss", "teachers/accuracy", "votes/gap", "votes/top"}
     assert [e.value for e in read.Scalars("votes/answered_share")] == pytest.approx([1, 1 / 2, 2 / 3, 3 / 4])
     assert read.Histograms("teachers/loss")[0].histogram_value.num == 2

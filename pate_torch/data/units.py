@@ -10,8 +10,10 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 
 from pate_torch import rng
+from pate_torch.types import PrivateData
 
 
 def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
@@ -41,3 +43,26 @@ def content_id(parts: Iterable[bytes]) -> str:
         state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
         state.update(part)
     return state.hexdigest()
+
+
+def hold_out(
+    private: PrivateData, share: float, adjacency: str, seed: int, purpose: str
+) -> tuple[PrivateData, PrivateData]:
+    """PRIVATE. (the rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
+
+    By the hash of a unit's id, or under replace_one, where an id may be made of the record's content, of its position.
+    """
+    names = private.unit_id if adjacency == "add_remove" else positions(len(private))
+    held = keyed_hash(names.tolist(), seed, purpose)[:, 0] / 2.0**64 < share
+    return take(private, np.flatnonzero(~held)), take(private, np.flatnonzero(held))
+
+
+def take(private: PrivateData, index: np.ndarray) -> PrivateData:
+    """PRIVATE. Some of the records; index: integers."""
+    rows = torch.from_numpy(index)
+    return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit)
+
+
+def one_per_unit(private: PrivateData) -> PrivateData:
+    """PRIVATE. The first record of every unit."""
+    return take(private, np.unique(private.unit_id, return_index=True)[1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from scipy.optimize import brentq
+
 from pate_torch import checks
 
 Z95 = 1.959963984540054
@@ -35,3 +37,37 @@ def wilson(share: float, size: int, z: float = Z95) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * sqrt(share * (1 - share) / size + spread / (4 * size))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def difference(first: float, first_size: int, second: float, second_size: int, z: float = Z95) -> tuple[float, float]:
+    """Interval for the difference of two shares of independent samples, from both of their Wilson intervals.
+
+    Source: Newcombe 1998, *Interval estimation for the difference between independent proportions*, method 10.
+    """
+    gap = first - second
+    (low, high), (other_low, other_high) = wilson(first, first_size, z), wilson(second, second_size, z)
+    return gap - sqrt((first - low) ** 2 + (other_high - second) ** 2), gap + sqrt(
+        (high - first) ** 2 + (second - other_low) ** 2
+    )
+
+
+def concordance(auc: float, first_size: int, second_size: int, z: float = Z95) -> tuple[float, float]:
+    """Interval for the area under a ROC curve: all areas whose own spread explains the one seen, as Wilson's does.
+
+    The spread of area a is that of Hanley & McNeil 1982 with equal sizes' weights; it is exact at a = 1/2.
+    Source: Newcombe 2006, *Confidence intervals for an effect size measure based on the Mann-Whitney statistic*,
+    part 2, method 5.
+    """
+    checks.between("auc", auc, 0, 1)
+    checks.integer("size", min(first_size, second_size), low=1)
+    others = (first_size + second_size) / 2 - 1
+
+    def excess(a: float) -> float:
+        variance = a * (1 - a) * (1 + others * ((1 - a) / (2 - a) + a / (1 + a))) / (first_size * second_size)
+        return (auc - a) ** 2 - z * z * variance
+
+    near = 1e-12  # an area of 0 or 1 explains itself and nothing else: the other end of the interval is looked for
+    return (
+        0.0 if auc == 0 else float(brentq(excess, 0.0, auc - near)),
+        1.0 if auc == 1 else float(brentq(excess, auc + near, 1.0)),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch import checks
+from pate_torch.membership import Attack, Membership
 from pate_torch.reporting.charts import percent, thinned
 from pate_torch.reporting.released import strict_json
 from pate_torch.reporting.table import OwnerLine
@@ -63,7 +64,7 @@ class OwnerSummary:
     """PRIVATE figures of a run; None where one was not computed.
 
     ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
-    the two epsilons depend on the votes, so they are no guarantee and no price.
+    the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found.
     """
 
     ensemble_accuracy: float | None = None
@@ -72,6 +73,7 @@ class OwnerSummary:
     epsilon_pate2018: float | None = None
     gap_quantiles: Mapping[str, float] = field(default_factory=dict)
     nonprivate_accuracy: float | None = None
+    membership: Membership | None = None
 
     def __post_init__(self) -> None:
         for name in ("ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
@@ -90,7 +92,28 @@ class OwnerSummary:
             ("A teacher, on average", self.teacher_accuracy_mean),
             ("Model without privacy", self.nonprivate_accuracy),
         )
-        return tuple(OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None)
+        lines = [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
+        return (*lines, *_membership_lines(self.membership))
+
+
+def _membership_lines(found: Membership | None) -> list[OwnerLine]:
+    """What the attack found in the student, what any attack may find, and what it found without privacy."""
+    if found is None:
+        return []
+    most = "" if found.bound_by_plan is None else f"; at most {percent(found.bound_by_plan)} for any attack"
+    alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if found.above_bound else ""
+    lines = [OwnerLine(name="Attack on the student", value=_show_attack(found.student) + most + alarm)]
+    if found.nonprivate is not None:
+        lines.append(OwnerLine(name="  and without privacy", value=_show_attack(found.nonprivate)))
+    return lines
+
+
+def _show_attack(attack: Attack) -> str:
+    """advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)."""
+    low, high = attack.advantage_interval
+    below, above = attack.auc_interval
+    advantage = f"advantage {percent(attack.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{advantage}, AUC {attack.auc:.3f} ({below:.3f} to {above:.3f})"
 
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
@@ -102,6 +125,7 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
         "epsilon_pate2018": summary.epsilon_pate2018,
         "gap_quantiles": dict(summary.gap_quantiles),
         "nonprivate_accuracy": summary.nonprivate_accuracy,
+        "membership": None if summary.membership is None else asdict(summary.membership),
     }
     path.touch(mode=OWNER_ONLY_FILE)
     path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
@@ -141,6 +165,18 @@ class PrivateBoard:
             share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
             for question, share in thinned(list(enumerate(share_Q.tolist(), start=1))):
                 self.writer.add_scalar("votes/answered_share", share, int(question))
+
+    def membership(self, found: Membership) -> None:
+        """What the attack on the student found, beside its bounds and a model without privacy."""
+        for name, attack in (("student", found.student), ("without_privacy", found.nonprivate)):
+            if attack is not None:
+                self.writer.add_scalar(f"membership/advantage_{name}", attack.advantage, 0)
+                self.writer.add_scalar(f"membership/auc_{name}", attack.auc, 0)
+        for name, bound in (("bound", found.bound), ("bound_by_plan", found.bound_by_plan)):
+            if bound is not None:
+                self.writer.add_scalar(f"membership/advantage_{name}", bound, 0)
+        words = "\n\n".join(f"{line.name.strip()}: {line.value}" for line in _membership_lines(found))
+        self.writer.add_text("membership", words)
 
     def _spread(self, tag: str, values: Tensor, step: int) -> None:
         finite = values.double()[values.double().isfinite()]

@@ -93,6 +93,7 @@ class ReleasedReport(PrivacyFacts):
 
     ``seconds`` per stage. epsilon_curve: price at ``delta`` of this release's first q questions, q = 1..Q;
     account_curve: the account's total at the same moments. confusion: student's test counts [truth, predicted].
+    ``teachers_kept``: whether they can be asked again by their id, or votes alone were there, under an id of their own.
     ``student_size``/``label_size``: how many points the two accuracies were measured on. student_curves: tag ->
     ((step, value), ...). ``created``: a date for people to read.
     """
@@ -102,6 +103,7 @@ class ReleasedReport(PrivacyFacts):
     student_accuracy: float | None = None
     label_accuracy: float | None = None
     teachers_id: str | None = None
+    teachers_kept: bool = True
     release_id: str | None = None
     ledger_head: str | None = None
     student_size: int | None = None

@@ -178,6 +178,12 @@ class TeacherStore:
         """PRIVATE. What is recorded of an ensemble. ValueError: malformed or unknown id, damaged manifest."""
         return self._manifest(self._folder(name))
 
+    def holds(self, name: str) -> bool:
+        """Whether there is an ensemble of this id that can be read."""
+        with contextlib.suppress(ValueError):
+            return bool(self.manifest(name))
+        return False
+
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
         if not self.folder.is_dir():

@@ -1,0 +1,319 @@
+"""The owner's membership test: it finds a model that remembers, clears one that does not, and stays with the owner."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import test_public_start
+import torch
+from scipy.stats import norm
+from test_pipeline import again, blobs, summary
+from test_pipeline import plan as plan_fixture
+
+from pate_torch import ensembling, pipeline
+from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.tensors import Tensors
+from pate_torch.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
+from pate_torch.reporting.intervals import concordance, difference
+from pate_torch.reporting.statement import advantage_bound, attack_bound
+from pate_torch.selecting import Selection
+from pate_torch.teachers.training import train
+from pate_torch.types import PrivateData
+
+plan = plan_fixture
+data, trunk = test_public_start.data, test_public_start.trunk
+
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 30.0])
+def test_the_bound_is_what_randomised_response_reaches(epsilon, delta):
+    """All 16 tests of the outcomes of the worst (epsilon, delta) mechanism: a slip that tells all, or a biased coin."""
+    yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    inside = np.array([delta, (1 - delta) * yes, (1 - delta) * no, 0])
+    outside = inside[::-1]
+    tests = [np.array(said, dtype=bool) for said in itertools.product((False, True), repeat=4)]
+    best = max(inside[said].sum() - outside[said].sum() for said in tests)
+    assert advantage_bound(epsilon, delta) == pytest.approx(best, rel=1e-12)
+    curve = [attack_bound(epsilon, delta, a) - a for a in np.linspace(0, 1, 20_001)]
+    assert best - 1e-3 < max(curve) <= best + 1e-12
+    if delta == 0:
+        assert advantage_bound(epsilon, 0) < math.exp(epsilon) - 1  # Yeom et al.
+
+
+def test_no_epsilon_is_too_large_for_the_bound():
+    assert advantage_bound(1e6, 1e-5) == 1.0
+    assert advantage_bound(0.0, 0.25) == 0.25
+
+
+# ---- intervals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first,second,low,high",
+    [((56, 70), (48, 80), 0.0524, 0.3339), ((5, 56), (0, 29), -0.0381, 0.1926), ((10, 10), (0, 20), 0.6791, 1.0)],
+)
+def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
+    """Newcombe 1998, table II, method 10."""
+    found = difference(first[0] / first[1], first[1], second[0] / second[1], second[1])
+    assert found == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
+    """Two normal laws: the area is Phi(d / sqrt 2). 400 samples: 95 % within 4 deviations, and a wrong area is not."""
+    draw = np.random.default_rng(0)
+    for d in (0.0, 0.5, 1.5):
+        true, covered, wrong = norm.cdf(d / math.sqrt(2)), 0, 0
+        for seed in range(400):
+            low, high = compare(draw.normal(d, 1, 120), draw.normal(0, 1, 80), seed).auc_interval
+            covered += low <= true <= high
+            wrong += low <= true + 0.1 <= high
+        assert abs(covered / 400 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400), d
+        assert wrong / 400 < 0.7, d
+    assert concordance(1.0, 50, 50)[0] < 0.98 and concordance(1.0, 50, 50)[1] == 1.0
+    assert concordance(0.0, 50, 50) == pytest.approx([1 - x for x in reversed(concordance(1.0, 50, 50))], abs=1e-9)
+
+
+# ---- the attack ------------------------------------------------------------------------------------------------------
+
+
+def records(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points of three classes that have nothing to do with them."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=draw), torch.randint(3, (count,), generator=draw)
+
+
+def sides(members: int = 600, others: int = 400) -> Sides:
+    return Sides(*records(members, 1), *records(others, 2))
+
+
+class Rememberer:
+    """Knows the labels of some records by heart, and guesses all others at random, by a function of the point."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.known = {point.numpy().tobytes(): int(label) for point, label in zip(x, y, strict=True)}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        logits = torch.stack([(7919 * x).sin().sum(1), (104729 * x).sin().sum(1), (1299709 * x).sin().sum(1)], dim=1)
+        for row, point in enumerate(x):
+            if (label := self.known.get(point.numpy().tobytes())) is not None:
+                logits[row, label] = 60.0  # p rounds to 1 even in double precision
+        return logits
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+def test_a_model_that_remembers_is_found(share):
+    both = sides()
+    known = int(share * len(both.member_x))
+    found = attack(Rememberer(both.member_x[:known], both.member_y[:known]), both)
+    low, high = found.advantage_interval
+    assert 0 < low <= share <= high < share + 0.15 and low > share - 0.15
+    below, above = found.auc_interval
+    assert 0.5 < below <= share + (1 - share) / 2 <= above
+
+
+def test_a_model_independent_of_its_records_is_not_found():
+    """Chance lies in 95 % of the intervals; it would not, were the cut chosen on the records that it judges."""
+    draw = np.random.default_rng(3)
+    covered, found, naive = 0, [], []
+    for seed in range(400):
+        members, others = draw.normal(size=300), draw.normal(size=200)
+        result = compare(members, others, seed)
+        covered += result.advantage_interval[0] <= 0 <= result.advantage_interval[1]
+        found.append(result.advantage)
+        cuts = np.concatenate([members, others])
+        naive.append(max((members >= cut).mean() - (others >= cut).mean() for cut in cuts[::5]))
+    assert covered / 400 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400)
+    assert abs(np.mean(found)) < 4 * np.std(found) / 20
+    assert np.mean(naive) > 0.05
+    assert attack(Rememberer(*records(600, 9)), sides()).auc_interval[0] < 0.5  # it knows other records by heart
+
+
+def test_a_leak_of_known_size_is_not_taken_for_chance():
+    """Scores one unit apart: the best cut has an advantage of 2 Phi(1/2) - 1 = 0.383, and is nearly found."""
+    draw = np.random.default_rng(4)
+    results = [compare(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(200)]
+    assert np.mean([result.advantage for result in results]) == pytest.approx(2 * norm.cdf(0.5) - 1, abs=0.03)
+    assert all(result.advantage_interval[0] > 0 for result in results)
+
+
+def test_margins_order_records_as_the_loss_does_and_do_not_saturate():
+    logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 4
+    y = torch.arange(50) % 5
+    loss = torch.nn.functional.cross_entropy(logits.double(), y, reduction="none")
+    assert np.allclose(margins(logits, y), -torch.expm1(loss).log().numpy())
+    sure = torch.tensor([[60.0, 0.0], [90.0, 0.0]])
+    first, second = margins(sure, torch.tensor([0, 0]))
+    assert first < second
+    assert np.isfinite(margins(torch.tensor([[torch.nan, 0.0], [torch.inf, 0.0]]), torch.tensor([0, 0]))).all()
+
+
+# ---- which records are compared --------------------------------------------------------------------------------------
+
+
+def test_a_mix_up_of_the_sides_is_rejected():
+    both = sides()
+    with pytest.raises(ValueError, match="5 of the others are members"):
+        Sides(both.member_x, both.member_y, torch.cat([both.other_x, both.member_x[:5]]),
+              torch.cat([both.other_y, both.member_y[:5]]))  # fmt: skip
+    with pytest.raises(ValueError, match="400 of the others are members"):
+        Sides(both.other_x, both.other_y, both.other_x, both.other_y)
+    with pytest.raises(ValueError, match=r"membership.others"):
+        Sides(both.member_x, both.member_y, both.other_x[:9], both.other_y[:9])
+    with pytest.raises(ValueError, match="as many labels"):
+        Sides(both.member_x, both.member_y[1:], both.other_x, both.other_y)
+    with pytest.raises(ValueError, match="one shape"):
+        Sides(both.member_x, both.member_y, both.other_x[:, :2], both.other_y)
+    assert "withheld" in repr(both)
+
+
+def rows(x: torch.Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in x}
+
+
+def test_members_are_the_records_of_shards_and_others_are_none_of_them():
+    """A record dropped by the shards' capacity taught nobody; a copy of a member on the other side is one, too."""
+    whole = blobs(n=400).load()
+    x = torch.cat([whole.evaluation.x, whole.private.x[:7]])
+    y = torch.cat([whole.evaluation.y, whole.private.y[:7]])
+    mixed = dataclasses.replace(whole, evaluation=dataclasses.replace(whole.evaluation, x=x, y=y))
+    shards = AddRemove(capacity=8).shards(whole.private, 12, seed=0)
+    used = whole.private.x[shards.index_KS[shards.mask_KS]]
+    assert len(used) < len(whole.private)
+    found = MembershipTest().sides(mixed, shards, None, seed=0)
+    assert rows(found.member_x) == rows(used)
+    assert rows(found.other_x) >= rows(whole.evaluation.x) and not rows(found.other_x) & rows(used)
+    few = MembershipTest(records=30).sides(mixed, shards, None, seed=0)
+    assert (len(few.member_x), len(few.other_x)) == (30, 30)
+
+
+def test_a_unit_is_counted_once():
+    whole = blobs(n=400).load()
+    unit = np.array([f"patient{i // 4}" for i in range(len(whole.private))])
+    private = PrivateData(whole.private.x, whole.private.y, unit, "group:patient")
+    shards = AddRemove().shards(private, 5, seed=0)
+    found = MembershipTest().sides(dataclasses.replace(whole, private=private), shards, None, seed=0)
+    assert len(found.member_x) == len(set(unit.tolist())) == 50
+
+
+@pytest.mark.parametrize("partition", [AddRemove(), ReplaceOne()], ids=lambda p: p.name)
+def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan, partition):
+    test = MembershipTest(held_out=0.3)
+    chosen = Selection(candidates={"a": plan.student, "b": plan.student}, validation=0.2)
+    loaded = ensembling.load(dataclasses.replace(plan, partition=partition, membership=test, selection=chosen))
+    parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.others)]
+    assert len(set.union(*parts)) == sum(map(len, parts)) == 150
+    assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
+    shards = partition.shards(loaded.data.private, 12, seed=0)
+    found = test.sides(loaded.data, shards, loaded.others, seed=0)
+    assert rows(found.other_x) == rows(loaded.others.x)
+
+
+def test_where_features_are_public_there_are_no_members_to_find(plan):
+    source = LabelsOnly(source=blobs())
+    data = source.load()
+    shards = ReplaceOne().shards(data.private, 5, seed=0)
+    assert MembershipTest().sides(data, shards, None, seed=0) is None
+    with pytest.raises(ValueError, match="features are public"):
+        MembershipTest(held_out=0.1).hold_out(data, "replace_one", 0)
+    with pytest.raises(ValueError, match=r"membership.held_out"):
+        MembershipTest(held_out=1.0)
+    with pytest.raises(ValueError, match=r"membership.records"):
+        MembershipTest(records=3)
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+def owners(plan) -> dict:
+    return json.loads((plan.folder / "private" / "summary.json").read_text())
+
+
+def released_text(plan) -> str:
+    return "".join(f.read_bytes().decode("latin1") for f in (plan.folder / "release").rglob("*") if f.is_file())
+
+
+def memorable(n: int = 300) -> Tensors:
+    """Labels drawn by lot: whatever is right about them was remembered."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(n, 20, generator=draw), torch.randint(3, (n,), generator=draw)
+    return Tensors(name="blobs", class_names=3, x=x[:150], y=y[:150], pool_x=x[150:200], test_x=x[200:], test_y=y[200:])
+
+
+def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, capsys):
+    recipe = dataclasses.replace(plan.recipe, network="mlp", steps=200, learning_rate=0.01)
+    one = dataclasses.replace(plan, source=memorable(), recipe=recipe, membership=MembershipTest(), baseline=True)
+    report = pipeline.run(one)
+    found = owners(one)["membership"]
+    student, alone = found["student"], found["nonprivate"]
+    assert student["members"] == alone["members"] == 150 and student["others"] == 100
+    assert student["advantage_interval"][0] < 0.15  # four deviations, and the noise is new in every run
+    assert student["advantage"] < found["bound_by_plan"] <= found["bound"] == advantage_bound(report.epsilon, 1e-4)
+    assert alone["advantage_interval"][0] > 0.3 and alone["auc_interval"][0] > 0.7
+    printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
+    assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]
+    text = released_text(one)
+    assert "membership" not in text and "Attack on the student" not in text
+    for end in student["auc_interval"] + alone["auc_interval"]:
+        assert len(repr(end)) > 12 and repr(end) not in text
+
+
+def test_the_bound_of_the_plan_is_the_distance_between_two_normal_laws(plan):
+    """mu = sqrt(2 * 20) / 2: total variation 2 Phi(mu / 2) - 1."""
+    pipeline.run(one := dataclasses.replace(plan, membership=MembershipTest(), baseline=False))
+    found = owners(one)["membership"]
+    assert found["nonprivate"] is None and found["held_out"] is False
+    assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2 / 2) - 1, rel=1e-9)
+
+
+def test_without_a_guarantee_there_is_no_bound(plan):
+    changes = {"membership": MembershipTest(held_out=0.2), "insecure_noise_seed": 0, "baseline": False}
+    pipeline.run(one := dataclasses.replace(plan, **changes))
+    found = owners(one)["membership"]
+    assert found["bound"] is found["bound_by_plan"] is None and found["held_out"] is True
+
+
+def test_a_student_from_old_labels_is_tested_on_the_records_behind_them_alone(plan):
+    pipeline.run(plan)
+    old = {"labels": summary(plan)["release_id"], "membership": MembershipTest()}
+    pipeline.run(same := again(plan, "same", **old))
+    assert owners(same)["membership"]["student"]["members"] == 150
+    source = blobs()
+    other = dataclasses.replace(source, x=source.x + 1)
+    pipeline.run(strange := again(plan, "strange", source=other, **old))
+    assert not (strange.folder / "private" / "summary.json").exists()
+
+
+def test_votes_that_were_brought_have_no_members_here(plan, tmp_path):
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).integers(0, 3, (12, 75)))
+    pipeline.run(one := dataclasses.replace(plan, votes=tmp_path / "v.npy", membership=MembershipTest()))
+    assert owners(one)["membership"] is None
+
+
+def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
+    spec, shards = data.spec, ReplaceOne().shards(data.private, 1, seed=0)
+    recipe = test_public_start.RECIPE
+    for one_trunk, start in ((trunk, recipe.start), (None, None)):
+        given = dataclasses.replace(recipe, start=start, steps=5)
+        if start is None:
+            given = dataclasses.replace(given, network="lean_cnn")
+        ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
+        logits = ensembling.logits_of_one(ensemble, data.evaluation.x)
+        assert torch.equal(logits.argmax(1), ensemble.predictions(data.evaluation.x)[0].long())
+
+
+def finding(low: float, bound: float | None) -> Membership:
+    one = Attack(members=50, others=50, advantage=low + 0.1, advantage_interval=(low, low + 0.2), auc=0.5,
+                 auc_interval=(0.4, 0.6))  # fmt: skip
+    return Membership(student=one, nonprivate=None, bound=bound, bound_by_plan=bound, held_out=True)
+
+
+def test_an_attack_above_its_bound_is_called_one():
+    assert finding(0.5, 0.4).above_bound
+    assert not finding(0.3, 0.4).above_bound and not finding(0.5, None).above_bound
