@@ -188,13 +188,16 @@ def votes_file(tmp_path):
     return write(tmp_path / "votes.csv", np.where(wrong, draw.integers(0, 3, wrong.shape), truth))
 
 
-def test_a_run_on_brought_votes(plan, votes_file):
+def test_a_run_on_brought_votes(plan, votes_file, capsys):
     pipeline.run(one := dataclasses.replace(plan, votes=votes_file))
     found = summary(one)
     assert found["num_teachers"] == 20
     assert found["epsilon"] == found["epsilon_charged"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
     assert found["student_accuracy"] > 0.8
     assert len(found["teachers_id"]) == 16
+    printed = capsys.readouterr().out
+    assert f"{found['teachers_id']} (bring them again: charged)" in printed and "teachers=" not in printed
+    assert f'<th scope="row">Votes</th><td>{found["teachers_id"]}' in (one.folder / "release/report.html").read_text()
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_exact_data_dependent"] > 0
     counts = read(votes_file, num_classes=3).counts_QC

@@ -76,6 +76,17 @@ def test_a_run_that_is_not_private_begins_with_it_and_shows_no_epsilon():
     assert "epsilon" not in text and "use again: free" not in text
 
 
+def test_what_can_be_used_again_is_offered_and_nothing_else():
+    kept, brought = shown(demo()), shown(demo(teachers_kept=False))
+    assert f"teachers={demo().teachers_id} (use again: charged)" in kept
+    assert "teachers=" not in brought and f"{demo().teachers_id} (bring them again: charged)" in brought
+
+
+def test_calculated_parameters_are_shown_to_six_digits():
+    text = shown(demo(parameters={"sigma": 23.712345678901, "threshold": 200, "name": "x"}))
+    assert "sigma = 23.7123, threshold = 200, name = x" in " ".join(text.replace("|", " ").split())
+
+
 def test_paths_are_not_folded():
     path = Path("/" + "long/" * 40 + "report.html")
     assert str(path) in shown(demo(), places={"report": path})

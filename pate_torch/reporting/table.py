@@ -88,7 +88,9 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.release_id:
         again = "use again: free" if report.private else NOT_PRIVATE
         rows.append(("Release", f"labels={report.release_id} ({again})"))
-    if report.teachers_id:
+    if report.teachers_id and not report.teachers_kept:
+        rows.append(("Votes", f"{report.teachers_id} (bring them again: charged)"))
+    elif report.teachers_id:
         rows.append(("Teachers", f"teachers={report.teachers_id} (use again: charged)"))
     return rows
 
