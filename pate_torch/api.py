@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from pate_torch.data.partition import AddRemove
 from pate_torch.ensembling import Teachers, enrol, obtain_ensemble
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
+from pate_torch.membership import FEWEST, Membership, MembershipTest
 from pate_torch.noise import NoiseSource
 from pate_torch.pipeline import open_account, worst_case
 from pate_torch.progress import Clock, Stages
@@ -54,6 +55,9 @@ STUDENTS: dict[str, type[GradientStudent]] = {
     "supervised": Supervised,
     "vat": Vat,
 }
+
+GUIDE_STEPS = 200
+"""Of the student that guides rounds of questions."""
 
 TeacherKind = TeacherRecipe | Callable[[], nn.Module] | Any
 
@@ -189,11 +193,14 @@ class Pate:
         num_queries: int = 100,
         *,
         strategy: QueryStrategy | None = None,
+        refit: str | StudentAlgorithm | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
-        strategy: any of ``pate_torch.queries`` (None: at random). The same questions to the same teachers are answered
-        from the earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
+        strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
+        several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
+        supervised, a small network). The same questions to the same teachers are answered from the earlier release,
+        for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
         """
         private, spec = self._fitted()
         pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
@@ -203,6 +210,8 @@ class Pate:
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         data = Dataset(spec, private, pool, _unknown(spec, private.x))
         plan = self._plan(data, num_queries, Random() if strategy is None else strategy)
+        if refit is not None:
+            plan = replace(plan, refit=_named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}))
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, self._clock("labels"):
@@ -223,12 +232,9 @@ class Pate:
         Raises ValueError if no question was answered.
         """
         done = self._released()
-        chosen = algorithm
-        if isinstance(chosen, str):
-            make = STUDENTS[checks.one_of("algorithm", chosen, STUDENTS)]
-            chosen = make(**{"network": _network(done.data.spec), **options})
-        elif options:
+        if options and not isinstance(algorithm, str):
             raise checks.fail("options", sorted(options), "go with an algorithm's name only", "Set them on the object.")
+        chosen = _named("algorithm", algorithm, {"network": _network(done.data.spec), **options})
         plan = replace(done.plan, student=chosen)
         preflight.refuse_students(plan, done.data)
         board = ReleaseBoard(plan.folder / "release" / "tensorboard", private=done.record["private"])
@@ -276,6 +282,35 @@ class Pate:
         self.folder.mkdir(parents=True, exist_ok=True)
         results.write_release(self.folder, report)
         return report
+
+    def membership(
+        self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
+    ) -> Membership:
+        """PRIVATE. How well an attack on the student tells its records from others, and what its price leaves to any.
+
+        other_x, other_y: records of the same kind that no teacher has seen; records: at most so many of each side. See
+        ``pate_torch.membership``; it is for the owner's eyes, and a choice made by it is a release nobody charged.
+        """
+        done, (private, spec) = self._released(), self._fitted()
+        if self._student is None:
+            raise ValueError("student: there is none yet. Call fit_student() first.")
+        held = tensors.points("other_x", torch.as_tensor(other_x))
+        known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
+        shards = self.partition.shards(private, self.num_teachers, self.seed)
+        test = MembershipTest(records=records)
+        sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
+        if sides is None:
+            raise checks.fail("other_x", len(held), f"must be at least {FEWEST} records that are no members")
+        return results.membership(
+            sides,
+            student=self._student[1],
+            nonprivate=None,
+            events=done.release.planned,
+            delta=self.delta,
+            seed=self.seed,
+            private_run=done.record["private"],
+            held_out=False,
+        )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
         """These teachers behind a PrivateLabeler: any question, one or many at a time (see there). Close it after use.
@@ -345,15 +380,14 @@ class Pate:
         )
 
     def _plan(self, data: Dataset, num_queries: int, strategy: QueryStrategy) -> Plan:
-        student = Supervised(network=_network(data.spec))
         return Plan(
             source=_InMemory(data),
             partition=self.partition,
             recipe=self.recipe or TeacherRecipe(),
             mechanism=self.mechanism,
             strategy=strategy,
-            student=student,
-            refit=student,
+            student=Supervised(network=_network(data.spec)),
+            refit=Supervised(network=_guide(data.spec), steps=GUIDE_STEPS),
             root=self.home,
             folder=Path(runs.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
@@ -428,12 +462,22 @@ def _plain(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
 
 
+def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
+    """A student algorithm, made from its name with these options where it is named."""
+    return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options) if isinstance(algorithm, str) else algorithm
+
+
 def _recipe(spec: DataSpec) -> TeacherRecipe:
-    return TeacherRecipe(network="lean_cnn" if spec.is_image else "mlp")
+    return TeacherRecipe(network=_guide(spec))
+
+
+def _guide(spec: DataSpec) -> str:
+    """A network that trains in a second: of teachers, and of students that only guide."""
+    return "lean_cnn" if spec.is_image else "mlp"
 
 
 def _network(spec: DataSpec) -> str:
-    """A student's network for data of this shape."""
+    """A published student's network for data of this shape."""
     if not spec.is_image:
         return "mlp"
     return "small_cnn" if min(spec.input_shape[1:]) < 16 else "cnn"

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
@@ -15,6 +16,7 @@ from pate_torch.data.partition import ReplaceOne
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise import NoiseSource
+from pate_torch.queries.margin import Margin
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 
@@ -207,6 +209,38 @@ def test_images_with_fixmatch(make):
     pate.label(x[80:], num_queries=20)
     student = pate.fit_student("fixmatch", steps=25, batch_size=8, unlabelled_batch=16)
     assert float((student.predict(x[80:]) == y[80:]).float().mean()) > 0.8
+
+
+def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeypatch):
+    built = []
+    fit = Supervised.fit
+    monkeypatch.setattr(Supervised, "fit", lambda self, *a, **k: (built.append(self), fit(self, *a, **k))[1])
+    pate = make().fit_teachers(X, Y)
+    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3))
+    assert [(guide.network, guide.steps) for guide in built] == [("mlp", 200)] * 2
+    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit=Supervised(network="logistic", steps=4))
+    assert [(guide.network, guide.steps) for guide in built[2:]] == [("logistic", 4)] * 2
+    assert pate.epsilon == price(18)  # another guide asks other questions
+    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit="vat")
+    with pytest.raises(ValueError, match="refit"):
+        pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit="mlp")
+    assert pate.epsilon == price(27)
+
+
+def test_the_owner_may_attack_the_student(make):
+    pate = make(teacher=LogisticRegression()).fit_teachers(X, Y)
+    pate.label(POOL, num_queries=20)
+    with pytest.raises(ValueError, match="fit_student"):
+        pate.membership(TEST, TEST_Y)
+    pate.fit_student("supervised", steps=20)
+    found = pate.membership(TEST, TEST_Y)
+    assert (found.student.members, found.student.others) == (200, 100)
+    assert found.bound_by_plan == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2.5 / 2) - 1)
+    assert found.student.auc_interval[0] < 0.6  # five deviations above chance
+    with pytest.raises(ValueError, match="no members"):
+        pate.membership(X, Y)
+    end = repr(found.student.auc_interval[0]).encode()
+    assert not [f for f in pate.folder.rglob("*") if f.is_file() and end in f.read_bytes()]
 
 
 def test_a_labeler_of_these_teachers(make):
