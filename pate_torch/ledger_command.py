@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.ledger import Account, Ledger, LedgerError, default_path
 
 OK, PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
@@ -111,7 +112,7 @@ def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> Answer:
 
 def _close(ledger: Ledger, options: argparse.Namespace) -> Answer:
     account = ledger.close_account(options.account, options.reason)
-    return _account(account), f"{account.name}: closed at epsilon {account.guarantee.epsilon:.6g}"
+    return _account(account), f"{account.name}: closed at epsilon {show_epsilon(account.guarantee.epsilon)}"
 
 
 _COMMANDS = {
@@ -150,9 +151,9 @@ def _table(accounts: Sequence[Account]) -> list[str]:
         lines.append(
             row.format(
                 _cut(account.name, 22),
-                f"{account.guarantee.epsilon:.4g}",
-                f"{account.budget_epsilon:.4g}",
-                f"{account.delta:.1g}",
+                show_epsilon(account.guarantee.epsilon),
+                f"{account.budget_epsilon:g}",
+                show_delta(account.delta),
                 account.filter.kind,
                 account.releases,
                 account.open,

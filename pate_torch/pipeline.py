@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from pate_torch import foreign_votes, labelling, preflight, released, results
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
+from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.ensembling import DONE, Loaded, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
 from pate_torch.ledger import Account, Ledger
 from pate_torch.noise import NoiseSource
@@ -138,7 +139,7 @@ def _sanitise(
     votes = teachers.votes.take(release.query_Q)
     epsilon = plan.sanitiser.publish(publication, mechanism, votes, noise, charge, plan.delta, plan.folder / "release")
     return (
-        f"  Sanitised price  epsilon = {epsilon:.3f} at delta = {plan.delta:g}"
+        f"  Sanitised price  epsilon = {show_epsilon(epsilon)} at delta = {show_delta(plan.delta)}"
         f" with confidence {publication.confidence:g} (forward, {plan.partition.adjacency},\n"
         f"                   unit {data.private.unit}, this publication included)"
     )

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pate_torch.accounting.shown import show_delta, show_epsilon
+
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")
 
 
@@ -43,7 +45,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
         str(run.get("mechanism")),
         str(run.get("student") or "-"),
         _up(run.get("epsilon")) if private else "NOT PRIVATE",
-        f"{run['delta']:g}" if private and run.get("delta") is not None else "-",
+        show_delta(run["delta"]) if private and run.get("delta") is not None else "-",
         _up(run.get("epsilon_charged")) if private else "-",
         "-" if accuracy is None else f"{accuracy:.1%}",
         str(run.get("release_id") or "-"),
@@ -51,8 +53,6 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _up(epsilon: float | None) -> str:
-    from pate_torch.reporting.statement import show_epsilon
-
     return "-" if epsilon is None else show_epsilon(epsilon)
 
 

@@ -29,9 +29,9 @@ from omegaconf import OmegaConf
 
 from pate_torch import audit, cli, command, ledger_command
 from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.shown import show_epsilon
 from pate_torch.audit_pairs import worst_pairs
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.reporting.statement import show_epsilon
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
 SMALL = {"train": RUN, "audit": ("--runs=2000",)}

@@ -42,6 +42,7 @@ ALLOWED = {
         "representation",
         "diffusion",
         "data",
+        "threads",
         "teachers",
     },
     "students": {
@@ -54,6 +55,7 @@ ALLOWED = {
         "views",
         "representation",
         "graph",
+        "threads",
         "students",
     },
     "queries": {"types", "checks", "rng", "protocols", "representation", "graph", "queries"},
@@ -65,7 +67,7 @@ ALLOWED = {
     "ledger_accounts": {"accounting", "ledger_chain"},
     "ledger_chain": {"ledger_file"},
     "ledger_file": set(),
-    "ledger_command": {"ledger"},
+    "ledger_command": {"ledger", "accounting.shown"},
     "membership": {"types", "checks", "rng", "data.units", "reporting.intervals"},
     "labelling": {"types", "checks", "noise", "protocols", "ledger", "accounting.events"},
     "journal": {"types", "checks"},
@@ -75,7 +77,7 @@ ALLOWED = {
         *("students.store", "teachers.ensemble"),
     },
     "cli": set(),
-    "runs_command": {"reporting.statement"},
+    "runs_command": {"accounting.shown"},
     "pac": {"types", "checks", "rng", "noise", "protocols", "accounting", "mechanisms", "pac"},
 }
 TORCHLESS = ("accounting", "ledger", "ledger_accounts", "ledger_chain", "ledger_command", "ledger_file")

@@ -568,6 +568,16 @@ def test_verify_and_show(written, capsys):
     assert shown["head"] == verified["head"] == shown["entries"][-1]["hash"]
 
 
+def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsys):
+    ledger.open_account("mnist", **{**TERMS, "delta": 2.5e-5}, planned_events=[Gaussian(mu=0.1)])
+    ledger.reserve("mnist", [Gaussian(mu=0.1)], **FACTS)
+    true = gdp.epsilon(0.1, 2.5e-5)
+    assert main(["show", "--path", str(path)]) == 0
+    (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("mnist"))
+    _, epsilon, _, delta, *_ = row.split()
+    assert true <= float(epsilon) < true + 1e-3 and delta == "2.5e-5"
+
+
 def test_the_table_fits_eighty_columns(path, ledger, capsys):
     ledger.open_account("a" * 60, **{**TERMS, "unit": "group:" + "u" * 90}, planned_events=[ZCDP(rho=1.0)])
     ledger.reserve("svhn", PLAN, **{**FACTS, "run": "r" * 100}, insecure=True)

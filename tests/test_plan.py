@@ -137,7 +137,7 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
         ledger.reserve("digits", mechanism.worst_case(choice.left), fingerprint="", mechanism="", run="")
     assert choice.left == choice.fits - 20  # mu^2 adds up
     shown = sheets.text(sheet)
-    assert f"{choice.left} questions" in shown and "of 4 at delta 0.0001" in " ".join(shown.split())
+    assert f"{choice.left} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
 
 
 def test_terms_that_a_run_would_refuse_are_named(home):

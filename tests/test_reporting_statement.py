@@ -8,9 +8,10 @@ import pytest
 from reporting_demo import demo
 from scipy.stats import binomtest
 
+from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.reporting import statement
 from pate_torch.reporting.intervals import wilson
-from pate_torch.reporting.statement import OtherRelease, attack_bound, show_delta, show_epsilon
+from pate_torch.reporting.statement import OtherRelease, attack_bound
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,9 @@ def test_impossible_facts_are_refused(changes):
 def test_another_releases_epsilon_needs_its_route():
     with pytest.raises(ValueError, match="accountant"):
         OtherRelease(release_id="a", what="b", epsilon=1.0)
+
+
+def test_noise_is_shown_so_that_typing_it_costs_no_more():
+    for sigma, shown in ((37.3094, "37.31"), (37.3101, "37.32"), (20.0, "20"), (8.3, "8.3"), (123456.0, "123500"),
+                         (0.0123401, "0.01235")):  # fmt: skip
+        assert show_noise(sigma) == shown and float(shown) >= sigma

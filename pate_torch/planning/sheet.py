@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.ledger import Account
 from pate_torch.planning.choice import MOST_QUERIES, VERDICTS, Choice
 from pate_torch.planning.pilot import Outcome
@@ -48,7 +49,7 @@ def text(sheet: Sheet) -> str:
     first = sheet.choices[0]
     head = (
         f"Plan for {sheet.dataset}: {_several(sheet, 'mechanism', 'mechanisms')}, "
-        f"{_several(sheet, 'num_queries', 'several numbers of')} questions, delta {first.delta:g}, "
+        f"{_several(sheet, 'num_queries', 'several numbers of')} questions, delta {show_delta(first.delta)}, "
         f"budget epsilon {sheet.budget:g} ({sheet.budget_from}). No private record was read; nothing is charged."
     )
     lines = [*_wrap(head), *_wrap(f"Pilot: {sheet.pilot}"), "", *table(sheet), ""]
@@ -104,11 +105,11 @@ def _columns(sheet: Sheet) -> dict[str, list[str]]:
         "mechanism": lambda c: c.mechanism,
         "K": lambda c: str(c.num_teachers),
         "shard": lambda c: "?" if c.shard is None else str(c.shard),
-        "sigma": lambda c: _number(c.sigma),
+        "sigma": lambda c: "-" if c.sigma is None else show_noise(c.sigma),
         "screen": lambda c: _number(c.screen_sigma),
         "thr": lambda c: _number(c.threshold),
         "asked": lambda c: str(c.num_queries),
-        "epsilon": lambda c: _number(c.epsilon),
+        "epsilon": lambda c: "-" if c.epsilon is None else show_epsilon(c.epsilon),
         "fits": lambda c: "-" if c.problem else "any" if c.fits >= MOST_QUERIES else str(c.fits),
         "answered": lambda c: "-" if c.outcome is None else f"{100 * c.outcome.answered:.1f} %",
         "right": lambda c: "-" if c.outcome is None or c.outcome.right is None else f"{100 * c.outcome.right:.1f} %",
@@ -130,9 +131,9 @@ def _closing(sheet: Sheet) -> list[str]:
     lines = []
     shown = sheet.best or next((choice for choice in sheet.choices if choice.routes), None)
     if shown is not None:
-        routes = ", ".join(f"{route} {value:.4g}" for route, value in shown.routes.items())
+        routes = ", ".join(f"{route} {show_epsilon(value)}" for route, value in shown.routes.items())
         name = "the best" if sheet.best else f"K {shown.num_teachers}"
-        lines += _wrap(f"Epsilon of {name} by each route, at delta {shown.delta:g}: {routes}.")
+        lines += _wrap(f"Epsilon of {name} by each route, at delta {show_delta(shown.delta)}: {routes}.")
     lines += _wrap(_least_noise(sheet))
     possible = [choice for choice in sheet.choices if choice.problem is None]
     if possible and all(choice.fits == 0 for choice in possible):
@@ -154,18 +155,18 @@ def _least_noise(sheet: Sheet) -> str:
     """The calibrated sigma of every mechanism and number of questions that the table has."""
     found = {(c.mechanism, c.num_queries): c.sigma_for_target for c in sheet.choices if c.sigma_for_target}
     several = len({mechanism for mechanism, _ in found}) > 1
-    parts = [f"{m + ' ' if several else ''}{sigma:.4g} ({q} questions)" for (m, q), sigma in found.items()]
+    parts = [f"{m + ' ' if several else ''}{show_noise(sigma)} ({q} questions)" for (m, q), sigma in found.items()]
     return f"Least sigma for epsilon {sheet.target:g}, in votes: {', '.join(parts)}." if parts else ""
 
 
 def _account(sheet: Sheet) -> str:
     account, shown = sheet.account, sheet.best or sheet.choices[0]
     assert account is not None
-    state = "closed" if account.closed else f"has spent epsilon {account.guarantee.epsilon:.4g}"
+    state = "closed" if account.closed else f"has spent epsilon {show_epsilon(account.guarantee.epsilon)}"
     left = "any number" if (shown.left or 0) >= MOST_QUERIES else str(shown.left)
     return (
-        f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta {account.delta:g}; "
-        f"what is left holds {left} questions at K {shown.num_teachers}"
+        f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta "
+        f"{show_delta(account.delta)}; what is left holds {left} questions at K {shown.num_teachers}"
         + (f", sigma {shown.sigma:g}." if shown.sigma is not None else ".")
     )
 

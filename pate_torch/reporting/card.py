@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pate_torch.accounting.shown import show_epsilon
 from pate_torch.reporting import charts, statement
 from pate_torch.reporting.released import BECAUSE, ReleasedReport
-from pate_torch.reporting.statement import NOT_PRIVATE, show_epsilon
+from pate_torch.reporting.statement import NOT_PRIVATE
 
 
 def write_card(report: ReleasedReport, path: Path) -> None:

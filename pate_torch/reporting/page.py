@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.progress import clock
 from pate_torch.reporting import charts, statement
 from pate_torch.reporting.charts import Line, Row
 from pate_torch.reporting.markup import Child, Markup, join, tag
 from pate_torch.reporting.released import BECAUSE, ReleasedReport
-from pate_torch.reporting.statement import NOT_PRIVATE, Price, show_delta, show_epsilon, show_route
+from pate_torch.reporting.statement import NOT_PRIVATE, Price, show_route
 
 MAX_EXAMPLES = 40
 MAX_CLASSES = 24  # a larger confusion matrix cannot be read

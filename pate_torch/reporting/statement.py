@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Decimal
-
-import numpy as np
 
 from pate_torch import checks
+from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -33,19 +31,6 @@ ROUTES = {
     "pure": "pure composition",
     "none": "nothing was released",
 }
-
-
-def show_epsilon(epsilon: float) -> str:
-    """Three decimals, or three digits when small; rounded up, since a guarantee is never rounded down."""
-    checks.non_negative("epsilon", epsilon)
-    exact = Decimal(repr(float(epsilon)))  # the digits people wrote: 2.2 is not 2.2000000000000002
-    decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact.adjusted()
-    return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
-
-
-def show_delta(delta: float) -> str:
-    """Every digit that was given: 1e-05 -> '1e-5'."""
-    return np.format_float_scientific(delta, trim="-", exp_digits=1)
 
 
 def show_route(accountant: str) -> str:

@@ -14,10 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.reporting import statement
 from pate_torch.reporting.charts import show_share
 from pate_torch.reporting.released import ReleasedReport
-from pate_torch.reporting.statement import NOT_PRIVATE, show_delta, show_epsilon, show_route
+from pate_torch.reporting.statement import NOT_PRIVATE, show_route
 
 WIDTH = 80
 PRIVATE_MARK = "private, for the owner"

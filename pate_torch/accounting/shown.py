@@ -1,0 +1,29 @@
+"""Prices as people read them: rounded up, whereas files keep every digit."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal
+
+import numpy as np
+
+from pate_torch import checks
+
+
+def show_epsilon(epsilon: float) -> str:
+    """Three decimals, or three digits when small; rounded up, since a guarantee is never rounded down."""
+    checks.non_negative("epsilon", epsilon)
+    exact = Decimal(repr(float(epsilon)))  # the digits people wrote: 2.2 is not 2.2000000000000002
+    decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact.adjusted()
+    return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
+
+
+def show_delta(delta: float) -> str:
+    """Every digit that was given: 1e-05 -> '1e-5'."""
+    return np.format_float_scientific(delta, trim="-", exp_digits=1)
+
+
+def show_noise(sigma: float) -> str:
+    """Four digits, rounded up: typed in, it costs no more than the sigma that is meant."""
+    checks.positive("sigma", sigma)
+    exact = Decimal(repr(float(sigma)))
+    return f"{float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding=ROUND_CEILING)):g}"
