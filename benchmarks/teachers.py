@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ import torch.nn.functional as F
 from pate_torch import networks
 from pate_torch.augment import Affine, warp
 from pate_torch.rng import torch_stream
-from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.teachers.engine import gather_chunk, train_stacked
+from pate_torch.teachers.training import TeacherRecipe, chunk_size, train
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 SHARD = 240
@@ -48,7 +50,13 @@ def records(teachers: int) -> tuple[PrivateData, Shards]:
     return PrivateData(x, y, np.arange(count)), Shards(index, index >= 0, "replace_one")
 
 
-def sequential(recipe: TeacherRecipe, private: PrivateData, shards: Shards, teachers: int) -> float:
+def sequential(
+    recipe: TeacherRecipe,
+    private: PrivateData,
+    shards: Shards,
+    teachers: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds for one teacher, the mean of ``teachers`` after one for warming up."""
     marks = []
     for k in range(teachers + 1):
@@ -57,7 +65,7 @@ def sequential(recipe: TeacherRecipe, private: PrivateData, shards: Shards, teac
         y = private.y[shards.of(k)]
         module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes, **recipe.options)
         optimiser = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         step = 0
         while step < recipe.steps:
             for index in torch.randperm(SHARD).split(recipe.batch_size):
@@ -73,8 +81,33 @@ def sequential(recipe: TeacherRecipe, private: PrivateData, shards: Shards, teac
                 loss.backward()
                 optimiser.step()
                 step += 1
-    marks.append(time.perf_counter())
+    marks.append(clock())
     return (marks[-1] - marks[1]) / teachers
+
+
+def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int) -> dict[str, object]:
+    """Processor time of one core per step of one teacher: one-thread loop against one chunk. Other programs on the
+    machine disturb it little, and it leaves out what processes and threads add or cost."""
+    network, _, augmented = case.partition("+")
+    recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
+    size = chunk_size(recipe, SPEC, teachers, torch.device("cpu"))
+    private, shards = records(max(size, sample + 1))
+    chunk = gather_chunk(private, shards, range(size))
+    loop, ours = [], []
+    for _ in range(repeats):
+        loop.append(sequential(recipe, private, shards, sample, time.process_time) / steps)
+        start = time.process_time()
+        train_stacked(chunk, SPEC, recipe, 0, torch.device("cpu"))
+        ours.append((time.process_time() - start) / steps / size)
+    ratio = statistics.median(a / b for a, b in zip(loop, ours, strict=True))
+    return {
+        "case": case,
+        "teachers": teachers,
+        "chunk": size,
+        "sequential_s": statistics.median(loop),
+        "engine_s": statistics.median(ours),
+        "speedup": ratio,
+    }
 
 
 def measure(case: str, teachers: int, steps: int, repeats: int, sample: int) -> dict[str, object]:
@@ -105,19 +138,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sample", type=int, default=3, help="teachers the sequential loop is timed on")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the sequential loop")
+    parser.add_argument(
+        "--per-core", action="store_true", help="processor time of one core; steadier on a busy machine"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1 if args.per_core else args.threads)
     rows = []
     for case in args.networks:
         for teachers in args.teachers:
             load = os.getloadavg()[0]
-            row = measure(case, teachers, args.steps, args.repeats, args.sample) | {"load_before": round(load, 1)}
+            row = (measure_core if args.per_core else measure)(
+                case, teachers, args.steps, args.repeats, args.sample
+            ) | {"load_before": round(load, 1)}
             rows.append(row)
             if not args.json:
+                unit, factor = ("ms per step", 1e3) if args.per_core else ("s", 1.0)
                 print(
-                    f"{case:18s} K={teachers:<5d} loop {row['sequential_s']:8.1f} s   engine {row['engine_s']:7.1f} s"
-                    f"   {row['speedup']:5.1f}x   (load before: {load:.1f})",
+                    f"{case:18s} K={teachers:<5d} loop {factor * float(row['sequential_s']):8.2f} {unit}"
+                    f"   engine {factor * float(row['engine_s']):8.2f} {unit}"
+                    f"   {row['speedup']:5.2f}x   (load before: {load:.1f})",
                     flush=True,
                 )
     if args.json:

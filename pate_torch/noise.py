@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -18,6 +20,8 @@ from torch import Tensor
 from pate_torch import checks, discrete_noise
 
 _BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
+_BLOCK = 1 << 18
+"""Numbers drawn at a time: they stay in a core's cache, and several threads share out the blocks of a large draw."""
 
 
 @dataclass(eq=False)
@@ -52,37 +56,63 @@ class NoiseSource:
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent U(0, 1), float64, strictly between 0 and 1."""
-        size = math.prod(shape)
-        if self._generator is not None:
-            bits = torch.randint(1 << _BITS, (size,), generator=self._generator)
-        elif size == 0:
-            bits = torch.zeros(0, dtype=torch.int64)
-        else:
-            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64) & ((1 << _BITS) - 1)
-        return ((bits.to(torch.float64) + 0.5) * 2.0**-_BITS).reshape(shape).to(device)
+        return self._blocks(self._uniform, shape).to(device)
 
     def exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent Exp(1), float64, strictly positive."""
-        return -torch.log(self.uniform(shape, device))
+        return self._blocks(self._exponential, shape).to(device)
 
     def gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
-        return -self.exponential(shape, device).log()
+        return self._blocks(lambda size: self._exponential(size).log_().neg_(), shape).to(device)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
         """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
         checks.positive("sigma", sigma)
         if self.kind == "discrete":
             return discrete_noise.gaussian(shape, Fraction(sigma)).to(device)
-        size = math.prod(shape)
-        half = (size + 1) // 2
-        radius = torch.sqrt(2 * self.exponential((half,), device))
-        angle = 2 * math.pi * self.uniform((half,), device)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].reshape(shape) * sigma
+        return self._blocks(self._normal, shape).mul_(sigma).to(device)
 
     def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
         """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
         checks.positive("scale", scale)
         if self.kind == "discrete":
             return discrete_noise.laplace(shape, Fraction(scale)).to(device)
-        return (self.exponential(shape, device) - self.exponential(shape, device)) * scale
+        return (
+            self._blocks(lambda size: self._exponential(size).sub_(self._exponential(size)), shape)
+            .mul_(scale)
+            .to(device)
+        )
+
+    def _uniform(self, size: int) -> Tensor:
+        if self._generator is not None:
+            bits = torch.randint(1 << _BITS, (size,), generator=self._generator)
+        else:
+            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64).bitwise_and_((1 << _BITS) - 1)
+        return bits.to(torch.float64).add_(0.5).mul_(2.0**-_BITS)
+
+    def _exponential(self, size: int) -> Tensor:
+        return self._uniform(size).log_().neg_()
+
+    def _normal(self, size: int) -> Tensor:
+        """Box and Muller 1958: a radius and an angle make two."""
+        half = (size + 1) // 2
+        radius, angle = self._exponential(half).mul_(2).sqrt_(), self._uniform(half).mul_(2 * math.pi)
+        return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
+
+    def _blocks(self, draw: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """``draw(size)`` for one block after the other; by threads, unless a seed fixes the order."""
+        out = torch.empty(shape, dtype=torch.float64)
+        parts = [part for part in out.view(-1).split(_BLOCK) if len(part)]
+
+        def fill(part: Tensor) -> None:
+            part.copy_(draw(len(part)))
+
+        if len(parts) == 1 or self._generator is not None:
+            for part in parts:
+                fill(part)
+            return out
+        with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(fill, parts):  # raises what a thread raised: no block is left undrawn
+                pass
+        return out

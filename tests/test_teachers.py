@@ -13,6 +13,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.protocols import silent
 from pate_torch.rng import torch_stream
 from pate_torch.teachers import engine, stacked, training
+from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
@@ -382,3 +383,13 @@ def test_bf16_trains():
     private = records(200)
     ensemble = train(private, spec(), AddRemove().shards(private, 4, seed=0), recipe(steps=60, dtype="bf16"), seed=0)
     assert (ensemble.predictions(private.x) == private.y).float().mean() > 0.95
+
+
+def test_numbers_too_small_for_full_precision_are_zero_only_while_training():
+    tiny = torch.tensor(torch.finfo(torch.float32).smallest_normal)
+    with flushed():
+        assert float(tiny / 2) == 0
+        with flushed():
+            pass
+        assert float(tiny / 2) == 0
+    assert float(tiny / 2) > 0

@@ -64,9 +64,13 @@ class VoteMechanism:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
-    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
-        """argmax(n + N(0, sigma^2)) where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]; ties to the lowest class."""
-        counts_PC = self._counts(votes)[passed_Q]
+    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+        """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
+        counts_QC = self._counts(votes)
+        return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC).argmax(1)
+
+    def _answer_passed(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
+        """``_gaussian_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
-        label_Q[passed_Q] = (counts_PC + noise.gaussian(tuple(counts_PC.shape), sigma, counts_PC.device)).argmax(1)
+        label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero().squeeze(1)), noise, sigma)
         return label_Q

@@ -89,7 +89,7 @@ class Confident(VoteMechanism):
         asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
         passed_Q = passed_Q[:asked]
         prefix = votes.take(torch.arange(asked))
-        label_Q = self._gaussian_argmax(prefix, noise, self.sigma, passed_Q)
+        label_Q = self._answer_passed(prefix, noise, self.sigma, passed_Q)
         return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
 
     def outcome_model(self) -> outcomes.Confident | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from pate_torch import checks
 from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
@@ -48,8 +46,7 @@ class Gaussian(VoteMechanism):
     def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
         """Answer every query. Raises ValueError for a source of another kind of noise."""
         self._accept(noise)
-        every_Q = torch.ones(len(votes), dtype=torch.bool, device=votes.counts_QC.device)
-        return Answers(self._gaussian_argmax(votes, noise, self.sigma, every_Q), self.worst_case(len(votes)))
+        return Answers(self._gaussian_argmax(votes, noise, self.sigma), self.worst_case(len(votes)))
 
     def outcome_model(self) -> outcomes.Gnmax | None:
         return None if self.discrete else outcomes.Gnmax(sigma=self.sigma)

@@ -63,7 +63,7 @@ class Interactive(VoteMechanism):
         excess_QC = counts_QC - (expected_QC.round().to(torch.int64) if self.discrete else expected_QC)
         screen_Q = noise.gaussian((len(votes),), self.screen_sigma, counts_QC.device)
         passed_Q = excess_QC.max(1).values + screen_Q >= self.threshold
-        label_Q = self._gaussian_argmax(votes, noise, self.sigma, passed_Q)
+        label_Q = self._answer_passed(votes, noise, self.sigma, passed_Q)
         own_Q = torch.zeros_like(passed_Q)
         if context.student_QC is not None:
             confidence_Q, own_label_Q = student_QC.max(1)

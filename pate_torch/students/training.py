@@ -10,7 +10,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from pate_torch import checks, networks, rng
 from pate_torch.augment import Affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.representation import PRECISIONS, Representation, mixed, transfer
+from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec
 from pate_torch.views import as_affine
 
@@ -29,7 +29,11 @@ Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
 
 SMALL_POINT = 400
-"""Numbers in one point, up to which a training step on a CPU gains nothing from threads."""
+"""Numbers in one point, up to which a training step on a CPU gains nothing from threads.
+
+A default run on 8x8 digits took 21 s with one thread on a machine of its own, where four had not finished after 60 s
+(87 s of processor time by then) on a machine that other work shared.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +198,7 @@ class GradientStudent(ABC):
             log(tag, value, step)
 
         average = Average(model, self.ema)
-        with few_threads(math.prod(spec.input_shape), device):
+        with one_thread(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
             self._descend(model, average, self.objective(problem, average, record), progress, record)
         module = average.module.to(memory_format=torch.contiguous_format)
         return Student(description, module, spec, curves)
@@ -227,22 +231,6 @@ class GradientStudent(ABC):
             if step % max(1, self.steps // 50) == 0 or step == self.steps - 1:
                 log("student/loss", value.item(), step)
             progress(step + 1, self.steps)
-
-
-@contextmanager
-def few_threads(point_size: int, device: torch.device) -> Iterator[None]:
-    """One thread for points of few numbers: their operations are too small to share out.
-
-    A default run on 8x8 digits took 23 s with one thread, where four had not finished after 60 s (87 s of processor
-    time by then), on a machine that other work shared.
-    """
-    before = torch.get_num_threads()
-    if device.type == "cpu" and point_size <= SMALL_POINT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def cosine(step: int, steps: int, warmup: float = 0.05) -> float:

@@ -20,6 +20,7 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.processes import train_chunks
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
+from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 __all__ = ["TeacherRecipe", "train"]
@@ -36,7 +37,7 @@ MULTIPLICATIONS_PER_SECOND = 5e10
 UPDATES_PER_SECOND = 1e9
 """A core's time for one stacked step: a constant, the products, and the optimiser. Only their proportions matter."""
 
-WORTH_PROCESSES = 10.0
+WORTH_PROCESSES = 4.0
 """Estimated seconds of one core above which starting worker processes (some three seconds) pays."""
 
 
@@ -48,20 +49,22 @@ def chunks(num_teachers: int, chunk: int) -> list[range]:
 def chunk_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, device: torch.device) -> int:
     """Teachers per chunk, from public numbers and the kind of device: never from the number of workers or ranks.
 
-    On a CPU the size that 4 and 8 workers would finish first with: small networks are bound by the fixed cost of a
-    step and want large chunks, large ones fall out of the cache. On a GPU as many as fill it.
+    On a CPU small networks are bound by the fixed cost of a step and want large chunks, large ones fall out of the
+    cache: the size that one worker would finish first with where one is enough, else the one for 4 and 8 workers. On a
+    GPU as many as fill it.
     """
     if recipe.chunk is not None:
         return min(recipe.chunk, num_teachers)
     if device.type != "cpu":
         return min(256, num_teachers)
 
-    def seconds(size: int) -> float:
-        chunks_ = math.ceil(num_teachers / size)
-        rounds = sum(workers * math.ceil(chunks_ / workers) for workers in (4, 8))
-        return rounds * step_seconds(recipe, spec, size)
+    def seconds(size: int, *workers: int) -> float:
+        rounds = sum(w * math.ceil(math.ceil(num_teachers / size) / w) for w in workers)
+        return recipe.steps * rounds * step_seconds(recipe, spec, size)
 
-    return min(range(1, min(LARGEST_CHUNK, num_teachers) + 1), key=seconds)
+    sizes = range(1, min(LARGEST_CHUNK, num_teachers) + 1)
+    alone = min(sizes, key=lambda size: seconds(size, 1))
+    return alone if seconds(alone, 1) < WORTH_PROCESSES else min(sizes, key=lambda size: seconds(size, 4, 8))
 
 
 def step_seconds(recipe: TeacherRecipe, spec: DataSpec, size: int) -> float:
@@ -213,19 +216,13 @@ def _train_here(
 ) -> Iterator[tuple[int, Trained]]:
     """Chunks in this process, by one thread where there are several teachers.
 
-    Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits;
-    and threads inside such small operations gain little on an idle machine and lose tenfold on a busy one.
+    Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits.
     """
     method = train_loop if backend == "loop" else train_stacked
-    threads = torch.get_num_threads()
     for number in todo:
         chunk = gather_chunk(private, shards, grouping[number])
-        if device.type == "cpu" and shards.num_teachers > 1:
-            torch.set_num_threads(1)
-        try:
+        with one_thread(device.type == "cpu" and shards.num_teachers > 1):
             trained = method(chunk, spec, recipe, seed, device)
-        finally:
-            torch.set_num_threads(threads)
         yield number, trained
 
 
