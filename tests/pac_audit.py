@@ -7,19 +7,20 @@ import numpy as np
 from scipy.stats import chi2
 
 from pate_torch.noise import NoiseSource
+from pate_torch.pac.classes import Enumerable, distinct
 from pate_torch.pac.sample import Sample
 
 
 class Spy(NoiseSource):
-    """A seeded source that notes when it draws; everything it offers comes from ``uniform``."""
+    """A seeded source that notes when it draws; everything it offers comes from ``_uniform``."""
 
     def __init__(self, seed=0):
         super().__init__(insecure_seed=seed)
         self.log = []
 
-    def uniform(self, shape, device):
+    def _uniform(self, size):
         self.log.append("draw")
-        return super().uniform(shape, device)
+        return super()._uniform(size)
 
     def charge(self, events):
         self.log.append("charge")
@@ -69,3 +70,34 @@ def fit(counts, law):
 def pure_total(events):
     """Plain composition of pure and bounded-range events."""
     return math.fsum(e.count * getattr(e, "epsilon", getattr(e, "eta", 0.0)) for e in events)
+
+
+class Table(Enumerable):
+    """A class given by its labels of finitely many points, bool [M, points]; a point is its number.
+
+    What it has worked out it remembers: thousands of runs ask about the same few shards.
+    """
+
+    name = "table"
+
+    def __init__(self, labels_MP):
+        self.labels_MP = np.asarray(labels_MP, dtype=bool)
+        self.vc_dimension = len(self.labels_MP).bit_length() - 1
+        self._known = {}
+
+    def _at(self, x):
+        if (key := x.tobytes()) not in self._known:
+            block = self.labels_MP[:, x[:, 0].astype(int)]
+            self._known[key] = block, distinct(block).tolist()
+        return self._known[key]
+
+    def representatives(self, x):
+        return self._at(x)[1]
+
+    def predict(self, hypothesis, x):
+        return self._at(x)[0][hypothesis]
+
+    def errors(self, hypotheses, x, y):
+        if (key := (tuple(hypotheses), x.tobytes(), y.tobytes())) not in self._known:
+            self._known[key] = np.count_nonzero(self._at(x)[0][list(hypotheses)] != y, axis=1)
+        return self._known[key]

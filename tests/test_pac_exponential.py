@@ -8,16 +8,18 @@ import pytest
 from pac_audit import Spy, all_laws, fit, sample_of, worst
 from scipy.stats import kstest
 
+from pate_torch.accounting import rdp
+from pate_torch.accounting.epsilon import delta as accounting_delta
 from pate_torch.accounting.events import BoundedRange, Delta
 from pate_torch.noise import NoiseSource
 from pate_torch.pac import exponential
-from pate_torch.pac.boosting import folds, high_confidence
+from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
 from pate_torch.pac.classes import Listed, Thresholds
-from pate_torch.pac.convex import HitAndRun, convex_exponential_mechanism
+from pate_torch.pac.convex import HitAndRun, convex_exponential_mechanism, convex_size
 from pate_torch.pac.exponential import choose, exponential_mechanism, gumbel_max, log_law
 from pate_torch.pac.sample import BelowGuarantee, Sample
 from pate_torch.pac.selection import select
-from pate_torch.pac.semi_private import sspp, sspp_private_size
+from pate_torch.pac.semi_private import sspp, sspp_private_size, sspp_public_size
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 DOMAIN = np.arange(3.0)
@@ -149,8 +151,8 @@ def test_one_candidate_costs_nothing():
 
     assert select(np.array([7]), 1.0, NoiseSource(), refuse) == (0, ())
     constant = Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
-    big = Sample(np.zeros(10**6), np.ones(10**6))
-    assert sspp(constant, big, [0.0, 1.0], epsilon=1.0, noise=NoiseSource(), charge=refuse).events == ()
+    big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(sspp_public_size(1, alpha=0.5, beta=0.5))
+    assert sspp(constant, big, public, epsilon=1.0, noise=NoiseSource(), charge=refuse).events == ()
 
 
 # --- WLF16 Theorem 18 --------------------------------------------------------------------------------------------
@@ -166,6 +168,54 @@ def boosted_law(records, cuts, epsilon, rounds):
         for place, w in enumerate(winners):
             law[w] += reach * final[place]
     return law
+
+
+def winners_law(errors_FM, epsilon):
+    """The law of the final candidate from error counts in the folds, the last fold's last: two rounds."""
+    first, second = (
+        np.exp(-epsilon / 2 * np.asarray(e)) / np.exp(-epsilon / 2 * np.asarray(e)).sum() for e in errors_FM[:2]
+    )
+    weight = np.exp(-epsilon / 2 * np.asarray(errors_FM[2]))
+    pair = np.outer(first, second) / (weight[:, None] + weight[None])
+    return (pair * weight[:, None]).sum(1) + (pair * weight[None]).sum(0)
+
+
+def test_boosting_keeps_the_price_of_a_bounded_range_but_not_the_range():
+    """One record of the last fold, which moves the errors of two candidates up and of one down.
+
+    Averaged over the winners, log ratios span 1.7 epsilon: the output's law has no range of epsilon. No Renyi
+    divergence and no hockey-stick exceeds what is charged, all the same.
+    """
+    epsilon, folds_before = 1.0, ([13, 6, 14, 1], [12, 0, 11, 13])
+    law, other = (winners_law((*folds_before, last), epsilon) for last in ([1, 2, 12, 9], [1, 3, 13, 8]))
+    ratio = np.log(law / other)
+    assert np.ptp(ratio) > 1.7 * epsilon and np.abs(ratio).max() <= epsilon
+    charged = (BoundedRange(eta=epsilon),)
+    for p, q in ((law, other), (other, law)):
+        for order, price in zip((1.01, 2.0, 8.0, 64.0), rdp.curve(charged, (1.01, 2.0, 8.0, 64.0)), strict=True):
+            assert math.log((p**order * q ** (1 - order)).sum()) / (order - 1) <= price
+        for e in (0.0, 0.3, 0.7):
+            assert np.maximum(p - math.exp(e) * q, 0).sum() <= accounting_delta(charged, e)
+
+
+def test_boosting_is_as_good_as_it_says_with_the_fewest_records_it_asks_for():
+    """Thresholds of error 0, .3 and .5: with the n of the bound, the bad ones are chosen too rarely to break it."""
+    asked = {"epsilon": 1.0, "alpha": 0.2, "failure": 0.2}
+    n, cuts, rounds = high_confidence_size(3, **asked), [0.5, 0.8, 1.0], 3
+
+    def bound(k):
+        xi = 2 * math.log(3) / k + math.sqrt(math.log(3) / (2 * k))
+        return math.e * xi + 2 * math.sqrt(math.log(6 * rounds / 0.2) / (2 * k)) + 2 * math.log(3 * rounds / 0.2) / k
+
+    assert math.ceil(math.log(3 / 0.2)) == rounds and n % (rounds + 1) == 0
+    assert bound(n // (rounds + 1)) <= 0.2 < bound(n // (rounds + 1) - 1)
+    generator, noise, bad = np.random.default_rng(0), NoiseSource(insecure_seed=8), 0
+    for _ in range(60):
+        x = generator.random(n)
+        bad += high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), noise=noise, **asked).index > 0
+    assert bad <= 60 * 0.2
+    with pytest.warns(BelowGuarantee, match=rf"excess error 0.2 with probability 0.8: n >= {n:,}"):
+        high_confidence(Thresholds(), cuts, Sample(x[1:], x[1:] >= 0.5), noise=noise, **asked)
 
 
 @quiet
@@ -232,12 +282,29 @@ def test_hit_and_run_reaches_its_target():
 def test_a_proved_distance_is_charged():
     spy = Spy()
     sampler = HitAndRun(radius=1.0, steps=1, distance=1e-6)
-    options = {"n": 2, "dimension": 1, "loss_range": 1.0, "epsilon": 1.0, "noise": spy, "charge": spy.charge}
-    done = convex_exponential_mechanism(lambda _: np.zeros(2), sampler=sampler, **options)
+    options = {"n": 4, "dimension": 1, "loss_range": 1.0, "epsilon": 1.0, "noise": spy, "charge": spy.charge}
+    done = convex_exponential_mechanism(lambda _: np.zeros(4), sampler=sampler, **options)
     assert done.events == spy.charged == (BoundedRange(eta=1.0), Delta(delta=(1 + math.e) * 1e-6))
     assert done.approximate and spy.log[0] == "charge"
     with pytest.raises(ValueError, match="loss_n"):
-        convex_exponential_mechanism(lambda t: np.array([0.0, 3.0]), sampler=sampler, **options)
+        convex_exponential_mechanism(lambda t: np.array([0.0, 3.0, 0.0, 3.0]), sampler=sampler, **options)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_the_convex_excess_is_dimension_over_rate(dimension):
+    """By quadrature over the radius: |theta| over a ball has excess D/rate as the ball grows, and never more."""
+    for radius in (0.5, 3.0, 40.0):
+        r = np.linspace(0, radius, 200_001)
+        weight = r ** (dimension - 1) * np.exp(-r)
+        excess = (weight * r).sum() / weight.sum()
+        assert excess <= dimension * (1 + 1e-3)
+    assert excess == pytest.approx(dimension, rel=1e-3)
+    assert convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
+    with pytest.warns(BelowGuarantee, match=r"excess mean loss 0\.25: n >= 8"):
+        convex_exponential_mechanism(
+            lambda _: np.zeros(7), n=7, dimension=1, loss_range=1.0, epsilon=1.0, alpha=0.25,
+            sampler=HitAndRun(radius=1.0, steps=1), noise=NoiseSource(),
+        )  # fmt: skip
 
 
 # --- Bad input ---------------------------------------------------------------------------------------------------
@@ -281,6 +348,21 @@ def test_below_the_guarantee_it_warns_and_above_it_does_not():
     assert sspp_private_size(1, epsilon=1.0, alpha=0.1, beta=0.1) > sspp_private_size(
         1, epsilon=1.0, alpha=0.2, beta=0.1
     )
+
+
+def test_sspp_counts_public_points_too():
+    """Too few do not cover the class; too many make a cover that takes more records to choose from."""
+    asked = {"epsilon": 0.01, "alpha": 0.4, "beta": 0.4}
+    enough = sspp_public_size(1, alpha=0.4, beta=0.4)
+    n = sspp_private_size(1, **asked)
+    assert n == sspp_private_size(1, **asked, public=enough) < sspp_private_size(1, **asked, public=10 * enough)
+    run = {**asked, "noise": NoiseSource()}
+    sample = Sample(np.zeros(n), np.ones(n))
+    sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
+    with pytest.warns(BelowGuarantee, match=rf"public points >= {enough}, here {enough - 1}"):
+        sspp(Thresholds(), sample, np.linspace(0, 1, enough - 1), **run)
+    with pytest.warns(BelowGuarantee, match="excess error 0.4 with probability 0.6: n >="):
+        sspp(Thresholds(), sample, np.linspace(0, 1, 10 * enough), **run)
 
 
 def test_bad_input_is_refused():

@@ -259,6 +259,30 @@ def test_the_private_predictor_refuses_what_it_cannot_keep():
     assert plan.epsilon <= 1.0 < plan_private_predictor(needed - 1, 1, alpha=0.1, constants="sharp").epsilon
 
 
+@pytest.mark.parametrize("d", [1, 2, 7])
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.45])
+def test_the_default_eta_meets_every_condition_of_lemma_8(d, alpha):
+    eta = stable.default_eta(d, alpha)
+    n = private_predictor_size(d, epsilon=0.5, alpha=alpha, constants="sharp")
+    plan = plan_private_predictor(n, d, alpha=alpha, constants="sharp")
+    assert plan.eta == eta <= alpha
+    assert plan.subset >= max(nets.net_size(alpha, alpha, d), nets.net_size(eta, alpha, d) + 1)
+    assert n >= nets.uniform_size(alpha, 0.1, d) and 1 / (eta * n) <= 0.5 and plan.subset <= 0.5 * n
+    assert n >= 2 * nets.log_sauer_shelah(plan.subset, d) / (2 / (eta * n) * alpha)
+    assert n // plan.num_teachers >= nets.realizable_size(alpha, alpha, d)
+    # A unanimous vote says otherwise with probability alpha at most.
+    assert expit(-plan.num_teachers / (2 * eta * n)) <= alpha
+
+
+def test_an_eta_that_no_n_is_enough_for_is_warned_about():
+    """A quarter of the records it takes, and teachers of too few records each: a larger n cures the first alone."""
+    largest = stable.largest_eta(1, 0.3, nets.net_size(0.3, 0.3, 1) + 1)
+    n = 2 * private_predictor_size(1, epsilon=1.0, alpha=0.3, eta=0.3, constants="sharp")
+    sample = Sample(np.zeros(n), np.ones(n))
+    with pytest.warns(BelowGuarantee, match=rf"\(1/eta >= {1 / largest:,.0f}, here 3\)"):
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, noise=NoiseSource(), constants="sharp")
+
+
 @quiet
 def test_private_predictor_draws_what_it_charges():
     generator = np.random.default_rng(0)
@@ -291,13 +315,22 @@ def test_net_sizes_are_large_enough_in_simulation_and_smallest():
         return float(np.sort(np.diff(ends))[-2:].sum())
 
     assert np.mean([gap(m) > eta for _ in range(200)]) <= beta
+    # The same for how often two hypotheses disagree, which squares the growth function.
+    assert nets.uniform_size(0.1, beta, 2) < nets.uniform_size(0.1, beta, 2, differences=True)
+    size = nets.uniform_size(0.3, beta, 1, differences=True)
+
+    def astray(points):  # two thresholds disagree on an interval: the largest and smallest discrepancy of a CDF
+        ends = np.sort(generator.random(points))
+        return np.ptp(np.concatenate([np.arange(1, points + 1) / points - ends, np.arange(points) / points - ends]))
+
+    assert np.mean([astray(size) > 0.3 for _ in range(200)]) <= beta < np.mean([astray(12) > 0.3 for _ in range(200)])
     assert np.mean([gap(10) > eta for _ in range(200)]) > beta
     holds = lambda k: math.log(2) + 2 * nets.log_sauer_shelah(2 * k, 2) - eta * k / 2 * math.log(2) <= math.log(beta)  # noqa: E731
     assert holds(m) and not holds(m - 1)
     assert Intervals().vc_dimension == 2
 
 
-@pytest.mark.parametrize("n,d", [(1, 1), (10, 3), (200, 5), (3, 7)])
+@pytest.mark.parametrize("n,d", [(0, 2), (1, 1), (10, 3), (200, 5), (3, 7), (10**18, 4)])
 def test_log_sauer_shelah(n, d):
     assert nets.log_sauer_shelah(n, d) == pytest.approx(math.log(sauer_shelah(n, d)), rel=1e-12)
 
@@ -330,5 +363,10 @@ def test_bad_input_is_refused_and_small_samples_are_warned_about():
         )
     with pytest.warns(BelowGuarantee, match="stable predictor: n = 9"):
         stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, noise=NoiseSource())
+    big = Sample(np.zeros(10**5), np.ones(10**5))
+    asked = {"gamma": 0.1, "alpha": 0.3, "noise": NoiseSource()}
+    assert len(stable_predictor(Thresholds(), big, [0.0], **asked).label_Q) == 1  # no warning
+    with pytest.warns(BelowGuarantee, match=f"subset >= {nets.net_size(0.3, 0.3, 1)}, here 2"):
+        stable_predictor(Thresholds(), big, [0.0], **asked, subset=2)
     assert stable_predictor_size(1, gamma=0.1, alpha=0.1) < stable_predictor_size(1, gamma=0.01, alpha=0.1)
     assert stable.default_eta(1, 0.1) > stable.default_eta(3, 0.1)

@@ -189,7 +189,8 @@ def nb20_theorem_3_3(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
 ) -> float:
     """n of AgPrivCl: C (d ln(1/alpha) + ln(m/beta)) ln^{3/2}(2/delta) ln(m alpha/min(delta, beta/2))
-    max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2). With constants: ``pac.agnostic.plan_ag_priv_cl``."""
+    max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2). With constants, and the least m: ``pac.agnostic.plan_ag_priv_cl``.
+    """
     logs = math.log(2 / delta) ** 1.5 * math.log(m * alpha / min(delta, beta / 2))
     size = (d * math.log(1 / alpha) + math.log(m / beta)) * max(1.0, math.sqrt(m) * alpha**1.5)
     return constant * size * logs / (epsilon * alpha**2)
@@ -214,9 +215,10 @@ def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
 
 
 def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:
-    """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + sup g.
+    """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + penalty.
 
-    For M hypotheses rho = 0 and K = M.
+    For M hypotheses rho = 0 and K = M. penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that
+    for a regulariser that starts at 0. epsilon at most 1, where e^epsilon - 1 <= 2 epsilon.
     """
     return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
+from scipy import stats
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
@@ -17,7 +18,7 @@ from pate_torch.noise import NoiseSource
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import erm, error_counts, representatives
 from pate_torch.pac.exponential import Chosen, gumbel_max
-from pate_torch.pac.nets import realizable_size
+from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
 from pate_torch.pac.sample import (
     Charge,
     Floats,
@@ -34,17 +35,18 @@ from pate_torch.protocols import HypothesisClass
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 
 RELABEL_FACTOR = (1 + math.exp(0.5)) ** 2
-"""What relabelling multiplies e^epsilon and delta by. NB20 Lemma 3.1 has e^3 and 4e; see ``relabel``."""
+"""What relabelling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""
 
 
 def relabel(hypotheses: HypothesisClass, sample: Sample, *, noise: NoiseSource) -> Sample:
     """The sample, labelled by a hypothesis drawn with P(h) ~ exp(-errors(h)/2) from its own dichotomies.
 
-    Guarantee: NOT private alone: the points go through. If A is (e, d)-DP, A after relabel is (e + 2 ln(1 + e^{1/2}),
-        (1 + e^{1/2})^2 d)-DP = (e + 1.949, 7.02 d). Replace-one. Let c run over the dichotomies of the n - 1 common
+    Guarantee: NOT private alone: the points go through. If A is (e, d)-DP, A after relabel is
+        (e + 2 ln(1 + e^{1/2}), d)-DP = (e + 1.949, d). Replace-one. Let c run over the dichotomies of the n - 1 common
         points: each extends to the odd point in one or two ways, with relative weights between e^{-1/2} (one way,
-        wrong) and 1 + e^{-1/2} (both), so P(c)/P'(c) <= (1 + e^{1/2})^2, numerator and normaliser each giving one
-        factor; and given c the two relabelled samples differ in one record. (NB20 Lemma 3.1: (e + 3, 4 e d).)
+        wrong) and 1 + e^{-1/2} (both), so P(c) <= F P'(c) with F = (1 + e^{1/2})^2, numerator and normaliser each
+        giving one factor; and given c the two relabelled samples differ in one record. So P(O) = sum_c P(c) P(O|c)
+        <= d + e^e sum_c P(c) P'(O|c) <= d + e^e F P'(O). (NB20 Lemma 3.1: (e + 3, 4 e d).)
     Source: NB20 Algorithm 2 (Beimel, Nissim & Stemmer's LabelBoost).
     """
     candidates = representatives(hypotheses, sample.x)
@@ -93,19 +95,24 @@ class AgPrivClPlan:
     """Step 1 of AgPrivCl: every number it runs with, all public.
 
     subset: n' records drawn without replacement; inner: (epsilon*, delta*) of the part after relabelling, as a
-    function of the relabelled sample; draws: no record is resampled more often, but with probability ``draws_tail``;
-    mechanism: the sparse vector with (epsilon_hat, delta_hat) per resampled record; total: the (epsilon, delta)
-    proved for the whole, at most what was asked; minimum_n: below it NB20 Theorem 3.3's proof promises no accuracy.
+    function of the relabelled sample; resample: whether step 4 is taken; draws: no record is resampled more often, but
+    with probability ``draws_tail``; per_record: (epsilon_hat, delta_hat), what one resampled record may cost;
+    mechanism: the sparse vector that keeps it; total: the (epsilon, delta) proved for the whole, at most what was
+    asked. Below minimum_n records, minimum_queries queries or minimum_teachers no accuracy is promised.
     """
 
     subset: int
     inner: tuple[float, float]
+    resample: bool
     draws: int
     draws_tail: float
+    per_record: tuple[float, float]
     num_teachers: int
     mechanism: Stability
     total: tuple[float, float]
     minimum_n: int
+    minimum_queries: int
+    minimum_teachers: int
 
 
 def _draws(subset: int, delta: float) -> tuple[int, float]:
@@ -115,7 +122,7 @@ def _draws(subset: int, delta: float) -> tuple[int, float]:
     and is loose for small ones (delta = 1e-5: 12 against 8): the exact binomial quantile instead.
     """
     often = 1
-    while (tail := float(binom.sf(often, subset, 1 / subset))) > delta / 2:
+    while (tail := float(stats.binom.sf(often, subset, 1 / subset))) > delta / 2:
         often += 1
     return often, tail
 
@@ -131,60 +138,88 @@ def plan_ag_priv_cl(
     beta: float,
     num_teachers: int | None = None,
     constants: str = "paper",
+    inner_epsilon: float = 1.0,
     resample: bool = True,
     noise_kind: str = "torch",
 ) -> AgPrivClPlan:
     """Step 1 of NB20 Algorithm 3.
 
     constants: "paper" takes n' = epsilon n / 56 and epsilon* = min(1, alpha max(1, sqrt(m alpha))). "sharp" takes
-    epsilon* = 1 and the largest n' that ``relabel``'s own factor and exact amplification allow (5 times larger at
-    epsilon = 1). resample=False leaves step 4 out: shards drawn without replacement are nets at least as often
-    (DF20, after Lemma 1), and a record then reaches one teacher, so that nothing is lost to group privacy.
-    Raises ValueError where the sub-sample is empty or the proof does not give (epsilon, delta).
+    epsilon* = ``inner_epsilon``, the largest n' that ``relabel``'s own factor and exact amplification allow (at
+    epsilon = 1 five times larger) and, where the failures are few, a sparse vector whose blocks simply add up.
+    resample=False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after Lemma
+    1), and a record then reaches one teacher, so that nothing is lost to group privacy.
+    Raises ValueError where the sub-sample is empty.
     """
     checks.positive("epsilon", epsilon)
+    checks.positive("inner_epsilon", inner_epsilon)
     checks.delta("delta", delta)
     for key, value in (("alpha", alpha), ("beta", beta)):
         checks.between(key, value, 0, 1, open_=True)
-    checks.integer("num_queries", num_queries, low=1)
-    checks.one_of("constants", constants, ("paper", "sharp"))
-    m_alpha = num_queries * alpha
-    failures = math.ceil(max(1.0, m_alpha / 8 + math.sqrt(3 * m_alpha * math.log(num_queries / beta)) / 4))
-    if constants == "paper":
-        share, inner_epsilon = epsilon / 56, min(1.0, alpha * max(1.0, math.sqrt(m_alpha)))
+    m = checks.integer("num_queries", num_queries, low=1)
+    sharp = checks.one_of("constants", constants, ("paper", "sharp")) == "sharp"
+    if sharp:
+        share = min(1.0, math.expm1(epsilon) / (RELABEL_FACTOR * math.exp(inner_epsilon) - 1))
     else:
-        share, inner_epsilon = min(1.0, math.expm1(epsilon) / (RELABEL_FACTOR * math.e - 1)), 1.0
-    subset = math.floor(min(1.0, share) * n)
+        share, inner_epsilon = epsilon / 56, min(1.0, alpha * max(1.0, math.sqrt(m * alpha)))
+    subset = math.floor(min(1.0, share) * n * (1 + 1e-12))
     if subset < 1:
         fix = f"At epsilon={epsilon:g} take n >= {math.ceil(1 / share):,}."
         raise checks.fail("n", n, f"the sub-sample of {share:.3g} n records is empty", fix)
-    inner_delta = delta if constants == "paper" else min(0.5, delta / (share * RELABEL_FACTOR))
+    inner_delta = min(0.5, delta / share) if sharp else delta
     total = (
         math.log1p(subset / n * (RELABEL_FACTOR * math.exp(inner_epsilon) - 1)),
-        subset / n * RELABEL_FACTOR * inner_delta,
+        subset / n * inner_delta,
     )
-    if total[0] > epsilon * (1 + 1e-12) or total[1] > delta * (1 + 1e-12):
-        raise checks.fail(
-            "epsilon", epsilon, f"the proof gives {total} at most", 'Take epsilon <= 1, or constants="sharp".'
-        )
+    assert total[0] <= epsilon * (1 + 1e-9) and total[1] <= delta * (1 + 1e-9)
     draws, tail = _draws(subset, inner_delta) if resample else (1, 0.0)
     hat_epsilon = inner_epsilon / draws
     group = sum(math.exp(i * hat_epsilon) for i in range(draws))
-    mechanism = Stability(
-        epsilon=hat_epsilon, delta=(inner_delta - tail) / group, max_failures=failures, noise=noise_kind
-    )
-    wanted = _teachers(mechanism, num_queries, beta)
-    minimum = _minimum_subset(vc_dimension, wanted, alpha=alpha, beta=beta)
+    per_record = hat_epsilon, (inner_delta - tail) / group
+    cutoff = math.ceil(_cutoff(m, alpha, beta))
+    mechanism = _sparse_vector(*per_record, failures=cutoff, queries=m, noise_kind=noise_kind, sharp=sharp)
+    wanted = _teachers(mechanism, m, beta)
+    teachers = min(wanted, subset) if num_teachers is None else num_teachers
+    enough = _minimum_subset(vc_dimension, max(wanted, teachers), m, cutoff, alpha=alpha, beta=beta, resample=resample)
     return AgPrivClPlan(
         subset=subset,
         inner=(inner_epsilon, inner_delta),
+        resample=resample,
         draws=draws,
         draws_tail=tail,
-        num_teachers=min(wanted, subset) if num_teachers is None else num_teachers,
+        per_record=per_record,
+        num_teachers=teachers,
         mechanism=mechanism,
         total=total,
-        minimum_n=math.ceil(minimum / min(1.0, share)),
+        minimum_n=math.ceil(enough / min(1.0, share)),
+        minimum_queries=_minimum_queries(alpha, beta),
+        minimum_teachers=wanted,
     )
+
+
+def _cutoff(num_queries: int, alpha: float, beta: float) -> float:
+    """T of NB20 Algorithm 3, before rounding up."""
+    expected = num_queries * alpha
+    return max(1.0, expected / 8 + math.sqrt(3 * expected * math.log(num_queries / beta)) / 4)
+
+
+def _sparse_vector(
+    epsilon: float, delta: float, *, failures: int, queries: int, noise_kind: str, sharp: bool
+) -> Stability:
+    """A sparse vector that is (epsilon, delta)-DP with regard to one record.
+
+    Few blocks compose best by adding up: T blocks of 2/lambda = epsilon/T each, with delta/2 of ``Stability``'s delta
+    left for the rest, so that its delta may be 2 delta. ``Stability``'s own epsilon is then the one that gives this
+    lambda. Below some 2 ln(2/delta) failures that takes fewer teachers.
+    """
+    composed = Stability(epsilon=epsilon, delta=delta, max_failures=failures, noise=noise_kind)
+    if not sharp:
+        return composed
+    doubled = min(2 * delta, 0.9)
+    root = math.sqrt(2 * failures * math.log(2 / doubled))
+    its_own = (epsilon**2 + 2 * epsilon * root) / (2 * failures) * (1 - 1e-12)
+    added = Stability(epsilon=its_own, delta=doubled, max_failures=failures, noise=noise_kind)
+    return min(composed, added, key=lambda mechanism: mechanism.calibration(queries).threshold)
 
 
 def _teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
@@ -194,12 +229,46 @@ def _teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 
-def _minimum_subset(vc_dimension: int, num_teachers: int, *, alpha: float, beta: float) -> float:
-    """The n' that NB20's proof of Lemma 3.5 uses: relabelling (Lemma 3.2), disagreements (Claim 3.6), the teachers."""
-    relabelling = 256 * (vc_dimension + math.log(12 / beta)) / (alpha / 4) ** 2
-    resolution = vc_dimension * math.log(24 / alpha) + math.log(16 * num_teachers / beta)
-    shard = realizable_size(alpha / 24, beta / (16 * num_teachers), vc_dimension)
-    return max(relabelling, 50 * resolution / (alpha / 24) ** 2, float(shard * num_teachers))
+@lru_cache(maxsize=64)
+def _minimum_subset(
+    vc_dimension: int, teachers: int, num_queries: int, cutoff: int, *, alpha: float, beta: float, resample: bool
+) -> int:
+    """The n' from which the labels' average error exceeds the best of the class by alpha at most, but with
+    probability beta; for ``_minimum_queries`` queries or more.
+
+    h, the relabelling hypothesis: excess error alpha/4 on the sub-sample by the exponential mechanism (probability
+    beta/4), alpha/8 more on the distribution (alpha/16 twice, beta/8). The labels: at most T are not h's, if no
+    teacher disagrees with h on more than T/3 queries (BTT18 Lemma 4.2) and two thirds always pass (beta/4); T <=
+    m alpha/4. The average over the queries: 3 alpha/8 (beta/8).
+
+    Source: the proof of NB20 Lemma 3.5, with explicit constants. It asks for teachers within alpha/12 of h, which
+    would take T >= m alpha/4 and more where the paper has m alpha/8 and less: here the teachers are within the
+    disagreement of which T/3 out of m is exceeded with probability beta/(8 K) (exact binomial).
+    """
+    chosen = smallest(lambda k: 2 * (log_sauer_shelah(k, vc_dimension) + math.log(4 / beta)) <= k * alpha / 4)
+    population = uniform_size(alpha / 16, beta / 8, vc_dimension)
+    allowed, each = cutoff // 3, beta / (8 * teachers)
+    apart = float(stats.beta.ppf(each, allowed + 1, num_queries - allowed)) if allowed < num_queries else 0.5
+    if not resample:
+        # A shard is a sample of the distribution: a net for the differences of h and whatever agrees with it there.
+        return max(chosen, population, teachers * net_size(apart, each, vc_dimension))
+    # A shard is a sample of the sub-sample, on which h is given; Claim 3.6 carries disagreement to the distribution.
+    carried = uniform_size(apart / 2, each / 2, vc_dimension, differences=True)
+    return max(chosen, population, carried, teachers * realizable_size(apart / 2, each / 2, vc_dimension))
+
+
+@lru_cache(maxsize=64)
+def _minimum_queries(alpha: float, beta: float) -> int:
+    """So many that T <= m alpha/4, and that their average error is within 3 alpha/8 of its mean but with beta/8.
+
+    NB20 Lemma 3.5 asks for 8 ln(1/(alpha beta))/alpha, by a Chernoff bound that needs the best error to be of the
+    order of alpha; this is Hoeffding's.
+    """
+    return smallest(lambda m: _cutoff(m, alpha, beta) + 1 <= m * alpha / 4, low=_hoeffding(alpha, beta))
+
+
+def _hoeffding(alpha: float, beta: float) -> int:
+    return math.ceil(math.log(8 / beta) / (2 * (3 * alpha / 8) ** 2))
 
 
 def ag_priv_cl(
@@ -218,7 +287,7 @@ def ag_priv_cl(
     """Answers m queries: sub-sample, relabel, resample, sub-sample and aggregate (AgPrivCl).
 
     x_Q: [m, D]; they may depend on earlier answers, not on the sample. ``options``: those of ``plan_ag_priv_cl``.
-    Labels 0/1, NO_ANSWER where unstable. Warns (BelowGuarantee) below NB20 Theorem 3.3's n.
+    Labels 0/1, NO_ANSWER where unstable. Warns (BelowGuarantee) below the n, m and teachers of NB20 Theorem 3.3.
 
     Guarantee: (epsilon, delta)-DP for all answers together. Replace-one, n public. The sparse vector is (e, d)-DP per
         resampled record; a record is drawn r times or fewer but with probability t (exact binomial quantile), so with
@@ -226,6 +295,23 @@ def ag_priv_cl(
         sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
+    x_Q, plan = _ready(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, noise, options)
+    events: tuple[Event, ...] = pay(charge, (PureDP(epsilon=epsilon), Delta(delta=delta)))
+    return Answers(_answer(hypotheses, sample, x_Q, plan, noise).label_Q, events)
+
+
+def _ready(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    epsilon: float,
+    delta: float,
+    alpha: float,
+    beta: float,
+    noise: NoiseSource,
+    options: dict[str, Any],
+) -> tuple[Floats, AgPrivClPlan]:
+    """Refuses and warns: all that can go wrong before anything is paid."""
     require_replace_one(sample, "AgPrivCl")
     x_Q = points("x_Q", x_Q)
     plan = plan_ag_priv_cl(
@@ -239,17 +325,26 @@ def ag_priv_cl(
         noise_kind=noise.kind,
         **options,
     )
-    warn_below("AgPrivCl", sample.n, [(f"average excess error {alpha:g}", plan.minimum_n)])
+    warn_below(
+        "AgPrivCl",
+        sample.n,
+        [(f"average excess error {alpha:g} with probability {1 - beta:g}", plan.minimum_n)],
+        [("queries", len(x_Q), plan.minimum_queries), ("teachers", plan.num_teachers, plan.minimum_teachers)],
+        within=1,
+    )
     checks.integer("num_teachers", plan.num_teachers, low=1, high=plan.subset, fix="Every teacher needs a record.")
-    events: tuple[Event, ...] = pay(charge, (PureDP(epsilon=epsilon), Delta(delta=delta)))
+    return x_Q, plan
+
+
+def _answer(
+    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, plan: AgPrivClPlan, noise: NoiseSource
+) -> Answers:
+    """Steps 2 to 5."""
     chosen = sample.take(without_replacement(sample.n, plan.subset, noise))
     relabelled = relabel(hypotheses, chosen, noise=noise)
-    if options.get("resample", True):
+    if plan.resample:
         relabelled = relabelled.take(with_replacement(plan.subset, plan.subset, noise))
-    answers = sub_samp(
-        hypotheses, relabelled, x_Q, num_teachers=plan.num_teachers, mechanism=plan.mechanism, noise=noise
-    )
-    return Answers(answers.label_Q, events)
+    return sub_samp(hypotheses, relabelled, x_Q, num_teachers=plan.num_teachers, mechanism=plan.mechanism, noise=noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,22 +378,22 @@ def unv_priv_cl(
         the full epsilon, which is 2 epsilon). Replace-one, n public.
     Source: NB20 Algorithm 4.
     """
-    require_replace_one(sample, "UnvPrivCl")
-    checks.between("share", share, 0, 1, open_=True)
+    for key, value in (("share", share), ("alpha", alpha), ("beta", beta)):
+        checks.between(key, value, 0, 1, open_=True)
     checks.positive("epsilon", epsilon)
-    x_Q = points("x_Q", x_Q)
+    queries = points("x_Q", x_Q)
     d = hypotheses.vc_dimension
-    m0 = first or math.ceil(32 * (d * math.log(1 / alpha) + math.log(1 / beta)) / alpha)
-    early = epsilon if len(x_Q) <= m0 else epsilon * share
+    m0 = math.ceil(32 * (d * math.log(1 / alpha) + math.log(1 / beta)) / alpha)
+    m0 = m0 if first is None else checks.integer("first", first, low=1)
+    early = epsilon if len(queries) <= m0 else epsilon * share
     late = epsilon - early
+    early_Q, plan = _ready(hypotheses, sample, queries[:m0], early, delta, alpha, beta, noise, options)
     # Both parts are charged before either draws: a run refused half-way would have spent without answering.
-    first_part: tuple[Event, ...] = (PureDP(epsilon=early), Delta(delta=delta))
-    pay(charge, first_part if late == 0 else (*first_part, BoundedRange(eta=late)))
-    answers = ag_priv_cl(
-        hypotheses, sample, x_Q[:m0], epsilon=early, delta=delta, alpha=alpha, beta=beta, noise=noise, **options
-    )
+    events: tuple[Event, ...] = (PureDP(epsilon=early), Delta(delta=delta))
+    pay(charge, events if late == 0 else (*events, BoundedRange(eta=late)))
+    answers = Answers(_answer(hypotheses, sample, early_Q, plan, noise).label_Q, events)
     if late == 0:
         return Universal(answers, None)
-    learner = sspp(hypotheses, sample, x_Q[:m0], epsilon=late, noise=noise, alpha=alpha, beta=beta)
-    rest_Q = torch.from_numpy(hypotheses.predict(learner.hypothesis, x_Q[m0:]).astype(np.int64))
-    return Universal(Answers(torch.cat([answers.label_Q, rest_Q]), answers.events + learner.events), learner)
+    learner = sspp(hypotheses, sample, early_Q, epsilon=late, noise=noise, alpha=alpha, beta=beta)
+    rest_Q = torch.from_numpy(hypotheses.predict(learner.hypothesis, queries[m0:]).astype(np.int64))
+    return Universal(Answers(torch.cat([answers.label_Q, rest_Q]), events + learner.events), learner)

@@ -11,7 +11,8 @@ from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.classes import error_counts
-from pate_torch.pac.exponential import Chosen, choose, df20_lemma_4
+from pate_torch.pac.exponential import Chosen, choose
+from pate_torch.pac.nets import smallest
 from pate_torch.pac.sample import Charge, Sample, pay, require_replace_one, warn_below
 from pate_torch.protocols import HypothesisClass
 
@@ -21,6 +22,26 @@ def folds(n: int, count: int) -> list[slice]:
     size, longer = divmod(n, count)
     ends = [size * i + min(i, longer) for i in range(count + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def high_confidence_size(num_hypotheses: int, *, epsilon: float, alpha: float, failure: float) -> int:
+    """Smallest n for excess error alpha (of the distribution) with probability 1 - failure, M candidates.
+
+    With a = ceil(ln(3/failure)) and k records in a fold, each term with probability failure/3 at most:
+    e xi + 2 sqrt(ln(6a/failure)/(2k)) + 2 ln(3a/failure)/(epsilon k), xi = 2 ln M/(epsilon k) + sqrt(ln M/(2k)).
+    xi is a fold's expected excess error: the exponential mechanism's, and what M averages stray from their means.
+
+    Source: the proof of WLF16 Theorem 18, equations (20)-(22); (21) prints 2n for the 2n/(a + 1) of one fold.
+    """
+    rounds = math.ceil(math.log(3 / failure))
+    log_m = math.log(num_hypotheses)
+
+    def excess(k: int) -> float:
+        expected = 2 * log_m / (epsilon * k) + math.sqrt(log_m / (2 * k))
+        strayed = math.sqrt(math.log(6 * rounds / failure) / (2 * k))
+        return math.e * expected + 2 * strayed + 2 * math.log(3 * rounds / failure) / (epsilon * k)
+
+    return (rounds + 1) * smallest(lambda k: excess(k) <= alpha)
 
 
 def high_confidence(
@@ -37,11 +58,13 @@ def high_confidence(
     """The exponential mechanism on a = ceil(ln(3/failure)) disjoint folds, then on the last fold among the winners.
 
     Each fold's winner has excess error at most e times its expectation with probability 1 - 1/e (Markov), so one of
-    them does with probability 1 - failure/3; the last fold finds it. Needs fold sizes n/(a+1), for which alpha is
-    stated. The folds are consecutive positions: the order of the records must not depend on them.
+    them does with probability 1 - failure/3; the last fold finds it. Warns below ``high_confidence_size``. The folds
+    are consecutive positions: the order of the records must not depend on them.
 
-    Guarantee: BoundedRange(epsilon) in all, not a sum: a record sits in one fold, the other folds' draws do not see
-        it, and the final draw after a candidate's fold is post-processing (which keeps bounded range). Replace-one.
+    Guarantee: the price of BoundedRange(epsilon), not a sum. A record sits in one fold. In a candidate's fold, all
+        that follows is post-processing. In the last, the winners do not depend on it, and given them the draw is of
+        bounded range; averaged over them it need not be (its log ratios may span 2 epsilon), but epsilon-DP, the Renyi
+        and every other divergence that composes are no larger than given the winners (quasi-convexity). Replace-one.
     Source: WLF16 Theorem 18, whose statement prints log(3/n) where its proof has log(3/delta).
     """
     require_replace_one(sample, "high-confidence boosting")
@@ -52,8 +75,12 @@ def high_confidence(
         raise checks.fail(
             "sample.n", sample.n, f"must exceed {rounds}", f"failure={failure:g} takes {rounds + 1} folds."
         )
-    needed = (rounds + 1) * df20_lemma_4(max(len(candidates), rounds), epsilon, alpha)
-    warn_below("high-confidence boosting", sample.n, [(f"excess empirical error {alpha:g} in every fold", needed)])
+    if len(candidates) == 0:
+        raise checks.fail("candidates", [], "must hold at least one hypothesis")
+    checks.between("alpha", alpha, 0, 1, open_=True)
+    needed = high_confidence_size(len(candidates), epsilon=epsilon, alpha=alpha, failure=failure)
+    what = f"excess error {alpha:g} with probability {1 - failure:g}"
+    warn_below("high-confidence boosting", sample.n, [(what, needed)])
     *training, last = (sample.take(block) for block in folds(sample.n, rounds + 1))
     if len(candidates) == 1:
         return Chosen(candidates[0], 0, ())

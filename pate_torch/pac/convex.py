@@ -13,8 +13,8 @@ from scipy.special import ndtri
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event
 from pate_torch.noise import NoiseSource
-from pate_torch.pac.exponential import Chosen
-from pate_torch.pac.sample import Charge, Floats, pay
+from pate_torch.pac.exponential import VACUOUS, Chosen
+from pate_torch.pac.sample import Charge, Floats, pay, warn_below
 
 _CPU = torch.device("cpu")
 
@@ -71,6 +71,16 @@ class HitAndRun:
             low, high = (t, high) if t < 0 else (low, t)
 
 
+def convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: float) -> float:
+    """Smallest n with E[mean loss + g] <= min + alpha under the target law: n = 2 D range/(epsilon alpha).
+
+    For F >= 0 convex with F(0) = 0 over a convex body, Z(r) = integral of exp(-r F) in D dimensions: shrinking the body
+    by s >= 1 gives Z(r) >= s^-D Z(r/s), so r^D Z(r) does not fall, and E[F] = -d ln Z/dr <= D/r; here r = epsilon n /
+    (2 range). (WLF16 Theorem 17 by its sublevel sets: 9 (D + 2) ln n and more in the place of 2 D.)
+    """
+    return 2 * dimension * loss_range / (epsilon * alpha)
+
+
 def convex_exponential_mechanism(
     loss_n: Callable[[Floats], Floats],
     *,
@@ -82,11 +92,13 @@ def convex_exponential_mechanism(
     noise: NoiseSource,
     charge: Charge | None = None,
     regulariser: Callable[[Floats], float] = lambda _: 0.0,
+    alpha: float | None = None,
 ) -> Chosen:
     """theta in the ball with density ~ exp(epsilon n q / (2 range)), q = -mean loss - g, drawn *approximately*.
 
     loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length ``loss_range``
-    over the whole ball; regulariser: convex, public. Replace-one, n public.
+    over the whole ball; regulariser: convex, public. Replace-one, n public. Warns below ``convex_size`` for the excess
+    ``alpha`` (by default half of loss_range, which any theta has on average or nearly).
     Guarantee: the target distribution is BoundedRange(epsilon). What is released is a Markov chain's draw, at total
         variation t of the target: (epsilon, (1 + e^epsilon) t)-DP. t is charged as Delta if the sampler states one;
         if it does not, the guarantee is *approximate*, and either way the result says so.
@@ -96,6 +108,9 @@ def convex_exponential_mechanism(
     checks.positive("loss_range", loss_range)
     checks.integer("n", n, low=1)
     checks.integer("dimension", dimension, low=1)
+    alpha = VACUOUS * loss_range if alpha is None else checks.positive("alpha", alpha)
+    needed = convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=loss_range)
+    warn_below("convex exponential mechanism", n, [(f"excess mean loss {alpha:g}", needed)])
     rate = epsilon * n / (2 * loss_range)
 
     def log_density(theta: Floats) -> float:

@@ -54,7 +54,7 @@ class Sample:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         object.__setattr__(self, "x", points("sample.x", self.x))
         y = np.asarray(self.y)
-        if y.ndim != 1 or len(y) != len(self.x) or not np.isin(y, (0, 1)).all():
+        if y.ndim != 1 or len(y) != len(self.x) or not (y.dtype == np.bool_ or np.isin(y, (0, 1)).all()):
             raise ValueError(f"sample.y: must be {len(self.x)} labels, each 0 or 1 (map -1/+1 to 0/1 first)")
         if len(y) == 0:
             raise ValueError("sample: must hold at least one record")
@@ -103,13 +103,25 @@ def pay(charge: Charge | None, events: tuple[Event, ...]) -> tuple[Event, ...]:
     return events
 
 
-def warn_below(algorithm: str, n: int, needed: Iterable[tuple[str, float]]) -> None:
-    """Warn, by name, of every condition ``(what, smallest value of n)`` that the sample does not meet."""
+def warn_below(
+    algorithm: str,
+    n: int,
+    needed: Iterable[tuple[str, float]],
+    others: Iterable[tuple[str, int, float]] = (),
+    *,
+    within: int = 0,
+) -> None:
+    """Warn, by name, of every condition ``(what, smallest value of n)`` that the sample does not meet.
+
+    others: ``(what, how many there are, how many it takes)`` of anything else. within: how many functions stand between
+    this call and the algorithm itself.
+    """
     short = [f"{what}: n >= {low:,.0f}" for what, low in needed if n < low]
+    short += [f"{what} >= {low:,.0f}, here {have:,}" for what, have, low in others if have < low]
     if short:
         warnings.warn(
-            f"{algorithm}: n = {n:,} is below what its accuracy guarantee needs ({'; '.join(short)}). "
+            f"{algorithm}: n = {n:,}: the accuracy guarantee needs more ({'; '.join(short)}). "
             "Privacy holds; accuracy is not promised.",
             BelowGuarantee,
-            stacklevel=3,
+            stacklevel=3 + within,
         )

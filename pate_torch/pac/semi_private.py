@@ -13,15 +13,22 @@ from pate_torch.pac.sample import Charge, Floats, Sample, points, require_replac
 from pate_torch.protocols import HypothesisClass
 
 
-def sspp_private_size(vc_dimension: int, *, epsilon: float, alpha: float, beta: float) -> int:
-    """Smallest n for excess error alpha with probability 1 - beta, from ``net_size(alpha/4, beta/3, d)`` public points.
+def sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:
+    """So many public points give a cover within alpha/4, but with probability beta/3."""
+    return net_size(alpha / 4, beta / 3, vc_dimension)
+
+
+def sspp_private_size(vc_dimension: int, *, epsilon: float, alpha: float, beta: float, public: int = 0) -> int:
+    """Smallest n for excess error alpha with probability 1 - beta.
+
+    public: m, if more than ``sspp_public_size``: more points make a larger cover to choose from.
 
     alpha/4 for the cover the public points give, alpha/4 for the exponential mechanism on it
     (2 (ln M + ln(3/beta)) / (epsilon n) with M <= sum_{i<=d} C(m, i)), and 2 alpha/4 for uniform convergence.
     Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
     """
-    public = net_size(alpha / 4, beta / 3, vc_dimension)
-    log_cover = log_sauer_shelah(public, vc_dimension)
+    points_used = max(public, sspp_public_size(vc_dimension, alpha=alpha, beta=beta))
+    log_cover = log_sauer_shelah(points_used, vc_dimension)
     mechanism = 8 * (log_cover + math.log(3 / beta)) / (epsilon * alpha)
     return max(math.ceil(mechanism), uniform_size(alpha / 4, beta / 3, vc_dimension))
 
@@ -40,7 +47,7 @@ def sspp(
     """A hypothesis of the class, chosen among one per dichotomy of the *public* points by its errors on the sample.
 
     public_x: [m, D], unlabelled, independent of the sample. If the class labels them in one way only, that one
-    hypothesis is returned free of charge. Warns below ``sspp_private_size`` for (alpha, beta).
+    hypothesis is returned free of charge. Warns below ``sspp_private_size`` and ``sspp_public_size`` for (alpha, beta).
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
     """
@@ -49,8 +56,14 @@ def sspp(
     public_x = points("public_x", public_x)
     if len(public_x) == 0:
         raise checks.fail("public_x", [], "must hold at least one point")
-    needed = sspp_private_size(hypotheses.vc_dimension, epsilon=epsilon, alpha=alpha, beta=beta)
-    warn_below("SSPP", sample.n, [(f"excess error {alpha:g} with probability {1 - beta:g}", needed)])
+    d, m = hypotheses.vc_dimension, len(public_x)
+    needed = sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta, public=m)
+    warn_below(
+        "SSPP",
+        sample.n,
+        [(f"excess error {alpha:g} with probability {1 - beta:g}", needed)],
+        [("public points", m, sspp_public_size(d, alpha=alpha, beta=beta))],
+    )
     candidates = representatives(hypotheses, public_x)
     # The condition on n has just been checked, for a cover of the size the theorem asks for.
     vacuous = 1 - 1e-12

@@ -71,6 +71,23 @@ def stable_predictor_size(vc_dimension: int, *, gamma: float, alpha: float) -> i
     return math.ceil(max(subset / gamma, mechanism))
 
 
+def _warn_stable(
+    algorithm: str, hypotheses: HypothesisClass, sample: Sample, gamma: float, alpha: float, subset: int, flips: float
+) -> None:
+    """Lemma 7's conditions, and Theorem 1's uniform convergence; ``flips``: what flipping adds to the error."""
+    d = hypotheses.vc_dimension
+    warn_below(
+        algorithm,
+        sample.n,
+        [
+            (f"empirical excess error {3 * alpha + flips:g}", stable_predictor_size(d, gamma=gamma, alpha=alpha)),
+            (f"excess error {5 * alpha + flips:g} with probability 0.9", uniform_size(alpha, 0.1, d)),
+        ],
+        [("subset", subset, net_size(alpha, alpha, d))],
+        within=1,
+    )
+
+
 def stable_law(hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Floats, gamma: float) -> Floats:
     """PRIVATE. P(answer = 1) on each of x_Q, given the subset ``index``, float64 [Q]."""
     candidates, utility = _candidates(hypotheses, sample, index)
@@ -124,7 +141,7 @@ def stable_predictor(
     """Predicts h(x), h drawn from a random subset's dichotomies by its errors on all of S.
 
     subset: n' <= gamma n; by default the smaller of that and ``net_size(alpha, alpha, d)``. Each point of x_Q gets a
-    fresh subset and draw. Warns below ``stable_predictor_size``.
+    fresh subset and draw. Warns below ``stable_predictor_size``, the net, and the n of uniform convergence.
     Guarantee: ``stability``-uniformly stable, i.e. (0, stability)-DP, per prediction; charged as Delta. Replace-one.
     Source: DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there.
     """
@@ -136,8 +153,7 @@ def stable_predictor(
     moved = stability(gamma, size / sample.n, constants)
     if moved >= 1:
         raise checks.fail("gamma", gamma, f"promises a stability of {moved:g} only", "Take gamma below 1/3.")
-    needed = stable_predictor_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha)
-    warn_below("stable predictor", sample.n, [(f"empirical excess error {3 * alpha:g}", needed)])
+    _warn_stable("stable predictor", hypotheses, sample, gamma, alpha, size, 0.0)
     events = pay(charge, (Delta(delta=moved, count=len(x_Q)),))
     label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, noise)
     return Predicted(label_Q, events, ("stability", moved))
@@ -188,8 +204,7 @@ def private_prediction(
     gamma = flipping_gamma(epsilon, alpha, constants)
     checks.between("gamma", gamma, 0, 1, open_=True, fix="Take a smaller epsilon or alpha.")
     size = _subset_size(sample, hypotheses, gamma, alpha, subset)
-    needed = stable_predictor_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha)
-    warn_below("private prediction", sample.n, [(f"empirical excess error {4 * alpha:g}", needed)])
+    _warn_stable("private prediction", hypotheses, sample, gamma, alpha, size, alpha)
     events = pay(charge, (PureDP(epsilon=epsilon, count=len(x_Q)),))
     label_Q = _flip(_stable_draws(hypotheses, sample, x_Q, gamma, size, noise), alpha, noise)
     return Predicted(label_Q, events, ("epsilon", epsilon))
@@ -230,17 +245,23 @@ class PrivatePredictorPlan:
 
 
 def default_eta(vc_dimension: int, alpha: float) -> float:
-    """The largest eta whose 2 eta n ln(1/alpha) teachers each get ``realizable_size(alpha, alpha, d)`` records."""
-    return 1 / (2 * math.log(1 / alpha) * realizable_size(alpha, alpha, vc_dimension))
+    """The eta whose 2 eta n ln(1/alpha) teachers get one record more than ``realizable_size(alpha, alpha, d)`` each.
+
+    One more, because their number is rounded up.
+    """
+    return 1 / (2 * math.log(1 / alpha) * (realizable_size(alpha, alpha, vc_dimension) + 1))
 
 
 def plan_private_predictor(
     n: int, vc_dimension: int, *, alpha: float, eta: float | None = None, constants: str = "paper"
 ) -> PrivatePredictorPlan:
-    """The smallest admissible subset, the teachers, and what a prediction then costs (compute it before running)."""
+    """The smallest admissible subset, the teachers, and what a prediction then costs (compute it before running).
+
+    A subset of ``net_size(eta, alpha, d)`` + 1 is what privacy needs, one of ``net_size(alpha, alpha, d)`` accuracy.
+    """
     checks.between("alpha", alpha, 0, 0.5, open_=True)
     eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, open_=True)
-    subset = net_size(eta, alpha, vc_dimension) + 1
+    subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
     if n <= subset:
         fix = "Its constants are large: see private_predictor_size."
         raise checks.fail("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
@@ -250,16 +271,32 @@ def plan_private_predictor(
 
 
 def private_predictor_size(
-    vc_dimension: int, *, epsilon: float, alpha: float, beta: float = 0.1, constants: str = "paper"
+    vc_dimension: int,
+    *,
+    epsilon: float,
+    alpha: float,
+    beta: float = 0.1,
+    eta: float | None = None,
+    constants: str = "paper",
 ) -> int:
     """Smallest n for Theorem 2: epsilon-private predictions, excess error O(alpha) with probability 1 - beta.
 
-    The conditions of DF20 Lemma 8 with explicit constants, eta by ``default_eta``.
+    The conditions of DF20 Lemma 8 with explicit constants; eta: ``default_eta`` unless given (and then at most
+    ``largest_eta``, or no n is enough for the error).
     """
-    eta = default_eta(vc_dimension, alpha)
-    subset = net_size(eta, alpha, vc_dimension) + 1
+    eta = default_eta(vc_dimension, alpha) if eta is None else eta
+    subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
     low = max(subset + 1, math.ceil(1 / eta), uniform_size(alpha, beta, vc_dimension))
     return smallest(lambda n: private_predictor_epsilon(n, subset, eta, constants) <= epsilon, low=low)
+
+
+def largest_eta(vc_dimension: int, alpha: float, subset: int) -> float:
+    """The eta up to which Lemma 8 promises O(alpha), whatever n: its two conditions in which n cancels.
+
+    The teachers need their examples (``default_eta``), and n >= 2 ln tau(n')/((2/(eta n)) alpha) says eta <=
+    alpha/ln tau(n').
+    """
+    return min(default_eta(vc_dimension, alpha), alpha / log_sauer_shelah(subset, vc_dimension))
 
 
 def private_predictor_law(
@@ -310,8 +347,13 @@ def private_predictor(
         needed = private_predictor_size(d, epsilon=epsilon, alpha=alpha, constants=constants)
         fix = f"By default at alpha={alpha:g} it takes n >= {needed:,}."
         raise checks.fail("epsilon", epsilon, f"one prediction costs {plan.epsilon:.4g} at n = {sample.n:,}", fix)
-    needed = private_predictor_size(d, epsilon=epsilon or 1.0, alpha=alpha, constants=constants)
-    warn_below("private predictor", sample.n, [(f"epsilon {epsilon or 1.0:g} and error O({alpha:g})", needed)])
+    needed = private_predictor_size(d, epsilon=epsilon or 1.0, alpha=alpha, eta=plan.eta, constants=constants)
+    warn_below(
+        "private predictor",
+        sample.n,
+        [(f"epsilon {epsilon or 1.0:g} and error O({alpha:g}) with probability 0.9", needed)],
+        [("1/eta", math.floor(1 / plan.eta), 1 / largest_eta(d, alpha, plan.subset))],
+    )
     events = pay(charge, (PureDP(epsilon=plan.epsilon, count=len(x_Q)),))
     label_Q = np.empty(len(x_Q), dtype=bool)
     for q, x in enumerate(x_Q):
