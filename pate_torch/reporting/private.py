@@ -33,8 +33,8 @@ What may be published lies in the folder `release` of a run.
 """
 
 CONTENT = {
-    "run": "A run's private side: votes, teachers' curves, accuracies and data-dependent prices (they depend on the "
-    "votes, so they may not be published as a guarantee).",
+    "run": "A run's private side: votes, teachers' curves, accuracies, what an attack on the student found, and\n"
+    "data-dependent prices (they depend on the votes, so they may not be published as a guarantee).",
     "teachers": "An ensemble: the teachers' weights, how their shares were drawn, and their votes on public points. "
     "It belongs to the ledger of the same root: without that ledger it is refused.",
     "store": "The root of all runs: teachers, ledger and runs. Only the folders `release` below it may be published.",
