@@ -14,8 +14,9 @@ Source: Yeom et al. 2018 (arXiv 1709.01604), the attack; Carlini et al. 2022 (ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class Sides:
             checks.integer(f"membership.{name}", len(x), low=FEWEST, fix="Fewer tell nothing.")
         if self.member_x.shape[1:] != self.other_x.shape[1:] or self.member_x.dtype != self.other_x.dtype:
             raise ValueError("membership: members and others must be points of one shape and type")
-        known = _contents(self.member_x, self.member_y)
+        known = set(_contents(self.member_x, self.member_y))
         if both := sum(record in known for record in _contents(self.other_x, self.other_y)):
             raise ValueError(f"membership: {both} of the others are members; they must be records no teacher has seen")
 
@@ -129,28 +130,29 @@ class MembershipTest:
         """Members from the shards, one record of each unit; None where there is nothing to compare."""
         if data.private.unit == LABEL_UNIT:
             return None
-        used = take(data.private, shards.index_KS[shards.mask_KS].sort().values.numpy())
+        private, used = data.private, shards.index_KS[shards.mask_KS].numpy()
         x, y = data.evaluation.x, data.evaluation.y
         if others is not None:
             fresh = one_per_unit(others)
             x, y = fresh.x, fresh.y
-        known = set(_contents(used.x, used.y))
-        unseen = np.array([record not in known for record in _contents(x, y)], dtype=bool)
-        members = one_per_unit(used)
-        chosen = torch.from_numpy(self._some(len(members), seed, "members"))
-        rows = torch.from_numpy(np.flatnonzero(unseen)[self._some(int(unseen.sum()), seed, "others")])
-        if min(len(chosen), len(rows)) < FEWEST:
+        known = set(_contents(private.x, private.y, used))
+        unseen = [row for row, record in enumerate(_contents(x, y)) if record not in known]
+        first = np.unique(private.unit_id[used], return_index=True)[1]
+        members = take(private, self._some(used[first], seed, "members"))
+        rows = torch.from_numpy(self._some(np.array(unseen, dtype=np.int64), seed, "others"))
+        if min(len(members), len(rows)) < FEWEST:
             return None
-        return Sides(members.x[chosen], members.y[chosen], x[rows], y[rows])
+        return Sides(members.x, members.y, x[rows], y[rows])
 
-    def _some(self, size: int, seed: int, kind: str) -> NDArray[np.int64]:
-        return np.sort(numpy_stream(seed, "membership", kind).permutation(size)[: self.records])
+    def _some(self, rows: NDArray[np.int64], seed: int, kind: str) -> NDArray[np.int64]:
+        return np.sort(numpy_stream(seed, "membership", kind).permutation(rows)[: self.records])
 
 
-def _contents(x: Tensor, y: Tensor) -> list[bytes]:
-    """Each record as bytes."""
-    rows, labels = x.contiguous().cpu().numpy(), y.cpu().numpy()
-    return [row.tobytes() + label.tobytes() for row, label in zip(rows, labels, strict=True)]
+def _contents(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
+    """A hash of each record in these rows (None: of all)."""
+    points, labels = x.cpu().numpy(), y.cpu().numpy()
+    chosen = range(len(y)) if rows is None else rows
+    return [blake2b(points[row].tobytes() + labels[row].tobytes(), digest_size=16).digest() for row in chosen]
 
 
 def attack(logits: Logits, sides: Sides, seed: int = 0) -> Attack:
