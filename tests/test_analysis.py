@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch import networks
 from pate_torch.analysis import sample_sizes as sizes
 from pate_torch.analysis.figures import margin_correlation, margin_distribution
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
-from pate_torch.analysis.stability import on_average_stability, one_by_one
+from pate_torch.analysis.stability import by_teachers, on_average_stability, one_by_one
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise import NoiseSource
-from pate_torch.types import Context, Votes
+from pate_torch.rng import torch_stream
+from pate_torch.teachers.engine import batches
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import Context, DataSpec, Votes
 
 
 def binary(ones, K):
@@ -105,6 +109,89 @@ def test_pairs_differ_in_one_record_from_outside():
         on_average_stability(check, x, x, x[:1], n=9, pairs=20, seed=2)
     with pytest.raises(ValueError, match="scores in"):
         on_average_stability(lambda *_: np.zeros((1, 1)), x, x, x[:1], n=3, pairs=4, seed=0)
+
+
+def test_a_memoriser_is_as_unstable_as_its_closed_form():
+    """The nearest record's label, labels being coins: it changes if the nearest of n + 1 is the old record or the new
+    one, and half of the time then: alpha^2 = 1/(n + 1), a square root where the mean has 1/n."""
+    generator, n = np.random.default_rng(5), 15
+    x, y = generator.random(5000), (generator.random(5000) < 0.5).astype(float)
+
+    def nearest(x_B, y_B, points, coins):
+        return np.stack([np.take_along_axis(y_B, np.abs(x_B - p).argmin(1)[:, None], 1)[:, 0] for p in points], 1)
+
+    found = on_average_stability(nearest, x, y, np.array([0.4]), n=n, pairs=4000, seed=3)
+    assert found.alpha == pytest.approx(1 / math.sqrt(n + 1), abs=4 * found.error)
+    assert found.error < 0.05 * found.alpha
+
+
+ROWS = DataSpec(name="rows", num_classes=2, input_shape=(2,), class_names=("0", "1"), mean=(0.0,) * 2, std=(1.0,) * 2)
+
+
+def alone(recipe):
+    """``by_teachers`` written out for one data set: the plain program."""
+
+    def fit_predict(x, y, points, coin):
+        module = networks.build(recipe.network, ROWS.input_shape, 2, **recipe.options)
+        networks.initialise(module, torch_stream(0, "teacher", coin, "init"))
+        x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
+        weights = list(module.parameters())
+        momenta = [torch.zeros_like(w) for w in weights]
+        for index in batches(0, coin, len(x), recipe.steps, recipe.batch_size).long():
+            loss = torch.nn.functional.cross_entropy(module(x[index]), y[index])
+            for w, m, g in zip(weights, momenta, torch.autograd.grad(loss, weights), strict=True):
+                w.data -= recipe.learning_rate * m.mul_(recipe.momentum).add_(g)
+        with torch.no_grad():
+            return module(torch.as_tensor(points, dtype=torch.float32)).argmax(1).double().numpy()
+
+    return one_by_one(fit_predict)
+
+
+SGD = {"optimiser": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
+
+
+@pytest.mark.parametrize("network,options", [("logistic", {}), ("mlp", {"hidden": (6,)})])
+def test_stacked_retraining_is_retraining_one_by_one(network, options):
+    """Noisy labels, so that votes differ: at least 99.9 % of them are those of the plain program."""
+    recipe = TeacherRecipe(network=network, options=options, steps=40, batch_size=4, learning_rate=0.1, chunk=5, **SGD)
+    generator = np.random.default_rng(6)
+    x, points = generator.normal(size=(60, 2)), generator.normal(size=(400, 2))
+    y = ((x[:, 0] > 0) ^ (generator.random(60) < 0.3)).astype(int)
+    records = np.stack([generator.permutation(60)[:12] for _ in range(12)])
+    coins = [3, 9, 4] * 4
+    fits = by_teachers(recipe, ROWS), alone(recipe)
+    stacked, plain = (fit(x[records], y[records], points, coins) for fit in fits)
+    assert (stacked == plain).mean() >= 0.999
+    assert (plain != plain[0]).mean() > 0.02  # they do differ
+    other = by_teachers(recipe, ROWS)(x[records], y[records], points, [c + 1 for c in coins])
+    assert network == "logistic" or (stacked == other).mean() < 0.999  # and by their coins
+    measured = [
+        on_average_stability(fit, x, y, points, n=12, pairs=8, seed=4)
+        for fit in (by_teachers(recipe, ROWS), alone(recipe))
+    ]
+    np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
+
+
+def test_teachers_of_known_stability_come_out_right():
+    """Records that are all alike, labels that are coins. Who learns nothing never changes; who learns the majority of
+    three does if the other two disagree and the new label is another: a quarter of the time."""
+    generator = np.random.default_rng(7)
+    x, y = np.ones((400, 2)), generator.integers(0, 2, 400)
+    idle = by_teachers(TeacherRecipe(network="mlp", steps=1, learning_rate=1e-60, **SGD), ROWS)  # no float is so small
+    assert on_average_stability(idle, x, y, x[:2], n=3, pairs=40, seed=0).alpha == 0
+    recipe = TeacherRecipe(network="logistic", batch_size=3, steps=20, learning_rate=0.3, **SGD)
+    majority = by_teachers(recipe, ROWS)
+    found = on_average_stability(majority, x, y, x[:2], n=3, pairs=600, seed=0, batch=300)
+    assert found.alpha == pytest.approx(0.5, abs=4 * found.error) and found.error < 0.03
+    against = by_teachers(recipe, ROWS, label=0)
+    assert on_average_stability(against, x, y, x[:2], n=3, pairs=600, seed=0).alpha == found.alpha
+
+
+def test_teachers_that_cannot_be_retrained_are_refused():
+    with pytest.raises(ValueError, match="lean_cnn"):
+        by_teachers(TeacherRecipe(), ROWS)
+    with pytest.raises(ValueError, match="label"):
+        by_teachers(TeacherRecipe(network="logistic"), ROWS, label=2)
 
 
 # --- Theorems ----------------------------------------------------------------------------------------------------

@@ -61,7 +61,10 @@ ALLOWED = {
     "queries": {"types", "checks", "rng", "protocols", "representation", "graph", "queries"},
     "diffusion": {"checks", "graph"},
     "graph": {"types", "checks", "rng"},
-    "analysis": {"types", "checks", "rng", "protocols", "accounting", "mechanisms", "analysis"},
+    "analysis": {
+        *("types", "checks", "rng", "protocols", "networks", "accounting", "mechanisms", "analysis"),
+        "teachers",  # learners are retrained by the engine
+    },
     "data": {"types", "checks", "rng", "augment", "protocols", "data"},
     "ledger": {"accounting", "checks", "ledger_accounts", "ledger_chain", "ledger_command"},
     "ledger_accounts": {"accounting", "ledger_chain"},

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from pate_torch import checks
+from pate_torch import checks, networks
 from pate_torch.rng import derive, numpy_stream
+from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.training import chunk_size
+from pate_torch.types import DataSpec
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +33,51 @@ def one_by_one(fit_predict: Callable[..., Floats]) -> FitPredict:
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
     ) -> Floats:
         return np.stack([fit_predict(x, y, points, coin) for x, y, coin in zip(x_B, y_B, coins, strict=True)])
+
+    return batched
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Retrained(Chunk):
+    """A chunk whose members are named by their coins, so that two data sets with the same coins draw the same."""
+
+    coins: tuple[int, ...] = ()
+
+    @property
+    def teachers(self) -> Sequence[int]:
+        return self.coins
+
+
+def by_teachers(
+    recipe: TeacherRecipe, spec: DataSpec, *, label: int = 1, device: torch.device | str = "cpu"
+) -> FitPredict:
+    """The learner that trains this project's teachers: a batch of data sets is trained as one stack of teachers.
+
+    Scores are votes: 1.0 where the class voted for is ``label``, else 0.0. x: uint8 images or rows, as ``spec`` says;
+    y: class numbers. The coins name the streams of initialisation, batches and distortions, as a teacher's number does.
+    Raises ValueError for a recipe that does not fit the data, and for one with a public start (it learns from points
+    that no pair of data sets holds).
+    """
+    if recipe.start is not None:
+        raise checks.fail("teacher.start", recipe.start.representation.name, "must be null here")
+    recipe.check(spec)
+    checks.integer("label", label, low=0, high=spec.num_classes - 1)
+    device = torch.device(device)
+    train = train_loop if recipe.backend == "loop" else train_stacked
+    network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
+    kind = torch.uint8 if spec.is_image else torch.float32
+
+    def batched(
+        x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
+    ) -> Floats:
+        x, y = torch.as_tensor(x_B).to(kind), torch.as_tensor(y_B).to(torch.int64)
+        size, parts, asked = chunk_size(recipe, spec, len(x), device), [], torch.as_tensor(points).to(kind)
+        for rows in (slice(first, first + size) for first in range(0, len(x), size)):
+            full = torch.full((len(x[rows]),), x.shape[1])
+            chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))
+            params = train(chunk, spec, recipe, 0, device).params
+            parts.append(Ensemble(network, params, full > 0, spec).predictions(asked, device=device) == label)
+        return torch.cat(parts).double().numpy()
 
     return batched
 
@@ -57,6 +108,7 @@ def on_average_stability(
 ) -> OnAverageStability:
     """Estimates alpha: (1/n) sum_j E |h_D(x) - h_{D^(j)}(x)|^2 <= alpha^2 for every x.
 
+    fit_predict: ``by_teachers`` of a recipe, ``one_by_one`` of any function, or one's own.
     Draws ``pairs`` pairs from the pool (x [N, ...], y [N]), without replacement within a pair: D of n records, and D
     with its j-th record, j uniform, replaced by another record; both are trained with the same coins. Needs N > n.
     Use public or synthetic records: on private ones the result is private.
@@ -72,9 +124,11 @@ def on_average_stability(
     squares = []
     for start in range(0, pairs, batch):
         size = min(batch, pairs - start)
-        drawn = np.stack([generator.permutation(len(x))[: n + 1] for _ in range(size)])
-        kept, replaced = drawn[:, :n], drawn[:, :n].copy()
-        replaced[np.arange(size), generator.integers(0, n, size)] = drawn[:, n]
+        # Pair by pair, so that the batch changes nothing but the time.
+        drawn = [(generator.permutation(len(x))[: n + 1], generator.integers(n)) for _ in range(size)]
+        kept = np.stack([chosen[:n] for chosen, _ in drawn])
+        replaced = kept.copy()
+        replaced[np.arange(size), [j for _, j in drawn]] = [chosen[n] for chosen, _ in drawn]
         coins = [derive(seed, "coins", start + i) for i in range(size)] * 2
         both = np.concatenate([kept, replaced])
         score = np.asarray(fit_predict(x[both], y[both], points, coins), dtype=np.float64)

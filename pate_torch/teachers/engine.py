@@ -7,7 +7,7 @@ reach another teacher's records. Every teacher draws initialisation, batches and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -42,7 +42,8 @@ class Chunk:
         return len(self.size_k)
 
     @property
-    def teachers(self) -> range:
+    def teachers(self) -> Sequence[int]:
+        """The numbers that name their streams."""
         return range(self.first, self.first + len(self))
 
     def __repr__(self) -> str:
