@@ -178,7 +178,7 @@ def plan_ag_priv_cl(
     per_record = hat_epsilon, (inner_delta - tail) / group
     cutoff = math.ceil(_cutoff(m, alpha, beta))
     mechanism = _sparse_vector(*per_record, failures=cutoff, queries=m, noise_kind=noise_kind, sharp=sharp)
-    wanted = _teachers(mechanism, m, beta)
+    wanted = two_thirds_teachers(mechanism, m, beta)
     teachers = min(wanted, subset) if num_teachers is None else num_teachers
     enough = _minimum_subset(vc_dimension, max(wanted, teachers), m, cutoff, alpha=alpha, beta=beta, resample=resample)
     return AgPrivClPlan(
@@ -222,7 +222,7 @@ def _sparse_vector(
     return min(composed, added, key=lambda mechanism: mechanism.calibration(queries).threshold)
 
 
-def _teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
+def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
     """So many that a two-thirds majority (dist = K/6 - 1) passes every test with probability 1 - beta/4."""
     plan = mechanism.calibration(num_queries)
     noise = plan.scale * (math.log(4 * plan.blocks / beta) + 2 * math.log(4 * num_queries / beta))
@@ -264,11 +264,8 @@ def _minimum_queries(alpha: float, beta: float) -> int:
     NB20 Lemma 3.5 asks for 8 ln(1/(alpha beta))/alpha, by a Chernoff bound that needs the best error to be of the
     order of alpha; this is Hoeffding's.
     """
-    return smallest(lambda m: _cutoff(m, alpha, beta) + 1 <= m * alpha / 4, low=_hoeffding(alpha, beta))
-
-
-def _hoeffding(alpha: float, beta: float) -> int:
-    return math.ceil(math.log(8 / beta) / (2 * (3 * alpha / 8) ** 2))
+    hoeffding = math.ceil(math.log(8 / beta) / (2 * (3 * alpha / 8) ** 2))
+    return smallest(lambda m: _cutoff(m, alpha, beta) + 1 <= m * alpha / 4, low=hoeffding)
 
 
 def ag_priv_cl(
