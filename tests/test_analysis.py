@@ -260,6 +260,13 @@ def test_rates_have_the_exponents_they_are_known_for():
     n_rate = lambda n: sizes.lzcw21_theorem_10(10**9, 2, int(n), epsilon=1.0, tau=1.0)[1]  # noqa: E731
     assert slope(n_rate, 1e3, 1e4) == pytest.approx(-2, abs=0.01)
     assert slope(lambda m: sizes.lzcw21_remark_12(1, int(m), epsilon=1.0, tau=1.0), 1e4, 1e6) == pytest.approx(1)
+    # With m as good as it can be, Gaussian PATE has the rate of Remark 29, (n epsilon)^{-2 tau/(4 - tau)}.
+    best = lambda n: min(  # noqa: E731
+        sizes.lzcw21_theorem_28_error(m, 1, int(n), epsilon=1.0, tau=0.5) for m in np.geomspace(1, n, 4000)
+    )
+    assert slope(best, 1e6, 1e8) == pytest.approx(-2 * 0.5 / 3.5, abs=0.005)
+    active = lambda n: sizes.lzcw21_theorem_22_error(10**12, 4, int(n), **PRIVACY, theta=3.0, tau=1.0)  # noqa: E731
+    assert slope(active, 1e4, 1e5) == pytest.approx(-1)
     half = lambda a: sizes.df20_theorem_1(1, gamma=0.9, alpha=a, beta=0.1)  # noqa: E731
     assert slope(half, 1e-4, 1e-5) == pytest.approx(-2, abs=0.05)
     agnostic = lambda m: sizes.nb20_theorem_3_3(int(m), 1, **PRIVACY, alpha=0.01, beta=0.1)  # noqa: E731
@@ -272,6 +279,11 @@ def test_the_rest_by_hand():
     assert sizes.btt18_claim_4_5(alpha=0.01, gamma=0.1) == pytest.approx(0.37)
     assert sizes.btt18_theorem_4_7(alpha=0.01, gamma=0.1) == pytest.approx(0.85)
     assert sizes.btt18_lemma_5_8(50, alpha=0.01) == pytest.approx(0.4)
+    assert sizes.btt18_theorem_5_6(100, 5, **PRIVACY, beta=0.1) == pytest.approx(
+        32 * math.log(4000 / 1e-5) * math.sqrt(20 * math.log(2e5))
+    )
+    assert sizes.btt18_lemma_5_13(10.0, 300.0, beta=0.1) == math.ceil(30 * math.sqrt(5) * math.log(20) + 900)
+    assert sizes.btt18_lemma_5_13(0.1, 3.0, beta=0.1) == math.ceil(72 * math.log(20))
     K, width, error = sizes.btt18_theorem_5_14(100, 5, **PRIVACY, beta=0.1, n_shard=50, alpha=0.01, nu=0.1)
     assert width == pytest.approx(1.7) and error == pytest.approx(0.85)
     assert math.isclose(K, 136 * math.log(4000 / 1e-5) * math.sqrt(10 * math.log(2e5)))
@@ -297,6 +309,9 @@ def test_the_rest_by_hand():
     queries, K = sizes.lzcw21_theorem_22(2, **PRIVACY, n=1000, alpha=0.1, gamma=0.1, theta=3.0)
     assert math.isclose(K, sizes.lzcw21_theorem_28(queries, 1000, **PRIVACY))
     assert queries == pytest.approx(3 * (1 + math.log(10)) * (2 * math.log(3) + math.log(20 * math.log(10))))
+    assert sizes.lzcw21_theorem_22_error(100, 4, 1000, **PRIVACY, theta=3.0, tau=1.0) == pytest.approx(
+        max(8 * math.sqrt(3 * math.log(1e5)) / 1000, 0.04)
+    )
     m0, n = sizes.nb20_theorem_4_1(1, **asked)
     assert m0 == math.ceil(640 * math.log(10)) and n == sizes.nb20_theorem_3_3(m0, 1, **asked)
     assert sizes.wlf16_theorem_17(1000, epsilon=0.1, rho=0, log_K=math.log(50)) == pytest.approx(

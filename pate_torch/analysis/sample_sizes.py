@@ -46,7 +46,10 @@ def btt18_lemma_4_2(mistakes: float, share: float) -> float:
 def btt18_theorem_4_3(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
 ) -> float:
-    """n, realizable: C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha)."""
+    """n, realizable: C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha).
+
+    For m >= 4 ln(1/(alpha beta))/alpha^2, as Theorem 4.4.
+    """
     T = btt18_corollary_4_1(m, alpha=alpha, gamma=0.0, beta=beta)
     size = d * math.log(1 / alpha) + math.log(m / beta)
     return constant * size * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha
@@ -74,9 +77,25 @@ def btt18_theorem_4_7(*, alpha: float, gamma: float) -> float:
     return 7 * gamma + 15 * alpha
 
 
+def btt18_theorem_5_6(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
+    """The distance at which a soft query's histogram is answered: 32 ln(8mT/min(delta, beta)) sqrt(4T ln(2/delta))
+    / epsilon."""
+    return 32 * math.log(8 * m * T / min(delta, beta)) * math.sqrt(4 * T * math.log(2 / delta)) / epsilon
+
+
 def btt18_lemma_5_8(n: int, *, alpha: float) -> float:
     """4 alpha sqrt(2n): so close to its expectation is the score of an alpha-stable learner, three times in four."""
     return 4 * alpha * math.sqrt(2 * n)
+
+
+def btt18_lemma_5_13(scale: float, threshold: float, *, beta: float) -> int:
+    """K with which a private learner is (nu', beta)-strong where its base learner is nu-weak.
+
+    K = 3 (sqrt(5) lambda ln(2/beta) + w), and 72 ln(2/beta) at least, as the proof has it; nu' and the bin width are
+    those of Theorem 5.14.
+    """
+    log_beta = math.log(2 / beta)
+    return math.ceil(max(3 * (math.sqrt(5) * scale * log_beta + threshold), 72 * log_beta))
 
 
 def btt18_theorem_5_14(
@@ -180,6 +199,19 @@ def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> floa
     """K of Gaussian PATE: 6 sqrt(ln 2n) (sqrt(m ln(1/delta)) + sqrt(m ln(1/delta) + epsilon m))/epsilon."""
     L = m * math.log(1 / delta)
     return 6 * math.sqrt(math.log(2 * n)) * (math.sqrt(L) + math.sqrt(L + epsilon * m)) / epsilon
+
+
+def lzcw21_theorem_28_error(m: float, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0) -> float:
+    """Its excess error under Tsybakov noise tau: C (d/m + (d sqrt(m)/(n epsilon))^{tau/(2-tau)})."""
+    return constant * (d / m + (d * math.sqrt(m) / (n * epsilon)) ** (tau / (2 - tau)))
+
+
+def lzcw21_theorem_22_error(
+    m: float, d: int, n: int, *, epsilon: float, delta: float, theta: float, tau: float, constant: float = 1.0
+) -> float:
+    """Excess error with active queries: C max((d^{3/2} sqrt(theta ln(1/delta))/(n epsilon))^{tau/(2-tau)}, d/m)."""
+    private = d**1.5 * math.sqrt(theta * math.log(1 / delta)) / (n * epsilon)
+    return constant * max(private ** (tau / (2 - tau)), d / m)
 
 
 # --- NB20, DF20, WLF16 ---------------------------------------------------------------------------------------------
