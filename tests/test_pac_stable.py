@@ -287,7 +287,7 @@ def test_an_eta_that_no_n_is_enough_for_is_warned_about():
 def test_private_predictor_draws_what_it_charges():
     generator = np.random.default_rng(0)
     x = (generator.random(500) < 0.9).astype(float)
-    sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 300, 0.3
+    sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 220, 0.3
     done = private_predictor(
         Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, noise=spy, charge=spy.charge
     )
