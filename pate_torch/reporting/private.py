@@ -132,6 +132,16 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
     path.write_text(strict_json(content), encoding="utf-8")
 
 
+LAYOUT = {
+    "Teachers: mean, least and greatest": {
+        what: ["Margin", [f"teachers/{what}_{which}" for which in ("mean", "min", "max")]]
+        for what in ("loss", "accuracy")
+    },
+    "Votes": {"share of questions answered": ["Multiline", ["votes/answered_share$"]]},
+}
+"""Of TensorBoard's page of custom scalars."""
+
+
 class PrivateBoard:
     """PRIVATE. Writes private/tensorboard: how the teachers learn, how they agree, how many questions were answered.
 
@@ -142,6 +152,7 @@ class PrivateBoard:
         make_private_folder(folder)
         self.writer = SummaryWriter(str(folder))
         self.writer.add_text("PRIVATE", README.format(what=CONTENT["run"]))
+        self.writer.add_custom_scalars(LAYOUT)
         self.writer.flush()
         for file in folder.glob("events.out.tfevents.*"):
             file.chmod(OWNER_ONLY_FILE)  # the folder is closed already; a copy of the file alone should be, too
@@ -168,13 +179,6 @@ class PrivateBoard:
 
     def membership(self, found: Membership) -> None:
         """What the attack on the student found, beside its bounds and a model without privacy."""
-        for name, attack in (("student", found.student), ("without_privacy", found.nonprivate)):
-            if attack is not None:
-                self.writer.add_scalar(f"membership/advantage_{name}", attack.advantage, 0)
-                self.writer.add_scalar(f"membership/auc_{name}", attack.auc, 0)
-        for name, bound in (("bound", found.bound), ("bound_by_plan", found.bound_by_plan)):
-            if bound is not None:
-                self.writer.add_scalar(f"membership/advantage_{name}", bound, 0)
         words = "\n\n".join(f"{line.name.strip()}: {line.value}" for line in _membership_lines(found))
         self.writer.add_text("membership", words)
 
