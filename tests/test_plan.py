@@ -157,7 +157,7 @@ def test_no_ledger_is_made_where_there_is_none(home):
 def test_a_target_sets_the_noise_as_in_a_run():
     sheet = plan("privacy.target_epsilon=1.5")
     expected = command.calibrated(run_plan("privacy.target_epsilon=1.5")).sigma
-    assert [choice.num_teachers for choice in sheet.choices] == [25, 50, 100]
+    assert [choice.num_teachers for choice in sheet.choices] == [37, 75, 150]
     for choice in sheet.choices:
         assert choice.sigma == expected == choice.sigma_for_target
         assert choice.epsilon == pytest.approx(1.5, rel=1e-8)
@@ -175,8 +175,8 @@ def test_what_is_left_open_is_halved_and_doubled():
     def grid(*settings):
         return [(choice.num_teachers, choice.sigma) for choice in plan(*settings).choices]
 
-    assert grid() == [(k, s) for k in (25, 50, 100) for s in (4.15, 8.3, 16.6)]
-    assert grid("teachers=80") == [(80, 4.15), (80, 8.3), (80, 16.6)]
+    assert grid() == [(k, s) for k in (37, 75, 150) for s in (5.5, 11, 22)]
+    assert grid("teachers=80") == [(80, 5.5), (80, 11), (80, 22)]
     assert grid("num_teachers=80,90", "mechanism.sigma=5") == [(80, 5), (90, 5)]
     assert grid("num_teachers=range(10,40,10)", "mechanism.sigma=5") == [(10, 5), (20, 5), (30, 5)]
 
@@ -242,7 +242,8 @@ def test_questions_and_teachers_beyond_what_is_declared_are_refused():
 
 
 def test_few_answers_are_told_from_none_wrong():
-    choice = only("mechanism=confident", "teachers=50", "mechanism.threshold=60", "mechanism.sigma=8")
+    screen = ("mechanism.threshold=60", "mechanism.screen_sigma=12")
+    choice = only("mechanism=confident", "teachers=50", "mechanism.sigma=8", *screen)
     assert choice.outcome.answered < 0.1 and choice.verdict == "few"
 
 
