@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pate_torch import checks, labelling, preflight, results, runs
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove
-from pate_torch.ensembling import Teachers, enrol, obtain_ensemble
+from pate_torch.ensembling import Teachers, enrol, obtain_ensemble, obtain_votes
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.membership import FEWEST, Membership, MembershipTest
@@ -47,6 +47,7 @@ from pate_torch.students.vat import Vat
 from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
+from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 
 STUDENTS: dict[str, type[GradientStudent]] = {
@@ -194,12 +195,14 @@ class Pate:
         *,
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
+        voting: Transduction | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
         strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
         several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
-        supervised, a small network). The same questions to the same teachers are answered from the earlier release,
+        supervised, a small network). voting: how a recipe's teachers answer for all public points together (None: for
+        each by itself). The same questions to the same teachers are answered from the earlier release,
         for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
         """
         private, spec = self._fitted()
@@ -212,11 +215,15 @@ class Pate:
         plan = self._plan(data, num_queries, Random() if strategy is None else strategy)
         if refit is not None:
             plan = replace(plan, refit=_named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}))
+        if voting is not None and self._stored is None:
+            fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
+            raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
+        plan = replace(plan, transduction=voting)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, self._clock("labels"):
             open_account(plan, ledger, self.name, private.unit, planned)
-            teachers = self._asked(pool, ledger)
+            teachers = self._asked(plan, data, ledger, stages)
             charge = labelling.Charge(
                 ledger=ledger, account=self.name, fingerprint=teachers.fingerprint, run=plan.folder.name
             )
@@ -415,17 +422,17 @@ class Pate:
                 self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
             )
 
-    def _asked(self, pool: PublicPool, ledger: Ledger) -> Teachers:
+    def _asked(self, plan: Plan, data: Dataset, ledger: Ledger, stages: Stages) -> Teachers:
         """PRIVATE. The teachers with their votes on the pool."""
         store = TeacherStore(self.home)
         if self._stored is None:
             assert self._panel is not None
-            return enrol(self._panel.votes(pool.x), self.name, store, ledger)
+            return enrol(self._panel.votes(data.pool.x), self.name, store, ledger)
         stored = self._stored
         return Teachers(
             id=stored.id,
             ensemble=stored.ensemble,
-            votes=store.votes_cached(stored.id, pool.x, lambda: stored.ensemble.votes(pool.x, device=self.device)),
+            votes=obtain_votes(plan, data, stored, store, stages),
             reused=True,
             fingerprint=stored.identity.fingerprint,
             remember=functools.partial(store.set_ledger_head, stored.id),

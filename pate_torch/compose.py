@@ -25,6 +25,7 @@ from pate_torch.runplan import Partition
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.teachers.transduction import Transduction
 
 
 def plan(cfg: DictConfig, folder: Path) -> Plan:
@@ -60,6 +61,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
+        transduction=component(cfg, "voting", Transduction) if "_target_" in resolved["voting"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pate_torch import checks, networks, released
 from pate_torch.foreign_votes import Register
+from pate_torch.graph import coordinates
 from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
@@ -23,6 +24,7 @@ from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
 from pate_torch.teachers.training import Losses, train
+from pate_torch.teachers.transduction import Jointly
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import Dataset, PrivateData, Shards, Votes
 
@@ -147,6 +149,56 @@ def public_trunk(plan: Plan, data: Dataset, stages: Stages) -> Trunk | None:
     return distributed.share_trunk(trunk, data.spec)
 
 
+def learn_features(plan: Plan, data: Dataset, stages: Stages) -> Tensor | None:
+    """Features of the public points, learnt without labels, [P, D]; None when questions look at the points as they are.
+
+    A student that starts from the same recipe and seed finds the encoder learnt already.
+    """
+    if plan.representation is None:
+        return None
+    progress = stages("Learning features of the public points")
+    return plan.representation.features(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
+
+
+def joint_voting(plan: Plan, data: Dataset, stages: Stages, *, together: bool = True) -> Jointly | None:
+    """How a teacher votes on the public pool, over rank 0's features of it; None: on each point by itself.
+
+    together: every rank asks for it; else this one alone does.
+    """
+    if plan.transduction is None:
+        return None
+    feature_PD = None
+    if distributed.is_main():
+        learnt = learn_features(plan, data, stages)
+        feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt
+    if together or feature_PD is None:
+        feature_PD = distributed.share_tensor(feature_PD)
+    return plan.transduction.among(feature_PD)
+
+
+def _manner(plan: Plan) -> str:
+    """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
+    if plan.transduction is None:
+        return ""
+    learnt = {} if plan.representation is None else dataclasses.asdict(plan.representation) | {"seed": plan.seed}
+    return released.key({"transduction": dataclasses.asdict(plan.transduction), "representation": learnt})[:16]
+
+
+def obtain_votes(
+    plan: Plan, data: Dataset, stored: Stored, store: TeacherStore, stages: Stages, *, together: bool = False
+) -> Votes:
+    """PRIVATE. The votes of a stored ensemble on the public pool, counted or found. together: see ``joint_voting``."""
+
+    def ask() -> Votes:
+        jointly = joint_voting(plan, data, stages, together=together)
+        progress = stages("Counting votes")
+        return distributed.votes(
+            stored.ensemble, data.pool.x, device=plan.device, progress=progress, jointly=jointly, together=together
+        )
+
+    return store.votes_cached(stored.id, data.pool.x, ask, _manner(plan))
+
+
 def obtain_teachers(
     plan: Plan,
     data: Dataset,
@@ -161,13 +213,8 @@ def obtain_teachers(
     stored, fresh = obtain_ensemble(
         plan, data, store, ledger, stages, clock, afford=afford, log=board.log, losses=board.losses
     )
-    # Only where every rank has just trained do the ranks ask together.
-    ask = functools.partial(distributed.votes, stored.ensemble) if fresh else stored.ensemble.votes
     with clock("votes"):
-        progress = stages("Counting votes")
-        votes = store.votes_cached(
-            stored.id, data.pool.x, lambda: ask(data.pool.x, device=plan.device, progress=progress)
-        )
+        votes = obtain_votes(plan, data, stored, store, stages, together=fresh)
     return Teachers(
         id=stored.id,
         ensemble=stored.ensemble,
@@ -268,6 +315,7 @@ def assist(plan: Plan) -> None:
                 trunk=public_trunk(plan, data, quiet),
                 checkpoint_dir=checkpoints,
             )
-            distributed.votes(ensemble, data.pool.x, device=plan.device)
+            jointly = joint_voting(plan, data, quiet)
+            distributed.votes(ensemble, data.pool.x, device=plan.device, jointly=jointly)
         elif order == BASELINE:
             nonprivate(plan, data, quiet)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import checks
+from pate_torch.types import DataSpec
 
 _BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
 
@@ -27,6 +28,11 @@ def principal(x_PD: Tensor, width: int) -> Tensor:
         return x_PD @ torch.linalg.eigh(x_PD.T @ x_PD).eigenvectors[:, -width:]
     values, vectors = torch.linalg.eigh(x_PD @ x_PD.T)
     return vectors[:, -width:] * values[-width:].clamp(min=0).sqrt()
+
+
+def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
+    """Raw points as rows to compare where no features are learnt: normalised, on at most ``width`` axes, on the CPU."""
+    return principal(spec.normalise(x_P.cpu()).flatten(1), width)
 
 
 @dataclass(frozen=True, eq=False)

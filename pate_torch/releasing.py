@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pate_torch import labelling, released, rng
 from pate_torch.accounting.events import Event
-from pate_torch.ensembling import Teachers
+from pate_torch.ensembling import Teachers, learn_features
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
@@ -65,23 +65,14 @@ def obtain_release(
     return release, written, False
 
 
-def learn_features(plan: Plan, data: Dataset, stages: Stages) -> Tensor | None:
-    """Features of the public points, learnt without labels, [P, D]; None when questions look at the points as they are.
-
-    A student that starts from the same recipe and seed finds the encoder learnt already.
-    """
-    if plan.representation is None:
-        return None
-    progress = stages("Learning features of the public points")
-    return plan.representation.features(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
-
-
 def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
     asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
     if plan.representation is not None:
         asking["representation"] = _configuration(plan.representation)
+    if plan.transduction is not None and teachers.ensemble is not None:
+        asking["voting"] = _configuration(plan.transduction)
     if plan.rounds > 1:
         asking["refit"] = _configuration(plan.refit)
     pool = released.digest(data.pool)
@@ -97,12 +88,19 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "noise": plan.noise,
         "private": noise.private,
         "query": plan.strategy.name,
+        "voting": _voting(plan, teachers),
         "rounds": plan.rounds,
         "seed": plan.seed,
         "delta": plan.delta,
         "adjacency": plan.partition.adjacency,
         "unit": data.private.unit,
     }
+
+
+def _voting(plan: Plan, teachers: Teachers) -> str:
+    if teachers.ensemble is None:
+        return "brought"
+    return "inductive" if plan.transduction is None else "transductive"
 
 
 def _configuration(component: Any) -> dict[str, Any]:

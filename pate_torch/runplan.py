@@ -18,6 +18,7 @@ from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import PrivateData, Shards
 
 
@@ -60,6 +61,7 @@ class Plan:
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None
+    transduction: Transduction | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import save_file
 from teacher_world import recipe, records, shards_of, spec
 
+from pate_torch.graph import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
+from pate_torch.teachers.transduction import Transduction
 
 
 def main() -> None:
@@ -28,8 +30,12 @@ def main() -> None:
     shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.votes(ensemble, private.x)
+    place = distributed.share_tensor(coordinates(private.x, spec()) if distributed.is_main() else None)
+    joint = distributed.votes(ensemble, private.x, jointly=Transduction().among(place))
     distributed.barrier()
-    save_file(ensemble.params | {"votes": votes.counts_QC}, folder / f"rank{me.rank}.safetensors")
+    save_file(
+        ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
+    )
     distributed.close()
 
 

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from teacher_world import differing, recipe, records, shards_of, spec
 
+from pate_torch.graph import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
+from pate_torch.teachers.transduction import Transduction
 
 HERE = Path(__file__).parent
 
@@ -34,14 +36,16 @@ def alone():
     private = records(150)
     shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
-    return ensemble.params, ensemble.votes(private.x).counts_QC
+    jointly = Transduction().among(coordinates(private.x, spec()))
+    return ensemble.params, ensemble.votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 
-def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.Tensor]) -> None:
-    params, counts = alone
+def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]) -> None:
+    params, counts, joint = alone
     for rank in range(ranks):
         found = load_file(folder / f"rank{rank}.safetensors")
         assert torch.equal(found.pop("votes").long(), counts.long())
+        assert torch.equal(found.pop("joint"), joint)
         assert differing(found, params) == set()
 
 

@@ -41,6 +41,7 @@ ALLOWED = {
         "views",
         "representation",
         "diffusion",
+        "graph",
         "data",
         "threads",
         "teachers",

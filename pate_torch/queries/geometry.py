@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.graph import principal
+from pate_torch.graph import coordinates
 from pate_torch.protocols import QueryState
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
@@ -15,7 +15,7 @@ def features(state: QueryState, width: int = 64) -> Tensor:
     """Float32 [P, D] on the CPU: the learnt representation, else the normalised points on at most ``width`` axes."""
     if state.feature_PD is not None:
         return state.feature_PD.float().cpu()
-    return principal(state.spec.normalise(state.pool_x.cpu()).flatten(1), width)
+    return coordinates(state.pool_x, state.spec, width)
 
 
 def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.graph import balanced, neighbour_graph, principal, spread
+from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
 from pate_torch.representation import Representation
 from pate_torch.students.training import Problem, label_loss
 
-_AXES = 64  # of raw points, where no representation is learnt
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBOURS = 10
 
@@ -18,7 +17,7 @@ def carried(problem: Problem, representation: Representation | None, target_C: T
     """Released labels spread over the neighbour graph of the public points, as probabilities [P, C]."""
     x_P, spec = problem.x_P, problem.spec
     if representation is None:
-        features = principal(spec.normalise(x_P).flatten(1).cpu(), _AXES)
+        features = coordinates(x_P, spec)
     else:
         features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.transduction import Jointly
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, Votes
 
@@ -117,21 +118,43 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
     return Trunk.rebuild(facts, {name: row[0] for name, row in rows.items()}, points, spec_from(facts["spec"]))
 
 
+def share_tensor(value: Tensor | None) -> Tensor:
+    """Rank 0's tensor on every rank (the others pass None)."""
+    if value is not None and world().size == 1:
+        return value
+    facts = "" if value is None else json.dumps([list(value.shape), str(value.dtype).removeprefix("torch.")])
+    shape, dtype = json.loads(broadcast_text(facts))
+    row = torch.empty(1, *shape, dtype=getattr(torch, dtype)) if value is None else value[None].contiguous()
+    share_rows({"tensor": row}, [0])
+    return row[0]
+
+
 def votes(
     ensemble: Ensemble,
     x: Tensor,
-    batch: int | None = None,
+    *,
     device: torch.device | str = "cpu",
     progress: Progress = silent,
+    jointly: Jointly | None = None,
+    together: bool = True,
 ) -> Votes:
-    """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them."""
+    """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them.
+
+    jointly: how a teacher votes on the whole pool ``x``; None: on each point by itself. together: False where this
+    rank asks alone.
+    """
+
+    def tally(some: Ensemble) -> Tensor:
+        if jointly is not None:
+            return jointly.tally(some, x, device, progress)
+        return some.tally(x, device=device, progress=progress)
+
     me = world()
-    if me.size == 1:
-        return ensemble.votes(x, batch, device, progress)
-    num_classes = ensemble.network["num_classes"]
+    if me.size == 1 or not together:
+        return Votes(tally(ensemble), len(ensemble))
+    counts = torch.zeros(len(x), ensemble.network["num_classes"], dtype=torch.int32)
     share = slice(me.rank, None, me.size)
-    counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
     if len(ensemble.trained_K[share]):
-        counts += ensemble.select(share).tally(x, batch, device, progress)
+        counts += tally(ensemble.select(share))
     _checked(lambda: dist.all_reduce(counts))
     return Votes(counts, len(ensemble))

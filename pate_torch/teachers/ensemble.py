@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,9 @@ POINTS_GPU = 512
 
 STRETCH = 1 << 16
 """Queries whose predictions are held at a time."""
+
+Hear = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
+"""PRIVATE. Takes some teachers' rows and their logits, part by part."""
 
 
 def _in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Iterator[int]:
@@ -87,37 +90,60 @@ class Ensemble:
         params = {name: p[teachers] for name, p in self.params.items()}
         return Ensemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
 
+    def opinions(
+        self,
+        x: Tensor,
+        hear: Hear,
+        batch: int | None = None,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> None:
+        """Calls hear(rows, parts) for a few teachers at a time, from several threads on a CPU.
+
+        ``parts`` yields (start, logits [k, B, C]) of successive raw points x [Q, ...], on the device. Non-finite logits
+        of a point become all equal, a vote for class 0: a teacher which diverged still has exactly one vote.
+        """
+        device, spec = torch.device(device), self.spec
+        if self.trunk is not None:
+            x, spec = self.trunk.features(x, device), self.trunk.spec
+        on_cpu = device.type == "cpu"
+        together = TEACHERS if on_cpu else 8 * TEACHERS
+        size = batch or (POINTS if on_cpu else POINTS_GPU)
+        module = self._module().to(device)
+        dtype = next(iter(self.params.values())).dtype
+
+        def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
+            params = {name: p[rows].to(device) for name, p in self.params.items()}
+            for start in range(0, len(x), size):
+                part = spec.normalise(x[start : start + size].to(device), dtype)
+                logits = stacked.forward(module, params, part.unsqueeze(1))
+                yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
+
+        @torch.no_grad()
+        def ask(first: int) -> int:
+            rows = slice(first, min(first + together, len(self)))
+            hear(rows, parts(rows))
+            return rows.stop - rows.start
+
+        done = 0
+        for count in _in_threads(ask, range(0, len(self), together), on_cpu):
+            done += count
+            progress(done, len(self))
+
     def predictions(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Tensor:
         """Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
-        Non-finite logits vote class 0, so that a teacher which diverged still has exactly one vote.
         """
-        device, spec = torch.device(device), self.spec
-        if self.trunk is not None:
-            x, spec = self.trunk.features(x, device), self.trunk.spec
-        on_cpu = device.type == "cpu"
-        batch = batch or (POINTS if on_cpu else POINTS_GPU)
-        module = self._module().to(device)
-        dtype = next(iter(self.params.values())).dtype
         out = torch.zeros(len(self), len(x), dtype=voting.label_dtype(self.network["num_classes"]))
 
-        @torch.no_grad()
-        def ask(first: int) -> int:
-            rows = slice(first, first + (TEACHERS if on_cpu else 8 * TEACHERS))
-            params = {name: p[rows].to(device) for name, p in self.params.items()}
-            for start in range(0, len(x), batch):
-                part = spec.normalise(x[start : start + batch].to(device), dtype)
-                logits = stacked.forward(module, params, part.unsqueeze(1))
-                out[rows, start : start + batch] = torch.where(logits.isfinite().all(2), logits.argmax(2), 0).cpu()
-            return len(out[rows])
+        def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+            for start, logits in parts:
+                out[rows, start : start + logits.shape[1]] = logits.argmax(2).cpu()
 
-        done = 0
-        for count in _in_threads(ask, range(0, len(self), TEACHERS if on_cpu else 8 * TEACHERS), on_cpu):
-            done += count
-            progress(done, len(self))
+        self.opinions(x, hear, batch, device, progress)
         out[~self.trained_K] = 0
         return out
 

@@ -201,11 +201,14 @@ class TeacherStore:
         folder = self._folder(name)
         self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
 
-    def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes]) -> Votes:
-        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept."""
+    def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes], manner: str = "") -> Votes:
+        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept.
+
+        manner: names how they vote, where not on each point by itself; letters and digits.
+        """
         folder = self._folder(name)
         manifest = self._manifest(folder)
-        path = private_folder(folder / "votes") / f"{pool_hash(pool_x)}.safetensors"
+        path = private_folder(folder / "votes") / f"{pool_hash(pool_x)}{manner and '-'}{manner}.safetensors"
         if path.exists():
             counts = read_tensors(path).get("counts_QC")
             if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):

@@ -1,0 +1,199 @@
+"""Transductive votes: what they compute, and that one record still moves one teacher and nobody else's rounding."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from teacher_world import recipe, records, shards_of, spec
+
+from pate_torch import pipeline
+from pate_torch.data.glyphs import Glyphs
+from pate_torch.data.partition import AddRemove
+from pate_torch.graph import coordinates, neighbour_graph
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.random import Random
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers import distributed, voting
+from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.teachers.transduction import Transduction
+from pate_torch.types import PrivateData
+
+SHARDS = [*(list(range(k * 9, k * 9 + 9)) for k in range(10)), []]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return records(60, seed=7).x
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    return train(records(120), spec(), shards_of(SHARDS), recipe(), seed=0)
+
+
+def jointly(pool, **changes):
+    return Transduction(**changes).among(coordinates(pool, spec()))
+
+
+def probabilities(ensemble, pool) -> np.ndarray:
+    """[K, P, C], read off the ensemble part by part."""
+    out = torch.zeros(len(ensemble), len(pool), 4)
+
+    def hear(rows, parts):
+        for start, logits in parts:
+            out[rows, start : start + logits.shape[1]] = logits.softmax(2)
+
+    ensemble.opinions(pool, hear)
+    return out.double().numpy()
+
+
+@pytest.mark.parametrize("balance", [True, False])
+@pytest.mark.parametrize("reach", [0.0, 0.5, 0.8, 0.95])
+def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
+    """A twin in NumPy: proportional fitting, then the inverse of 1 - reach W."""
+    weight = neighbour_graph(coordinates(pool, spec()), 6).weight_PP.to_dense().double().numpy()
+    expected, lead = [], []
+    for p in probabilities(ensemble, pool)[:-1]:
+        for _ in range(20 if balance else 0):
+            p = p / p.sum(1, keepdims=True)
+            p = p * (0.25 / p.mean(0))
+        p = p / p.sum(1, keepdims=True)
+        carried = (1 - reach) * np.linalg.solve(np.eye(len(p)) - reach * weight, p)
+        expected.append(carried.argmax(1))
+        lead.append(np.diff(np.sort(carried, 1)[:, -2:], axis=1)[:, 0] / carried.max(1))
+    found = jointly(pool, reach=reach, balance=balance).predictions(ensemble, pool)
+    clear = np.stack(lead) > 0.01  # what carrying stops short of decides the rest
+    assert clear.mean() > 0.8
+    assert np.array_equal(found[:-1].numpy()[clear], np.stack(expected)[clear])
+    assert (found[-1] == 0).all()  # nobody in that shard
+
+
+def test_without_reach_or_balance_they_are_the_plain_votes(ensemble, pool):
+    assert torch.equal(jointly(pool, reach=0, balance=False).predictions(ensemble, pool), ensemble.predictions(pool))
+
+
+def test_one_record_moves_one_teacher(ensemble, pool):
+    """Its neighbours in the chunk and on the machine keep every vote."""
+    private = records(120)
+    x, y = private.x.clone(), private.y.clone()
+    x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
+    other = train(PrivateData(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
+    votes = jointly(pool)
+    before, after = votes.predictions(ensemble, pool), votes.predictions(other, pool)
+    assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}
+    counts = voting.count(before, 4), voting.count(after, 4)
+    assert int((counts[0].counts_QC - counts[1].counts_QC).abs().sum(1).max()) <= 2
+
+
+def test_a_teacher_votes_alike_in_any_company(ensemble, pool):
+    votes = jointly(pool)
+    everyone = votes.predictions(ensemble, pool)
+    for part in (slice(0, None, 2), slice(1, None, 3), slice(5, 6)):
+        assert torch.equal(votes.predictions(ensemble.select(part), pool), everyone[part])
+
+
+def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
+    params = {name: p.clone() for name, p in ensemble.params.items()}
+    for p in params.values():
+        p[3] = torch.nan
+    broken = dataclasses.replace(ensemble, params=params)
+    found, before = (jointly(pool).predictions(e, pool) for e in (broken, ensemble))
+    assert (found[3] == 0).all()
+    keep = torch.arange(len(ensemble)) != 3
+    assert torch.equal(found[keep], before[keep])
+
+
+def test_tally_and_distributed_votes_count_them(ensemble, pool):
+    votes = jointly(pool)
+    counted = voting.count(votes.predictions(ensemble, pool), 4).counts_QC
+    assert torch.equal(votes.tally(ensemble, pool), counted)
+    assert torch.equal(distributed.votes(ensemble, pool, jointly=votes).counts_QC, counted)
+
+
+SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)
+RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, label_smoothing=0.1, backend="vectorised")
+
+
+@pytest.fixture(scope="module")
+def glyphs():
+    data = SOURCE.load()
+    shards = AddRemove().shards(data.private, 40, seed=0)
+    return data, train(data.private, data.spec, shards, RECIPE, seed=0)
+
+
+def right(prediction_KP, data) -> float:
+    return float((prediction_KP == data.evaluation.pool_y).double().mean())
+
+
+def test_teachers_of_ten_records_are_right_more_often(glyphs):
+    """Shares help by themselves, and so does the graph; over a graph of nonsense teachers are right less often."""
+    data, ensemble = glyphs
+    place = coordinates(data.pool.x, data.spec)
+    mixed = place[torch.randperm(len(place), generator=torch.Generator().manual_seed(0))]
+
+    def accuracy(where, **changes):
+        return right(Transduction(**changes).among(where).predictions(ensemble, data.pool.x), data)
+
+    plain = right(ensemble.predictions(data.pool.x), data)
+    assert accuracy(place, reach=0) > plain + 0.01
+    assert accuracy(place, balance=False) > plain + 0.02
+    assert accuracy(place) > plain + 0.05
+    assert accuracy(mixed, balance=False) < plain - 0.01
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"neighbours": 0}, {"reach": -0.1}, {"reach": 1.0}, {"reach": float("nan")}, {"balance": "yes"}],
+    ids=lambda wrong: next(iter(wrong.items())).__repr__(),
+)
+def test_bad_choices_name_the_key(wrong):
+    with pytest.raises(ValueError, match=f"voting.{next(iter(wrong))}"):
+        Transduction(**wrong)
+
+
+def test_another_pool_is_refused(ensemble, pool):
+    with pytest.raises(ValueError, match="60 points, the pool 59"):
+        jointly(pool).predictions(ensemble, pool[:59])
+
+
+@pytest.fixture
+def plan(tmp_path):
+    student = Supervised(network="mlp", steps=20, augment=None)
+    return pipeline.Plan(
+        source=SOURCE,
+        partition=AddRemove(),
+        recipe=RECIPE,
+        mechanism=Gaussian(sigma=4.0),
+        strategy=Random(),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
+        seed=0,
+        num_teachers=40,
+        num_queries=6,
+        delta=1e-5,
+        transduction=Transduction(),
+        baseline=False,
+        quiet=True,
+    )
+
+
+def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
+    pipeline.run(plan)
+    record = json.loads((plan.folder / "release" / "release.json").read_text())
+    assert record["voting"] == "transductive"
+    teachers = record["teachers_id"]
+    (kept,) = (plan.root / "teachers" / teachers / "votes").glob("*.safetensors")
+    other = dataclasses.replace(plan, folder=plan.folder.parent / "other", transduction=None)
+    pipeline.run(other)
+    again = json.loads((other.folder / "release" / "release.json").read_text())
+    assert again["voting"] == "inductive"
+    assert again["teachers_id"] == teachers  # the same teachers, asked otherwise
+    assert again["release_id"] != record["release_id"]  # and paid for again
+    assert len(list(kept.parent.glob("*.safetensors"))) == 2
+    third = dataclasses.replace(plan, folder=plan.folder.parent / "third")
+    pipeline.run(third)  # the first question again: found, not paid for
+    assert json.loads((third.folder / "release" / "summary.json").read_text())["release_id"] == record["release_id"]
