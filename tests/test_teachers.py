@@ -1,6 +1,10 @@
 """Training: isolation of every record in one teacher, equality of the backends, unequal shards, resuming."""
 
 import math
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from pate_torch.augment import warp
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.protocols import silent
 from pate_torch.rng import torch_stream
-from pate_torch.teachers import engine, stacked, training
+from pate_torch.teachers import engine, processes, stacked, training
 from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -281,38 +285,89 @@ def test_resumes_from_finished_chunks_to_the_same_bits(tmp_path, backend, monkey
     assert trained == [range(0, 3)]
 
 
-def test_a_dying_worker_is_a_clear_error(monkeypatch):
+@pytest.fixture(params=[True, False], ids=["forked", "spawned"])
+def start(request, monkeypatch):
+    """Both ways to start a worker, wherever the first one works."""
+    if request.param and not processes.may_fork():
+        pytest.skip("a copy of this process could not compute")
+    monkeypatch.setattr(processes, "may_fork", lambda: request.param)
+
+
+def test_workers_give_the_bits_of_this_process_however_they_start(start):
+    """Also after this process has used threads and autograd, which a copy does not inherit alive."""
+    torch.nn.Conv2d(1, 8, 3)(torch.randn(64, 1, 32, 32)).sum().backward()
+    private, shards = records(90), shards_of([list(range(k * 9, k * 9 + 9)) for k in range(10)])
+    here, there = (
+        train(private, spec(), shards, recipe(backend=backend, workers=3), seed=0).params
+        for backend in ("vectorised", "processes")
+    )
+    assert differing(here, there) == set()
+
+
+def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
     monkeypatch.setenv("PYTHONPATH", "")
     broken = recipe(backend="processes", batch_size=8, steps=3)
     object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
-    from pate_torch.teachers import processes
-
     shapes = processes._result_shapes(spec(), recipe(), 8)
     monkeypatch.setattr(processes, "_result_shapes", lambda *_: shapes)
     chunks = training.chunks(8, 3)
     with pytest.raises(RuntimeError, match=r"worker died: exit code 1; ValueError.*vectorised"):
-        list(processes.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 1))
+        list(processes.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 2))
 
 
-def test_a_killed_worker_is_a_clear_error():
-    from pate_torch.teachers import processes
-
+def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start):
     private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
-    forever = recipe(backend="processes", steps=10**6, augment=None)
+    forever = recipe(backend="processes", workers=3, steps=10**6, augment=None)
     started: list[processes._Worker] = []
-    plain = processes._Worker.__init__
+    plain = processes._started
 
-    def remember(self, *arguments):
-        plain(self, *arguments)
-        started.append(self)
-        self.process.kill()
+    def remember(*arguments):
+        started.append(plain(*arguments))
+        if len(started) == 3:
+            started[1].process.kill()
+        return started[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes._Worker, "__init__", remember)
-        with pytest.raises(RuntimeError, match="killed by signal 9"):
-            train(private, spec(), shards, forever, seed=0)
-    assert all(worker.process.returncode is not None for worker in started)
+    monkeypatch.setattr(processes, "_started", remember)
+    with pytest.raises(RuntimeError, match="killed by signal 9"):
+        train(private, spec(), shards, forever, seed=0)
+    assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped at once
+
+
+ORPHAN = """
+import os, signal, sys
+sys.path[:0] = [{tests!r}]
+from teacher_world import recipe, records, shards_of, spec
+from pate_torch.teachers import processes
+from pate_torch.teachers.training import train
+
+plain, started = processes._started, []
+
+def remember(*arguments):
+    started.append(plain(*arguments))
+    if len(started) == 3:
+        print(*(getattr(one.process, "pid", None) or one.process.popen.pid for one in started), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return started[-1]
+
+processes._started = remember
+processes.may_fork = lambda: {fork}
+forever = recipe(backend="processes", workers=3, steps=10**6, augment=None)
+train(records(40), spec(), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)]), forever, seed=0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_no_worker_outlives_a_killed_run(start):
+    code = ORPHAN.format(tests=str(Path(__file__).parent), fork=processes.may_fork())
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == -9, run.stderr
+    workers = run.stdout.split()
+    assert len(workers) == 3
+    patience = time.monotonic() + 30
+    while any(Path("/proc", pid).exists() for pid in workers) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if Path("/proc", pid).exists()]
 
 
 def test_progress_and_curves_are_reported():

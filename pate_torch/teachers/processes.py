@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import multiprocessing.process
 import os
 import selectors
 import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +21,7 @@ from typing import IO, Any
 import torch
 
 from pate_torch import networks
+from pate_torch.teachers import worker
 from pate_torch.teachers.engine import POINTS, Trained
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.shared_memory import SharedTensors
@@ -39,8 +44,6 @@ def train_chunks(
     records = SharedTensors.of({"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS})
     results = SharedTensors.empty(_result_shapes(spec, recipe, shards.num_teachers))
     setup = {
-        "records": (records.fd, records.layout),
-        "results": (results.fd, results.layout),
         "spec": asdict(spec),
         "recipe": asdict(recipe),
         "seed": seed,
@@ -49,23 +52,24 @@ def train_chunks(
     waiting = list(reversed(wanted))
     pool: list[_Worker] = []
     try:
-        pool += [_Worker(setup, (records.fd, results.fd)) for _ in range(min(workers, len(waiting)))]
+        for _ in range(min(workers, len(waiting))):
+            pool.append(_started(setup, records, results, pool))
         with selectors.DefaultSelector() as selector:
-            for worker in pool:
-                worker.send(waiting.pop())
-                selector.register(worker.answers, selectors.EVENT_READ, worker)
+            for one in pool:
+                one.send(waiting.pop())
+                selector.register(one.answers, selectors.EVENT_READ, one)
             for _ in range(len(wanted)):
                 [(key, _)] = selector.select()[:1]
-                worker = key.data
-                number = worker.receive()
+                one = key.data
+                number = one.receive()
                 if waiting:
-                    worker.send(waiting.pop())
+                    one.send(waiting.pop())
                 else:
-                    selector.unregister(worker.answers)
+                    selector.unregister(one.answers)
                 yield number, _rows(results, chunks[number])
     finally:
-        for worker in pool:
-            worker.stop()
+        for one in pool:
+            one.stop()
         records.close()
         results.close()
 
@@ -99,34 +103,24 @@ _ENVIRONMENT = {
 class _Worker:
     """A child process and the chunk it is busy with."""
 
-    def __init__(self, setup: dict[str, Any], fds: tuple[int, ...]) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {key: value for key, value in os.environ.items() if key not in _GROUP}
-        environment |= _ENVIRONMENT
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pate_torch.teachers.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            pass_fds=fds,
-            env=environment,
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.orders, self.answers = self.process.stdin, self.process.stdout
-        self._write(json.dumps(setup))
+    process: multiprocessing.process.BaseProcess | _Program
 
-    def _write(self, line: str) -> None:
-        try:
-            self.orders.write(line.encode() + b"\n")
-            self.orders.flush()
-        except BrokenPipeError:
-            raise self._death() from None
+    def __init__(self) -> None:
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
+        told, self._orders = os.pipe()
+        self._answers, said = os.pipe()
+        self.orders, self.answers = os.fdopen(self._orders, "wb", 0), os.fdopen(self._answers, "rb", 0)
+        self._theirs = told, said
 
     def send(self, number: int) -> None:
         self.number = number
         self._write(str(number))
+
+    def _write(self, line: str) -> None:
+        try:
+            self.orders.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            raise self._death() from None
 
     def receive(self) -> int:
         line = self.answers.readline()
@@ -137,7 +131,8 @@ class _Worker:
         return number
 
     def _death(self) -> RuntimeError:
-        code = self.process.wait()
+        self.process.join()
+        code = self.process.exitcode or 0
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         how = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
@@ -147,12 +142,92 @@ class _Worker:
         )
 
     def stop(self) -> None:
-        for stream in (self.orders, self.answers):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        self.orders.close()
+        self.answers.close()
+        self.process.join(5)
+        if self.process.exitcode is None:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
         self.errors.close()
+
+
+class _Forked(_Worker):
+    """A copy of this process: it starts at once, and has the records and torch already."""
+
+    def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]):
+        super().__init__()
+        # The copy must not hold the near ends of any worker's pipes, or that worker would never see them close.
+        near = [stream.fileno() for one in [*pool, self] for stream in (one.orders, one.answers)]
+        told, said = self._theirs
+
+        def run() -> None:
+            try:
+                for fd in near:
+                    os.close(fd)
+                for fd in (1, 2):
+                    os.dup2(self.errors.fileno(), fd)
+                worker.serve(setup, os.fdopen(told), os.fdopen(said, "w"), records.tensors, results.tensors)
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
+            finally:
+                os._exit(1)  # nothing of the main process is to be finished here: no ledger, no writer, no buffer
+
+        self.process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see _may_fork
+            self.process.start()
+        os.close(told)
+        os.close(said)
+
+
+class _Spawned(_Worker):
+    """A Python of its own, which takes some three seconds to import torch."""
+
+    def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors):
+        super().__init__()
+        package = str(Path(__file__).resolve().parents[2])
+        environment = {key: value for key, value in os.environ.items() if key not in _GROUP}
+        environment |= _ENVIRONMENT
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        told, said = self._theirs
+        self.process = _Program(
+            subprocess.Popen(
+                [sys.executable, "-m", "pate_torch.teachers.worker"],
+                stdin=told,
+                stdout=said,
+                stderr=self.errors,
+                pass_fds=(records.fd, results.fd),
+                env=environment,
+            )
+        )
+        os.close(told)
+        os.close(said)
+        mapped = {"records": (records.fd, records.layout), "results": (results.fd, results.layout)}
+        self._write(json.dumps(setup | mapped))
+
+
+class _Program:
+    """A subprocess, spoken of as multiprocessing does."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.popen, self.kill = popen, popen.kill
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.popen.poll()
+
+    def join(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(timeout)
+
+
+def may_fork() -> bool:
+    """Whether a copy of this process can go on computing on one thread, as workers of torch's DataLoader do.
+
+    Where a GPU is driven, autograd has threads that a copy lacks, and it refuses; where ranks talk, so has the group.
+    """
+    return sys.platform == "linux" and not torch.accelerator.is_available() and not torch.distributed.is_initialized()
+
+
+def _started(setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]) -> _Worker:
+    return _Forked(setup, records, results, pool) if may_fork() else _Spawned(setup, records, results)

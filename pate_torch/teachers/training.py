@@ -17,7 +17,7 @@ from pate_torch.teachers import distributed, stacked
 from pate_torch.teachers.checkpoints import Checkpoints
 from pate_torch.teachers.engine import POINTS, Trained, gather_chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.processes import train_chunks
+from pate_torch.teachers.processes import may_fork, train_chunks
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.threads import one_thread
@@ -37,8 +37,8 @@ MULTIPLICATIONS_PER_SECOND = 5e10
 UPDATES_PER_SECOND = 1e9
 """A core's time for one stacked step: a constant, the products, and the optimiser. Only their proportions matter."""
 
-WORTH_PROCESSES = 4.0
-"""Estimated seconds of one core above which starting worker processes (some three seconds) pays."""
+WORTH_PROCESSES, WORTH_SPAWNING = 0.5, 4.0
+"""Estimated seconds of one core above which worker processes pay: copies of this one, or ones that import torch anew."""
 
 
 def chunks(num_teachers: int, chunk: int) -> list[range]:
@@ -98,7 +98,8 @@ def choose_backend(recipe: TeacherRecipe, spec: DataSpec, grouping: list[range],
         return recipe.backend
     work = recipe.steps * len(grouping) * step_seconds(recipe, spec, len(grouping[0]))
     parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(grouping) > 1
-    return "processes" if parallel and work > WORTH_PROCESSES else "vectorised"
+    worth = WORTH_PROCESSES if may_fork() else WORTH_SPAWNING
+    return "processes" if parallel and work > worth else "vectorised"
 
 
 def num_workers(recipe: TeacherRecipe) -> int:

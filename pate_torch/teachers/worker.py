@@ -1,7 +1,7 @@
-"""One-thread worker process: maps the private records, trains the chunks it is told to, writes parameters back.
+"""One-thread worker process: shares the private records, trains the chunks it is told to, writes parameters back.
 
-Talks in JSON lines: a setup line, then chunk numbers on stdin; one line per finished chunk on stdout. It ends when
-stdin closes, so that no worker outlives its run.
+It is told chunk numbers, a line each, and answers with one line of JSON per finished chunk. It ends when its orders
+close, so that no worker outlives its run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 import torch
+from torch import Tensor
 
 from pate_torch.teachers.engine import gather_rows, train_stacked
 from pate_torch.teachers.ensemble import spec_from
@@ -20,15 +23,19 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.shared_memory import SharedTensors
 
 
-def main() -> None:
+def serve(
+    setup: Mapping[str, Any],
+    orders: TextIO,
+    answers: TextIO,
+    records: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
+) -> None:
+    """Train the chunks whose numbers come on ``orders`` until it closes, which ends the process."""
     torch.set_num_threads(1)
-    setup = json.loads(sys.stdin.readline())
-    records = SharedTensors(*setup["records"]).tensors
-    results = SharedTensors(*setup["results"]).tensors
     spec = spec_from(setup["spec"])
     recipe = TeacherRecipe(**setup["recipe"])
     tasks: queue.SimpleQueue[int] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
+    threading.Thread(target=_listen, args=(orders, tasks), daemon=True).start()
     while True:
         number = tasks.get()
         teachers = range(*setup["chunks"][number])
@@ -38,13 +45,20 @@ def main() -> None:
         for name, parameter in trained.params.items():
             results["params." + name][rows] = parameter
         results["loss"][:, rows], results["accuracy"][:, rows] = trained.loss_Pk, trained.accuracy_Pk
-        print(json.dumps({"done": number}), flush=True)
+        print(json.dumps({"done": number}), file=answers, flush=True)
 
 
-def _listen(tasks: queue.SimpleQueue[int]) -> None:
-    for line in sys.stdin:
+def _listen(orders: TextIO, tasks: queue.SimpleQueue[int]) -> None:
+    for line in orders:
         tasks.put(int(line))
     os._exit(0)  # the run is over, or its main process is gone: stop in the middle of a chunk too
+
+
+def main() -> None:
+    """A process of its own: the setup is the first line of its orders."""
+    setup = json.loads(sys.stdin.readline())
+    records, results = (SharedTensors(*setup[name]).tensors for name in ("records", "results"))
+    serve(setup, sys.stdin, sys.stdout, records, results)
 
 
 if __name__ == "__main__":
