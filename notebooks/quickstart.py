@@ -59,9 +59,9 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # %% [markdown]
 # ## Twenty questions
 #
-# One typical point of each cluster of the public points is asked. A teacher of fifteen records errs often; answering for
-# all public points together, whose neighbours are public, it errs less. The price of the whole plan is reserved in the
-# ledger before the first noise is drawn.
+# One typical point of each cluster of the public points is asked. A teacher of fifteen records errs often; it errs less
+# when it answers for all public points together, for which of them are neighbours is public. The price of the whole plan
+# is reserved in the ledger before the first noise is drawn.
 
 # %%
 release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voting=Transduction())

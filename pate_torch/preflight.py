@@ -32,6 +32,8 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
     """
     fix = f"There are {len(data.pool)} public points to ask about."
     checks.integer("num_queries", plan.num_queries, low=1, high=len(data.pool), fix=fix)
+    if plan.transduction is not None and len(data.pool) < 2:
+        raise checks.fail("voting", "transductive", "needs at least two public points", "Use voting=inductive.")
     mechanism.check(
         num_queries=plan.num_queries,
         num_teachers=plan.num_teachers,
@@ -41,7 +43,7 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
     if training:
         _refuse("teacher", plan.recipe, data)
         plan.partition.shards(data.private, plan.num_teachers, plan.seed)
-    if plan.rounds > 1:
+    if plan.guided:
         _refuse("refit", plan.refit, data)
     refuse_students(plan, data)
     path = ledger_path(plan)

@@ -40,7 +40,8 @@ class Mechanism(Protocol):
     """A noisy answer to votes. A frozen keyword-only dataclass; every method is pure but for the noise drawn.
 
     ``worst_case`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is charged
-    before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls.
+    before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls. One that looks at
+    ``context.student_QC`` says so by a class attribute ``guided = True``.
     """
 
     @property
@@ -82,7 +83,11 @@ class QueryState:
 
 @runtime_checkable
 class QueryStrategy(Protocol):
-    """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked."""
+    """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked.
+
+    A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``guided = False``: then no
+    student is fitted between its rounds.
+    """
 
     @property
     def name(self) -> str: ...

@@ -35,7 +35,7 @@ def obtain_release(
         stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")
         return release, record, True
 
-    stage = stages("Fitting the guiding student") if plan.rounds > 1 else None
+    stage = stages("Fitting the guiding student") if plan.guided else None
 
     def refit(query_Q: Tensor, label_Q: Tensor) -> Tensor:
         task = StudentTask(data.spec, data.pool.x, query_Q, label_Q)
@@ -57,7 +57,7 @@ def obtain_release(
         charge=charge,
         num_queries=plan.num_queries,
         seed=plan.seed,
-        refit=refit if plan.rounds > 1 else None,
+        refit=refit if plan.guided else None,
         feature_PD=learn_features(plan, data, stages),
         seal=seal,
         progress=stages("Asking the teachers"),
@@ -73,7 +73,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         asking["representation"] = _configuration(plan.representation)
     if plan.transduction is not None and teachers.ensemble is not None:
         asking["voting"] = _configuration(plan.transduction)
-    if plan.rounds > 1:
+    if plan.guided:
         asking["refit"] = _configuration(plan.refit)
     pool = released.digest(data.pool)
     same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}

@@ -92,6 +92,12 @@ class Plan:
     def rounds(self) -> int:
         return min(self.strategy.rounds, self.num_queries)
 
+    @property
+    def guided(self) -> bool:
+        """Whether a student is fitted between rounds: where somebody looks at it."""
+        looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
+        return self.rounds > 1 and looked_at
+
 
 def calibrated(plan: Plan) -> Mechanism:
     """The mechanism, its noise set to cost ``privacy.target_epsilon`` where one is given."""

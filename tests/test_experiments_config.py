@@ -12,6 +12,7 @@ from pate_torch import command, compose, pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.teachers.transduction import Transduction
 from pate_torch.teachers.trunk import PublicStart
 
 EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
@@ -46,6 +47,16 @@ def test_low_epsilon_is_a_thousand_teachers_from_a_public_start_below_a_tenth(tm
     assert plan.representation == plan.recipe.start.representation == plan.student.representation
     other, _ = configured(tmp_path, "experiment=mnist_low_epsilon", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 200)
+
+
+def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
+    assert configured(tmp_path)[0].transduction == Transduction()
+    assert configured(tmp_path, "voting=inductive")[0].transduction is None
+    for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
+        assert configured(tmp_path, *f"dataset={name}".split())[0].transduction is None
+    assert configured(tmp_path, "dataset=mnist", "voting=transductive")[0].transduction == Transduction()
+    for name in ("mnist_pate", "mnist_low_epsilon"):
+        assert configured(tmp_path, f"experiment={name}")[0].transduction == Transduction()
 
 
 TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "teacher.steps=40")

@@ -17,6 +17,10 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.queries.committee import Committee
+from pate_torch.queries.disagreement import Disagreement
+from pate_torch.queries.margin import Margin
 from pate_torch.queries.random import Random
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
@@ -318,3 +322,24 @@ def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(pl
     with pytest.raises(ValueError, match="rounds"):
         pipeline.run(dataclasses.replace(plan, strategy=Random(rounds=2), sanitiser=Sanitiser()))
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refusing:
+    """A guide that must not be asked."""
+
+    name: str = "refusing"
+
+    def fit(self, task, **_):
+        raise AssertionError("a student was fitted though nobody looks at it")
+
+
+@pytest.mark.parametrize(
+    "strategy", [Random(rounds=3), Committee(rounds=3), Disagreement(rounds=3)], ids=lambda s: s.name
+)
+def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, strategy):
+    pipeline.run(again(plan, "plain", strategy=strategy, refit=_Refusing()))
+    with pytest.raises(AssertionError, match="nobody looks"):
+        pipeline.run(again(plan, "margin", strategy=Margin(rounds=3), refit=_Refusing()))
+    looking = Interactive(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
+    assert dataclasses.replace(plan, strategy=strategy, mechanism=looking).guided

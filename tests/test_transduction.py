@@ -197,3 +197,10 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     third = dataclasses.replace(plan, folder=plan.folder.parent / "third")
     pipeline.run(third)  # the first question again: found, not paid for
     assert json.loads((third.folder / "release" / "summary.json").read_text())["release_id"] == record["release_id"]
+
+
+def test_a_pool_of_one_is_refused_before_anything_is_charged(plan):
+    alone = dataclasses.replace(plan, source=dataclasses.replace(SOURCE, public=1), num_queries=1)
+    with pytest.raises(ValueError, match="voting='transductive': needs at least two public points"):
+        pipeline.run(alone)
+    assert not (plan.root / "ledger.sqlite").exists()

@@ -19,12 +19,13 @@ class VoteMechanism:
     """Base of the mechanisms. Subclasses set the default of ``name`` and the kinds of noise they have.
 
     The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP,
-    never by the continuous curve (its delta exceeds it).
+    never by the continuous curve (its delta exceeds it). guided: whether ``release`` looks at ``context.student_QC``.
     """
 
     name: str = ""
     noise: str = "torch"
     kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
+    guided: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.one_of("mechanism.name", self.name, (type(self).name,))

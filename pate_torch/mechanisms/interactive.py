@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Interactive(VoteMechanism):
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
+    guided: ClassVar[bool] = True
     name: str = "interactive"
     sigma: float
     screen_sigma: float

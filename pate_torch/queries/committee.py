@@ -7,6 +7,7 @@ on the features, refitted here in closed form, so the strategy needs no student.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from pate_torch.types import NO_ANSWER
 class Committee:
     """members: how many bootstrap draws of the answers. ridge: weight of the squared norm."""
 
+    guided: ClassVar[bool] = False
     name: str = "committee"
     rounds: int = 4
     members: int = 15

@@ -6,6 +6,7 @@ Asks for outliers by design, which an ensemble labels worst; ``prototypes`` is t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from pate_torch.queries.order import share
 class Coreset:
     """Each question is the point farthest from all asked before it; the first is the one nearest the mean."""
 
+    guided: ClassVar[bool] = False
     name: str = "coreset"
     rounds: int = 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ class Disagreement:
     Questions depend on earlier released answers, so data-dependent prices do not compose over them.
     """
 
+    guided: ClassVar[bool] = False
     name: str = "disagreement"
     rounds: int = 20
     fit: str = "loss"

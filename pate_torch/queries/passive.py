@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from pate_torch.queries.order import open_points, share
 class Passive:
     """Asks the first open points. Right where the loader's order is already random."""
 
+    guided: ClassVar[bool] = False
     name: str = "passive"
     rounds: int = 1
 

@@ -8,6 +8,7 @@ non-adaptive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Prototypes:
     the centre is asked; largest clusters first, so that a release cut short has asked about most of the pool.
     """
 
+    guided: ClassVar[bool] = False
     name: str = "prototypes"
     rounds: int = 1
     neighbours: int = 6

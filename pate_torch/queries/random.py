@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from pate_torch.queries.order import open_points, share, shuffled
 class Random:
     """Asks open points drawn uniformly: the passive baseline where the loader's order has meaning."""
 
+    guided: ClassVar[bool] = False
     name: str = "random"
     rounds: int = 1
 

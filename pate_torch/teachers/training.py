@@ -38,7 +38,7 @@ UPDATES_PER_SECOND = 1e9
 """A core's time for one stacked step: a constant, the products, and the optimiser. Only their proportions matter."""
 
 WORTH_PROCESSES, WORTH_SPAWNING = 0.5, 4.0
-"""Estimated seconds of one core above which worker processes pay: copies of this one, or ones that import torch anew."""
+"""Estimated seconds of one core above which worker processes pay: copies of this one, or new ones importing torch."""
 
 
 def chunks(num_teachers: int, chunk: int) -> list[range]:
