@@ -251,6 +251,9 @@ def _encode(answers: Answers, queries: int) -> Outcomes:
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_Q is not None:
         label_Q = label_Q + 1_000 * np.round(np.nan_to_num(answers.score_Q.cpu().numpy(), nan=-1) * 1e9).astype(int)
+    if answers.noisy is not None:  # every pair moves a vote between the first two classes: only their difference tells
+        apart_Q = (answers.noisy.counts_QC[:, 0] - answers.noisy.counts_QC[:, 1]).cpu().numpy()
+        label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy.sigma / 2)).astype(int)
     if answers.from_student_Q is not None:
         label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
     return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED)

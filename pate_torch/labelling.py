@@ -21,7 +21,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.ledger import Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.types import NO_ANSWER, Context, DataSpec, PublicPool, Release, Votes
+from pate_torch.types import NO_ANSWER, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
 
 Refit = Callable[[Tensor, Tensor], Tensor]
 """(answered query_Q, label_Q) -> the student's class probabilities on the whole pool, [P, C]."""
@@ -77,6 +77,7 @@ def label(
     query_Q = torch.zeros(0, dtype=torch.int64)
     label_Q = torch.zeros(0, dtype=torch.int64)
     incurred: tuple[Event, ...] = ()
+    noisy: list[NoisyCounts | None] = []
     student_PC: Tensor | None = None
     for turn in range(rounds):
         remaining = num_queries - len(query_Q)
@@ -111,10 +112,11 @@ def label(
         query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
         incurred += answers.events
+        noisy.append(answers.noisy)
         progress(len(query_Q), num_queries)
 
     # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
-    release = Release(reservation.id, query_Q, label_Q, incurred, planned)
+    release = Release(reservation.id, query_Q, label_Q, incurred, planned, NoisyCounts.joined(noisy))
     if seal is not None:
         seal(release)
     charge.ledger.commit(reservation, incurred, release_id=release.id)

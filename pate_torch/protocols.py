@@ -105,6 +105,8 @@ class StudentTask:
     """All a student sees. pool_x: every public point; query_Q: indices of the *answered* points; label_Q: their labels.
 
     ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
+    ``belief_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
+    released.
     """
 
     spec: DataSpec
@@ -112,6 +114,7 @@ class StudentTask:
     query_Q: Tensor
     label_Q: Tensor
     flip_probability: float | None = None
+    belief_QC: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from torch import Tensor
 from pate_torch import checks, runs
 from pate_torch.accounting import events
 from pate_torch.ledger import Ledger
-from pate_torch.types import NO_ANSWER, DataSpec, PublicPool, Release
+from pate_torch.types import NO_ANSWER, DataSpec, NoisyCounts, PublicPool, Release
 
 SCHEMA_VERSION = 1
 
@@ -61,10 +61,24 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
 def _table(release: Release, spec: DataSpec) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["query", "label", "class"])
-    for query, label in zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True):
-        writer.writerow([query, label, "" if label == NO_ANSWER else spec.class_names[label]])
+    counts = [] if release.noisy is None else release.noisy.counts_QC.tolist()
+    writer.writerow(["query", "label", "class", *(_column(c) for c in range(spec.num_classes) if counts)])
+    for row, (query, label) in enumerate(zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True)):
+        named = "" if label == NO_ANSWER else spec.class_names[label]
+        writer.writerow([query, label, named, *(counts[row] if counts else ())])
     return table.getvalue()
+
+
+def _column(number: int) -> str:
+    """Of the noisy counts of one class."""
+    return f"votes_{number}"
+
+
+def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int) -> NoisyCounts | None:
+    if not rows or _column(0) not in rows[0]:
+        return None
+    counts_QC = torch.tensor([[int(row[_column(c)]) for c in range(num_classes)] for row in rows], dtype=torch.int64)
+    return NoisyCounts(counts_QC, checks.positive("sigma", record["parameters"]["sigma"]))
 
 
 def read(
@@ -109,6 +123,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             label_Q,
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
+            _noisy(rows, record, spec.num_classes),
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
     except (OSError, KeyError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pate_torch import labelling, released, rng
 from pate_torch.accounting.events import Event
+from pate_torch.belief import beliefs
 from pate_torch.ensembling import Teachers, learn_features
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
@@ -117,7 +118,8 @@ def fit_student(
 ) -> tuple[str, Student, tuple[Event, ...]]:
     """Train and save the student: (its name, the student, what choosing it cost). ValueError: no question answered.
 
-    It learns from the answered questions and the unlabelled pool. ``choose``: picks among several, given how to fit.
+    It learns from the unlabelled pool and the answered questions, of these from the noisy counts where there are any.
+    ``choose``: picks among several, given how to fit.
     """
     answered = release.answered_Q
     if not bool(answered.any()):
@@ -125,7 +127,10 @@ def fit_student(
             f"mechanism: none of the {len(release.query_Q)} questions was answered, so there is nothing to learn from. "
             "Lower the threshold, or use more teachers."
         )
-    task = StudentTask(data.spec, data.pool.x, release.query_Q[answered], release.label_Q[answered])
+    believed_QC = None if release.noisy is None else beliefs(release.noisy)[answered]
+    task = StudentTask(
+        data.spec, data.pool.x, release.query_Q[answered], release.label_Q[answered], belief_QC=believed_QC
+    )
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
         def log(tag: str, value: float, step: int) -> None:

@@ -7,6 +7,7 @@ C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -208,17 +209,35 @@ class Votes:
 
 
 @dataclass(frozen=True, eq=False)
+class NoisyCounts:
+    """Releasable. counts_QC: int64 [Q, C], vote counts with noise, in whole votes. sigma: of the noise, in votes."""
+
+    counts_QC: Tensor
+    sigma: float
+
+    @staticmethod
+    def joined(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
+        """Those of several rounds; None where one has none."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
+            return None
+        return NoisyCounts(torch.cat([part.counts_QC.cpu() for part in known]), known[0].sigma)
+
+
+@dataclass(frozen=True, eq=False)
 class Answers:
     """What a mechanism lets out for one batch of queries: int64 labels [Q], NO_ANSWER (-1) for none, and what it cost.
 
     ``events`` are those actually incurred. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
-    unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own.
+    unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own. ``noisy``: the noisy counts,
+    where the mechanism's price is theirs.
     """
 
     label_Q: Tensor
     events: tuple[Event, ...]
     score_Q: Tensor | None = None
     from_student_Q: Tensor | None = None
+    noisy: NoisyCounts | None = None
 
     @property
     def answered_Q(self) -> Tensor:
@@ -227,13 +246,17 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered."""
+    """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
+
+    noisy: the noisy counts behind the labels, where they were released too.
+    """
 
     id: str
     query_Q: Tensor
     label_Q: Tensor
     events: tuple[Event, ...]
     planned: tuple[Event, ...]
+    noisy: NoisyCounts | None = None
 
     @property
     def answered_Q(self) -> Tensor:

@@ -67,8 +67,12 @@ class VoteMechanism:
 
     def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
         """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
+        return self._gaussian_counts(votes, noise, sigma).argmax(1)
+
+    def _gaussian_counts(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+        """n + N(0, sigma^2), [Q, C], in the noise's own type."""
         counts_QC = self._counts(votes)
-        return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC).argmax(1)
+        return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
 
     def _answer_passed(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
         """``_gaussian_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from pate_torch import checks
 from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise import NoiseSource
-from pate_torch.types import Answers, Context, Votes
+from pate_torch.types import Answers, Context, NoisyCounts, Votes
 
 
 def answer_event(sigma: float, count: int, discrete: bool) -> Event:
@@ -25,19 +27,23 @@ class Gaussian(VoteMechanism):
     """argmax_c(n_c + N(0, sigma^2)), noise independent per query and class; answers every query.
 
     sigma: standard deviation of the noise, in votes. LZCW21's binary form, which adds N(0, s1^2) to the count of
-    ones and compares with K/2, is this mechanism at sigma = sqrt(2) s1.
+    ones and compares with K/2, is this mechanism at sigma = sqrt(2) s1. counts: release the noisy counts themselves,
+    rounded to whole votes (the last bits of a float could tell of what it was added to), and the argmax of those.
 
     Guarantee: sqrt(2)/sigma-GDP per query, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the shards'
-    adjacency (one teacher changes its vote: L2 sensitivity sqrt(2)). Discrete noise: rho = 1/sigma^2 only.
+    adjacency (one teacher changes its vote: L2 sensitivity sqrt(2)). Discrete noise: rho = 1/sigma^2 only. It is the
+    price of the whole noisy vector, so ``counts`` costs nothing; but the data-dependent prices are those of the argmax.
     Source: PATE 2018 (arXiv 1802.08908) section 4.1; LZCW21 Algorithm 1; Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
     name: str = "gaussian"
     sigma: float
+    counts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.boolean("mechanism.counts", self.counts)
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One answer per query, however the queries are split into rounds."""
@@ -46,7 +52,13 @@ class Gaussian(VoteMechanism):
     def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
         """Answer every query. Raises ValueError for a source of another kind of noise."""
         self._accept(noise)
-        return Answers(self._gaussian_argmax(votes, noise, self.sigma), self.worst_case(len(votes)))
+        events = self.worst_case(len(votes))
+        if not self.counts:
+            return Answers(self._gaussian_argmax(votes, noise, self.sigma), events)
+        noisy_QC = self._gaussian_counts(votes, noise, self.sigma)
+        noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
+        return Answers(noisy_QC.argmax(1), events, noisy=NoisyCounts(noisy_QC, self.sigma))
 
     def outcome_model(self) -> outcomes.Gnmax | None:
-        return None if self.discrete else outcomes.Gnmax(sigma=self.sigma)
+        """None where more than the label is released, or the noise is not the model's."""
+        return None if self.discrete or self.counts else outcomes.Gnmax(sigma=self.sigma)

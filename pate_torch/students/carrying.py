@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
@@ -20,8 +21,11 @@ def carried(problem: Problem, representation: Representation | None, target_C: T
         features = coordinates(x_P, spec)
     else:
         features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
+    told_QC = problem.belief_QC
+    if told_QC is None:
+        told_QC = F.one_hot(problem.label_Q, spec.num_classes).float()
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
-    seeds_PC[problem.query_Q.cpu(), problem.label_Q.cpu()] = 1.0
+    seeds_PC[problem.query_Q.cpu()] = told_QC.cpu()
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
     mass_PC = spread(neighbour_graph(features, _NEIGHBOURS), seeds_PC)

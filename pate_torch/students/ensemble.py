@@ -76,4 +76,7 @@ class Ensemble:
         if k == 0 or not self.bootstrap or count == 0:
             return task
         drawn_Q = torch.randint(count, (count,), generator=rng.torch_stream(seed, "student", "bootstrap", k))
-        return replace(task, query_Q=task.query_Q.cpu()[drawn_Q], label_Q=task.label_Q.cpu()[drawn_Q])
+        belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[drawn_Q]
+        return replace(
+            task, query_Q=task.query_Q.cpu()[drawn_Q], label_Q=task.label_Q.cpu()[drawn_Q], belief_QC=belief_QC
+        )

@@ -21,7 +21,7 @@ from pate_torch import checks
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import Alignment
 from pate_torch.students.carrying import carried, carried_loss, trusted
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
 from pate_torch.views import strong_view, weak_view
 
 
@@ -77,7 +77,7 @@ class FixMatch(GradientStudent):
             views = torch.cat([weak(problem.x_P[problem.query_Q[chosen]], spec, draws), strong(x, spec, draws)])
             logits = model(views).float()
             ours, theirs = logits[: len(chosen)], logits[len(chosen) :]
-            supervised = label_loss(ours, problem.label_Q[chosen], problem.flip).mean()
+            supervised = released_loss(problem, ours, chosen).mean()
             consistency = (F.cross_entropy(theirs, class_B, reduction="none") * mask_B).mean()
             if carried_P is not None and step < fade:
                 consistency = consistency + (1 - step / fade) * carried_loss(theirs, carried_P[points])

@@ -15,7 +15,7 @@ from pate_torch import checks
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import expected_shares
 from pate_torch.students.carrying import carried, carried_loss, trusted
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
 from pate_torch.views import weak_view
 
 
@@ -52,7 +52,7 @@ class LabelSpreading(GradientStudent):
             chosen, points = next(labelled).to(device), next(unlabelled).to(device)
             own = model(view(problem.x_P[problem.query_Q[chosen]], spec, draws)).float()
             other = model(view(problem.x_P[points], spec, draws)).float()
-            supervised = label_loss(own, problem.label_Q[chosen], problem.flip).mean()
+            supervised = released_loss(problem, own, chosen).mean()
             return supervised + carried_loss(other, carried_P[points])
 
         return loss

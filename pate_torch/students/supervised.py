@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
 from pate_torch.views import weak_view
 
 
@@ -26,6 +26,6 @@ class Supervised(GradientStudent):
         def loss(model: nn.Module, step: int) -> Tensor:
             chosen = next(order).to(problem.query_Q.device)
             x = view(problem.x_P[problem.query_Q[chosen]], problem.spec, draws)
-            return label_loss(model(x).float(), problem.label_Q[chosen], problem.flip).mean()
+            return released_loss(problem, model(x).float(), chosen).mean()
 
         return loss

@@ -38,7 +38,10 @@ A default run on 8x8 digits took 21 s with one thread on a machine of its own, w
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A student's task, checked, on the device it is trained on. x_P: raw points; flip: label error to correct for."""
+    """A student's task, checked, on the device it is trained on. x_P: raw points; flip: label error to correct for.
+
+    belief_QC: float32, positive; None where only labels were released.
+    """
 
     spec: DataSpec
     x_P: Tensor
@@ -46,6 +49,7 @@ class Problem:
     label_Q: Tensor
     flip: float
     seed: int
+    belief_QC: Tensor | None = None
 
     def stream(self, *names: str | int) -> torch.Generator:
         """The CPU generator of one named use of randomness."""
@@ -73,7 +77,30 @@ def pose(task: StudentTask, seed: int, device: torch.device, label_noise: float 
     # Either source of error makes a label wrong; both at once cancel too rarely to matter. At (C-1)/C a label says
     # nothing: stay below, so that the corrected loss still has a gradient.
     wrong = min(1 - (1 - flip) * (1 - label_noise), 0.95 * (1 - 1 / task.spec.num_classes))
-    return Problem(task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed)
+    belief_QC = None if task.belief_QC is None else _doubted(task.belief_QC, len(query_Q), wrong).to(device)
+    return Problem(task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, belief_QC)
+
+
+def _doubted(belief_QC: Tensor, queries: int, flip: float) -> Tensor:
+    """Beliefs after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
+    belief_QC = belief_QC.cpu().float()
+    if belief_QC.dim() != 2 or len(belief_QC) != queries:
+        raise ValueError(f"labels: beliefs of shape {tuple(belief_QC.shape)} for {queries} questions")
+    if not bool((belief_QC >= 0).all()) or not torch.allclose(belief_QC.sum(1), torch.ones(queries), atol=1e-3):
+        raise ValueError("labels: beliefs must be non-negative, and every row must sum to 1")
+    spread = flip / (belief_QC.shape[1] - 1)
+    return ((1 - flip - spread) * belief_QC + spread).clamp(min=1e-6)
+
+
+def released_loss(problem: Problem, logits_BC: Tensor, chosen_B: Tensor) -> Tensor:
+    """Minus the log likelihood of what was released about the chosen questions, [B].
+
+    Of labels: ``label_loss``. Of noisy counts: -log sum_c p_c P(counts | c), so that of two classes which the noise
+    left close the model may take either. (A cross-entropy with the beliefs as targets would teach it the doubt.)
+    """
+    if problem.belief_QC is None:
+        return label_loss(logits_BC, problem.label_Q[chosen_B], problem.flip)
+    return -(logits_BC.log_softmax(1) + problem.belief_QC[chosen_B].log()).logsumexp(1)
 
 
 def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pate_torch import checks
 from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, label_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
 from pate_torch.views import weak_view
 
 
@@ -57,7 +57,7 @@ class Vat(GradientStudent):
             x = view(problem.x_P[next(unlabelled).to(device)], spec, draws)
             labelled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
             logits = model(torch.cat([labelled_x, x])).float()
-            supervised = label_loss(logits[: len(chosen)], problem.label_Q[chosen], problem.flip).mean()
+            supervised = released_loss(problem, logits[: len(chosen)], chosen).mean()
             ours = logits[len(chosen) :]
             undecided = -(ours.softmax(1) * ours.log_softmax(1)).sum(1).mean()
             uneven = self._change(model, x, draws)

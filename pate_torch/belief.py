@@ -1,0 +1,40 @@
+"""How far released noisy counts speak for each class: public arithmetic on what was paid for.
+
+The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: whether
+the winner leads by a hair or by miles. Given the class that the teachers mean, the counts are a lead g of that class
+over the others plus noise, so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pate_torch.types import NoisyCounts
+
+_GRID = 400
+
+
+def lead(noisy: NoisyCounts) -> float:
+    """The lead g > 0, in votes, under which these counts are likeliest; the class of each is unknown.
+
+    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centred in each row.
+    """
+    z_QC = _centred(noisy)
+    largest = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
+    g_G = torch.linspace(1 / _GRID, 1, _GRID, dtype=torch.float64) * largest
+    penalty_G = g_G.square() * (1 - 1 / z_QC.shape[1]) / 2
+    log_GQ = torch.stack([((g * z_QC - p) / noisy.sigma**2).logsumexp(1) for g, p in zip(g_G, penalty_G, strict=True)])
+    return float(g_G[log_GQ.sum(1).argmax()])
+
+
+def beliefs(noisy: NoisyCounts) -> Tensor:
+    """Class probabilities, float32 [Q, C], all classes alike before; the lead is taken from all questions together."""
+    if len(noisy.counts_QC) == 0:
+        return torch.zeros(noisy.counts_QC.shape)
+    return (lead(noisy) * _centred(noisy) / noisy.sigma**2).softmax(1).float()
+
+
+def _centred(noisy: NoisyCounts) -> Tensor:
+    counts_QC = noisy.counts_QC.double().cpu()
+    return counts_QC - counts_QC.mean(1, keepdim=True)

@@ -1,0 +1,228 @@
+"""Noisy counts that are released with their labels: what they cost, what they say, and who learns from them."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pate_torch import pipeline, released
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.audit import audit
+from pate_torch.audit_pairs import worst_pairs
+from pate_torch.belief import beliefs, lead
+from pate_torch.data.glyphs import Glyphs
+from pate_torch.data.partition import AddRemove
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import NoiseSource
+from pate_torch.protocols import StudentTask
+from pate_torch.queries.random import Random
+from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import label_loss, pose, released_loss
+from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.types import Context, DataSpec, NoisyCounts, Votes
+
+SIGMA = 6.0
+KINDS = ("torch", "discrete")
+
+
+def release(kind, rows=40_000, sigma=SIGMA):
+    counts_QC = torch.tensor([[30, 15, 5]]).repeat(rows, 1)
+    mechanism = Gaussian(sigma=sigma, counts=True, noise=kind)
+    return counts_QC, mechanism, mechanism.release(Votes(counts_QC, 50), NoiseSource(kind), Context(num_queries=rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_are_whole_votes_with_the_noise_that_is_priced(kind):
+    counts_QC, mechanism, answers = release(kind)
+    noisy_QC = answers.noisy.counts_QC
+    assert noisy_QC.dtype == torch.int64 and answers.noisy.sigma == SIGMA
+    assert torch.equal(noisy_QC.argmax(1), answers.label_Q)
+    noise = (noisy_QC - counts_QC).numpy().astype(float) + np.random.default_rng(0).uniform(-0.5, 0.5, noisy_QC.shape)
+
+    def p(factor):  # rounding adds a twelfth to the variance, as the dither does
+        spread = math.hypot(factor * SIGMA, math.sqrt(1 / 6 if kind == "torch" else 1 / 12))
+        return stats.kstest(noise[:, 0], stats.norm(scale=spread).cdf).pvalue
+
+    assert p(1) > 1e-3 > max(p(2 / 3), p(3 / 2))
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.02  # every class has noise of its own
+    assert answers.events == mechanism.worst_case(len(counts_QC))
+    assert answers.events == dataclasses.replace(mechanism, counts=False).worst_case(len(counts_QC))
+
+
+def test_no_data_dependent_price_is_claimed_for_them():
+    assert Gaussian(sigma=SIGMA).outcome_model() is not None
+    assert Gaussian(sigma=SIGMA, counts=True).outcome_model() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
+    """Counts with a third of the noise behind a label with all of it."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Leaky(Gaussian):
+        def release(self, votes, noise, context):
+            hidden = super().release(votes, noise, context)
+            shown = Gaussian(sigma=self.sigma / 3, counts=True, noise=self.noise).release(votes, noise, context)
+            return dataclasses.replace(hidden, noisy=NoisyCounts(shown.noisy.counts_QC, self.sigma))
+
+    mechanism = Gaussian(sigma=3.0, noise=kind)
+    pairs = worst_pairs(mechanism, 2)
+    runs = {"runs": 60_000, "delta": 1e-5, "independent": True}
+    for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
+        found = audit(honest, pairs, **runs)
+        assert found.sound and found.proven > found.claimed / 4
+    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, **runs).sound
+
+
+def made(lead_=300.0, sigma=150.0, rows=400, classes=5):
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randint(classes, (rows,), generator=draw)
+    z = sigma * torch.randn(rows, classes, generator=draw, dtype=torch.float64) + 77.0
+    z[torch.arange(rows), truth] += lead_
+    return truth, NoisyCounts(z.round().long(), sigma)
+
+
+def test_the_lead_is_found_and_beliefs_are_calibrated():
+    truth, noisy = made()
+    assert lead(noisy) == pytest.approx(300, rel=0.1)
+    belief_QC = beliefs(noisy)
+    assert belief_QC.dtype == torch.float32 and torch.allclose(belief_QC.sum(1), torch.ones(len(truth)))
+    top, label = belief_QC.max(1)
+    right = (label == truth).float()
+    assert torch.equal(label, noisy.counts_QC.argmax(1))
+    for low, high in ((0.3, 0.7), (0.7, 0.9), (0.9, 1.01)):
+        some = (top >= low) & (top < high)
+        error = 3 * float((top[some] * (1 - top[some])).sum().sqrt()) / int(some.sum())
+        assert int(some.sum()) > 15 and abs(float(right[some].mean() - top[some].mean())) < error + 0.02
+
+
+def test_beliefs_are_bayes_rule():
+    """Against densities written out, at the lead that was found."""
+    _, noisy = made(rows=30)
+    g, z = lead(noisy), noisy.counts_QC.double().numpy()
+    # Classes stand g above the rest, whatever the level of the rest, which is marginalised by centring.
+    z = z - z.mean(1, keepdims=True)
+    means = g * (np.eye(5) - 0.2)
+    density = np.exp(stats.norm.logpdf(z[:, None, :], means[None], noisy.sigma).sum(2))
+    assert np.allclose(beliefs(noisy).numpy(), density / density.sum(1, keepdims=True), atol=1e-6)
+    likelihood = [
+        np.log(
+            np.exp(stats.norm.logpdf(z[:, None, :], (x * (np.eye(5) - 0.2))[None], noisy.sigma).sum(2)).mean(1)
+        ).sum()
+        for x in (0.8 * g, g, 1.25 * g)
+    ]
+    assert likelihood[1] > max(likelihood[0], likelihood[2])
+
+
+def test_noise_alone_says_nothing():
+    _, noisy = made(lead_=0.0, rows=2000)
+    assert beliefs(noisy).max() < 0.5
+    assert beliefs(NoisyCounts(torch.zeros(0, 3, dtype=torch.int64), 1.0)).shape == (0, 3)
+    assert torch.allclose(beliefs(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
+
+
+SPEC = DataSpec(name="x", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
+
+
+def posed(belief_QC=None, **changes):
+    task = StudentTask(SPEC, torch.zeros(4, 2), torch.tensor([0, 2]), torch.tensor([1, 2]), belief_QC=belief_QC)
+    return pose(task, 0, torch.device("cpu"), **changes)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_certain_beliefs_are_labels(noise):
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    chosen = torch.tensor([1, 0, 1])
+    certain = torch.eye(3)[[1, 2]]
+    loss = released_loss(posed(certain, label_noise=noise), logits, chosen)
+    expected = label_loss(logits, torch.tensor([2, 1, 2]), noise)
+    torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(released_loss(posed(label_noise=noise), logits, chosen), expected)
+
+
+def test_of_two_classes_left_close_the_model_may_take_either():
+    """The likelihood is as high for one as for the other, and the wrong third costs."""
+    belief = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    logits = 20 * torch.eye(3)
+    first, second, third = released_loss(posed(belief), logits, torch.zeros(3, dtype=torch.int64)).tolist()
+    assert first == pytest.approx(second) and first == pytest.approx(-math.log(0.5), abs=1e-4)
+    assert third > 10
+
+
+@pytest.mark.parametrize(
+    "belief",
+    [torch.ones(3, 3) / 3, torch.ones(2, 3), torch.tensor([[1.5, -0.5, 0.0]] * 2), torch.full((2, 3), torch.nan)],
+)
+def test_beliefs_that_are_none_are_refused(belief):
+    with pytest.raises(ValueError, match="beliefs"):
+        posed(belief)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    student = Supervised(network="mlp", steps=20, augment=None)
+    return pipeline.Plan(
+        source=Glyphs(private=300, public=60, test=40, num_classes=3, size=10),
+        partition=AddRemove(),
+        recipe=TeacherRecipe(network="mlp", steps=30, batch_size=8, augment=None, backend="vectorised"),
+        mechanism=Gaussian(sigma=4.0, counts=True),
+        strategy=Random(rounds=3),
+        student=student,
+        refit=student,
+        root=tmp_path,
+        folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
+        seed=0,
+        num_teachers=20,
+        num_queries=9,
+        delta=1e-5,
+        baseline=False,
+        quiet=True,
+    )
+
+
+def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
+    tasks = []
+    plain = Supervised.fit
+
+    def remembered(self, task, **how):
+        tasks.append(task)
+        return plain(self, task, **how)
+
+    monkeypatch.setattr(Supervised, "fit", remembered)
+    report = pipeline.run(plan)
+    expected = accounting.epsilon(Gaussian(sigma=4.0).worst_case(9), 1e-5).epsilon
+    assert report.epsilon == pytest.approx(expected)
+    folder = plan.folder / "release"
+    header, *rows = (folder / "labels.csv").read_text().splitlines()
+    assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
+    data = plan.source.load()
+    with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
+        release, _ = released.read(plan.root, report.release_id, data.pool, data.spec, ledger)
+    assert release.noisy.sigma == 4.0
+    assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
+    again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    pipeline.run(again)
+    assert len(tasks) == 2 and all(torch.equal(task.belief_QC, beliefs(release.noisy)) for task in tasks)
+    record = json.loads((folder / "release.json").read_text())
+    assert record["parameters"]["counts"] is True
+
+
+def test_without_them_nothing_of_the_counts_is_written(plan):
+    pipeline.run(dataclasses.replace(plan, mechanism=Gaussian(sigma=4.0)))
+    assert (plan.folder / "release" / "labels.csv").read_text().startswith("query,label,class\n")
+
+
+def test_an_edited_count_is_refused(plan):
+    report = pipeline.run(plan)
+    file = plan.folder / "release" / "labels.csv"
+    lines = file.read_text().splitlines()
+    lines[1] = ",".join([*lines[1].split(",")[:-1], "999"])
+    file.write_text("\n".join(lines) + "\n")
+    again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    with pytest.raises(ValueError, match="edited"):
+        pipeline.run(again)
