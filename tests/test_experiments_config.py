@@ -42,11 +42,11 @@ def test_low_epsilon_is_a_thousand_teachers_from_a_public_start_below_a_tenth(tm
     plan, _ = configured(tmp_path, "experiment=mnist_low_epsilon")
     assert plan.source.name == "mnist" and plan.num_teachers == 1000
     assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
-    assert isinstance(plan.recipe.start, PublicStart)
+    assert isinstance(plan.recipe.start, PublicStart) and plan.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
     assert plan.representation == plan.recipe.start.representation == plan.student.representation
     other, _ = configured(tmp_path, "experiment=mnist_low_epsilon", "mechanism=confident")
-    assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 200)
+    assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
