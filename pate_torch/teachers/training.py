@@ -76,7 +76,10 @@ def step_seconds(recipe: TeacherRecipe, spec: DataSpec, size: int) -> float:
 
 
 def network_cost(recipe: TeacherRecipe, spec: DataSpec) -> tuple[int, int]:
-    """Parameters, and multiplications of one forward pass; counted on shapes alone."""
+    """Parameters, and multiplications of one forward pass; counted on one blank point.
+
+    (On the meta device nothing would be computed, but its first use imports a thousand modules: three seconds.)
+    """
     products = 0
 
     def count(layer: nn.Module, _: object, out: Tensor) -> None:
@@ -84,8 +87,8 @@ def network_cost(recipe: TeacherRecipe, spec: DataSpec) -> tuple[int, int]:
         if isinstance(layer, nn.Linear | nn.Conv2d):
             products += out.numel() * layer.weight[0].numel()
 
-    with torch.device("meta"):
-        module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
+        module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).eval()
         for layer in module.modules():
             layer.register_forward_hook(count)
         module(torch.zeros(1, *spec.input_shape))
