@@ -92,8 +92,8 @@ def _rows(results: SharedTensors, teachers: range) -> Trained:
 
 
 _KEPT = {"TRIM_THRESHOLD": (-1, 2**31 - 1), "TOP_PAD": (-2, 1 << 26), "MMAP_THRESHOLD": (-3, 1 << 25)}
-"""glibc's malloc.h: parameters and values. Every step of a worker frees and asks again for the same few megabytes, which
-glibc would hand back to the system each time."""
+"""glibc's malloc.h: parameters and values. Each step of a worker frees and asks again for the same few megabytes, which
+glibc would hand back to the system every time."""
 
 _BLOCK, _PAGE = 24 << 20, 2 << 20
 
