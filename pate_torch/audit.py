@@ -283,7 +283,7 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
     root = OmegaConf.create(
         {
             "mechanism": OmegaConf.merge(known, setting.overrides, given),
-            "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta, "counts": False},
+            "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
             "privacy": {"delta": delta},
             "noise": noise,
         }
