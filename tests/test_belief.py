@@ -208,6 +208,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
     assert len(tasks) == 2 and all(torch.equal(task.belief_QC, beliefs(release.noisy)) for task in tasks)
+    assert "only its 9 answers, with the noisy votes behind them, left" in (folder / "report.html").read_text()
     record = json.loads((folder / "release.json").read_text())
     assert record["parameters"]["counts"] is True
 

@@ -242,10 +242,11 @@ def _how(facts: PrivacyFacts) -> str:
     given = f" ({facts.parameters_words})" if facts.parameters else ""
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
+    left = "answers, with the noisy votes behind them," if facts.parameters.get("counts") is True else "answers"
     return (
         f"How: {facts.num_teachers} teachers, each trained on its own share of the records, voted on "
         f"{facts.queries_asked} public questions. The mechanism {facts.mechanism}{given} added noise to the votes, and "
-        f"only its {facts.queries_answered} answers left. A student sees nothing but public points and these answers."
+        f"only its {facts.queries_answered} {left} left. A student sees nothing but public points and these answers."
     )
 
 
