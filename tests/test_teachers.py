@@ -331,7 +331,9 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
     monkeypatch.setattr(processes, "_started", remember)
     with pytest.raises(RuntimeError, match="killed by signal 9"):
         train(private, spec(), shards, forever, seed=0)
-    assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped at once
+    first, killed, last = (one.process.exitcode for one in started)
+    assert killed == -9
+    assert {first, last} <= {0, -9}  # told to stop, or, where one was still importing torch after five seconds, killed
 
 
 ORPHAN = """
