@@ -10,7 +10,6 @@ pate.epsilon, pate.report(test_x, test_y)
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from pate_torch import checks, labelling, preflight, results, runs
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove
-from pate_torch.ensembling import Teachers, enrol, obtain_ensemble, obtain_votes
+from pate_torch.ensembling import Teachers, consult, enrol, obtain_ensemble
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.membership import FEWEST, Membership, MembershipTest
@@ -428,15 +427,7 @@ class Pate:
         if self._stored is None:
             assert self._panel is not None
             return enrol(self._panel.votes(data.pool.x), self.name, store, ledger)
-        stored = self._stored
-        return Teachers(
-            id=stored.id,
-            ensemble=stored.ensemble,
-            votes=obtain_votes(plan, data, stored, store, stages),
-            reused=True,
-            fingerprint=stored.identity.fingerprint,
-            remember=functools.partial(store.set_ledger_head, stored.id),
-        )
+        return consult(plan, data, self._stored, store, stages, reused=True)
 
     def _open(self) -> Ledger:
         make_private_folder(self.home, "store")

@@ -172,7 +172,8 @@ def joint_voting(plan: Plan, data: Dataset, stages: Stages, *, together: bool = 
         learnt = learn_features(plan, data, stages)
         feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt
     if together or feature_PD is None:
-        feature_PD = distributed.share_tensor(feature_PD)
+        shared = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})
+        feature_PD = shared["features"]
     return plan.transduction.among(feature_PD)
 
 
@@ -184,10 +185,17 @@ def _manner(plan: Plan) -> str:
     return released.key({"transduction": dataclasses.asdict(plan.transduction), "representation": learnt})[:16]
 
 
-def obtain_votes(
-    plan: Plan, data: Dataset, stored: Stored, store: TeacherStore, stages: Stages, *, together: bool = False
-) -> Votes:
-    """PRIVATE. The votes of a stored ensemble on the public pool, counted or found. together: see ``joint_voting``."""
+def consult(
+    plan: Plan,
+    data: Dataset,
+    stored: Stored,
+    store: TeacherStore,
+    stages: Stages,
+    *,
+    reused: bool,
+    together: bool = False,
+) -> Teachers:
+    """A stored ensemble and its votes on the public pool, counted or found. together: see ``joint_voting``."""
 
     def ask() -> Votes:
         jointly = joint_voting(plan, data, stages, together=together)
@@ -196,7 +204,14 @@ def obtain_votes(
             stored.ensemble, data.pool.x, device=plan.device, progress=progress, jointly=jointly, together=together
         )
 
-    return store.votes_cached(stored.id, data.pool.x, ask, _manner(plan))
+    return Teachers(
+        id=stored.id,
+        ensemble=stored.ensemble,
+        votes=store.votes_cached(stored.id, data.pool.x, ask, _manner(plan)),
+        reused=reused,
+        fingerprint=stored.identity.fingerprint,
+        remember=functools.partial(store.set_ledger_head, stored.id),
+    )
 
 
 def obtain_teachers(
@@ -214,15 +229,8 @@ def obtain_teachers(
         plan, data, store, ledger, stages, clock, afford=afford, log=board.log, losses=board.losses
     )
     with clock("votes"):
-        votes = obtain_votes(plan, data, stored, store, stages, together=fresh)
-    return Teachers(
-        id=stored.id,
-        ensemble=stored.ensemble,
-        votes=votes,
-        reused=plan.teachers is not None,
-        fingerprint=stored.identity.fingerprint,
-        remember=functools.partial(store.set_ledger_head, stored.id),
-    )
+        # Only where every rank has just trained do the ranks ask together.
+        return consult(plan, data, stored, store, stages, reused=plan.teachers is not None, together=fresh)
 
 
 def enrol(votes: Votes, dataset: str, store: TeacherStore, ledger: Ledger) -> Teachers:

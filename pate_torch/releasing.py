@@ -72,7 +72,8 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
     asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
     if plan.representation is not None:
         asking["representation"] = _configuration(plan.representation)
-    if plan.transduction is not None and teachers.ensemble is not None:
+    voting = _voting(plan, teachers)
+    if voting == "transductive":
         asking["voting"] = _configuration(plan.transduction)
     if plan.guided:
         asking["refit"] = _configuration(plan.refit)
@@ -89,7 +90,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "noise": plan.noise,
         "private": noise.private,
         "query": plan.strategy.name,
-        "voting": _voting(plan, teachers),
+        "voting": voting,
         "rounds": plan.rounds,
         "seed": plan.seed,
         "delta": plan.delta,

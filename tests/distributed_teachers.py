@@ -30,8 +30,8 @@ def main() -> None:
     shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.votes(ensemble, private.x)
-    place = distributed.share_tensor(coordinates(private.x, spec()) if distributed.is_main() else None)
-    joint = distributed.votes(ensemble, private.x, jointly=Transduction().among(place))
+    place = distributed.share_tensors({"at": coordinates(private.x, spec())} if distributed.is_main() else None)
+    joint = distributed.votes(ensemble, private.x, jointly=Transduction().among(place["at"]))
     distributed.barrier()
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"

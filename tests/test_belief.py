@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import killed_runs
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,6 @@ from pate_torch.accounting import epsilon as accounting
 from pate_torch.audit import audit
 from pate_torch.audit_pairs import worst_pairs
 from pate_torch.belief import beliefs, lead
-from pate_torch.data.glyphs import Glyphs
-from pate_torch.data.partition import AddRemove
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise import NoiseSource
@@ -23,7 +22,6 @@ from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import label_loss, pose, released_loss
-from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import Context, DataSpec, NoisyCounts, Votes
 
 SIGMA = 6.0
@@ -165,24 +163,8 @@ def test_beliefs_that_are_none_are_refused(belief):
 
 @pytest.fixture
 def plan(tmp_path):
-    student = Supervised(network="mlp", steps=20, augment=None)
-    return pipeline.Plan(
-        source=Glyphs(private=300, public=60, test=40, num_classes=3, size=10),
-        partition=AddRemove(),
-        recipe=TeacherRecipe(network="mlp", steps=30, batch_size=8, augment=None, backend="vectorised"),
-        mechanism=Gaussian(sigma=4.0, counts=True),
-        strategy=Random(rounds=3),
-        student=student,
-        refit=student,
-        root=tmp_path,
-        folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
-        seed=0,
-        num_teachers=20,
-        num_queries=9,
-        delta=1e-5,
-        baseline=False,
-        quiet=True,
-    )
+    counting, asking = Gaussian(sigma=4.0, counts=True), Random(rounds=3)
+    return killed_runs.plan(tmp_path, "first", mechanism=counting, strategy=asking, num_queries=9, delta=1e-5)
 
 
 def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):

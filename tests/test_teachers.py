@@ -333,7 +333,8 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
         train(private, spec(), shards, forever, seed=0)
     first, killed, last = (one.process.exitcode for one in started)
     assert killed == -9
-    assert {first, last} <= {0, -9}  # told to stop, or, where one was still importing torch after five seconds, killed
+    # Told to stop, and stopped at once; but one that is still importing torch after five seconds is killed.
+    assert {first, last} <= ({0} if processes.may_fork() else {0, -9})
 
 
 ORPHAN = """

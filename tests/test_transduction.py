@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import killed_runs
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,6 @@ from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.graph import coordinates, neighbour_graph
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.queries.random import Random
-from pate_torch.students.supervised import Supervised
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.transduction import Transduction
@@ -146,7 +145,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 @pytest.mark.parametrize(
     "wrong",
     [{"neighbours": 0}, {"reach": -0.1}, {"reach": 1.0}, {"reach": float("nan")}, {"balance": "yes"}],
-    ids=lambda wrong: next(iter(wrong.items())).__repr__(),
+    ids=str,
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"voting.{next(iter(wrong))}"):
@@ -160,25 +159,8 @@ def test_another_pool_is_refused(ensemble, pool):
 
 @pytest.fixture
 def plan(tmp_path):
-    student = Supervised(network="mlp", steps=20, augment=None)
-    return pipeline.Plan(
-        source=SOURCE,
-        partition=AddRemove(),
-        recipe=RECIPE,
-        mechanism=Gaussian(sigma=4.0),
-        strategy=Random(),
-        student=student,
-        refit=student,
-        root=tmp_path,
-        folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
-        seed=0,
-        num_teachers=40,
-        num_queries=6,
-        delta=1e-5,
-        transduction=Transduction(),
-        baseline=False,
-        quiet=True,
-    )
+    given = {"source": SOURCE, "recipe": RECIPE, "mechanism": Gaussian(sigma=4.0), "transduction": Transduction()}
+    return killed_runs.plan(tmp_path, "first", **given, num_teachers=40, num_queries=6, delta=1e-5)
 
 
 def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):

@@ -105,28 +105,22 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
     """Rank 0's trunk on every rank (the others pass None): one machine's arithmetic is not another's."""
     if trunk is not None and world().size == 1:
         return trunk
-    own = {} if trunk is None else trunk.state()
-    shapes = {name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in own.items()}
-    told = "" if trunk is None else json.dumps({"facts": trunk.facts(), "shapes": shapes})
-    told = json.loads(broadcast_text(told))
+    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
+    state = share_tensors(None if trunk is None else trunk.state())
+    return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
+
+
+def share_tensors(own: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Rank 0's tensors on every rank (the others pass None)."""
+    if own is not None and world().size == 1:
+        return own
+    shapes = {name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in (own or {}).items()}
     rows = {
-        name: own[name][None] if own else torch.empty(1, *shape, dtype=getattr(torch, dtype))
-        for name, (shape, dtype) in told["shapes"].items()
+        name: torch.empty(1, *shape, dtype=getattr(torch, dtype)) if own is None else own[name][None]
+        for name, (shape, dtype) in json.loads(broadcast_text(json.dumps(shapes))).items()
     }
     share_rows(rows, [0])
-    facts = told["facts"]
-    return Trunk.rebuild(facts, {name: row[0] for name, row in rows.items()}, points, spec_from(facts["spec"]))
-
-
-def share_tensor(value: Tensor | None) -> Tensor:
-    """Rank 0's tensor on every rank (the others pass None)."""
-    if value is not None and world().size == 1:
-        return value
-    facts = "" if value is None else json.dumps([list(value.shape), str(value.dtype).removeprefix("torch.")])
-    shape, dtype = json.loads(broadcast_text(facts))
-    row = torch.empty(1, *shape, dtype=getattr(torch, dtype)) if value is None else value[None].contiguous()
-    share_rows({"tensor": row}, [0])
-    return row[0]
+    return {name: row[0] for name, row in rows.items()}
 
 
 def votes(

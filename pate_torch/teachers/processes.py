@@ -127,9 +127,9 @@ class _Worker:
 
     def __init__(self) -> None:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
-        told, self._orders = os.pipe()
-        self._answers, said = os.pipe()
-        self.orders, self.answers = os.fdopen(self._orders, "wb", 0), os.fdopen(self._answers, "rb", 0)
+        told, orders = os.pipe()
+        answers, said = os.pipe()
+        self.orders, self.answers = os.fdopen(orders, "wb", 0), os.fdopen(answers, "rb", 0)
         self._theirs = told, said
 
     def send(self, number: int) -> None:
@@ -195,7 +195,7 @@ class _Forked(_Worker):
 
         self.process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see _may_fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see may_fork
             self.process.start()
         os.close(told)
         os.close(said)

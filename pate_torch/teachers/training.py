@@ -58,18 +58,20 @@ def chunk_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, device:
     if device.type != "cpu":
         return min(256, num_teachers)
 
+    cost = network_cost(recipe, spec)
+
     def seconds(size: int, *workers: int) -> float:
         rounds = sum(w * math.ceil(math.ceil(num_teachers / size) / w) for w in workers)
-        return recipe.steps * rounds * step_seconds(recipe, spec, size)
+        return recipe.steps * rounds * step_seconds(recipe, cost, size)
 
     sizes = range(1, min(LARGEST_CHUNK, num_teachers) + 1)
     alone = min(sizes, key=lambda size: seconds(size, 1))
     return alone if seconds(alone, 1) < WORTH_PROCESSES else min(sizes, key=lambda size: seconds(size, 4, 8))
 
 
-def step_seconds(recipe: TeacherRecipe, spec: DataSpec, size: int) -> float:
-    """A core's estimated time for one step of ``size`` stacked teachers."""
-    parameters, products = network_cost(recipe, spec)
+def step_seconds(recipe: TeacherRecipe, cost: tuple[int, int], size: int) -> float:
+    """A core's estimated time for one step of ``size`` stacked teachers. ``cost``: the network's."""
+    parameters, products = cost
     spilled = 1 + max(0.0, size * parameters / CACHE - 1) / 4
     one = 3 * products * recipe.batch_size / MULTIPLICATIONS_PER_SECOND + parameters / UPDATES_PER_SECOND
     return STEP_SECONDS + size * one * spilled
@@ -99,7 +101,7 @@ def choose_backend(recipe: TeacherRecipe, spec: DataSpec, grouping: list[range],
     """The measured rule behind ``backend=auto`` (benchmarks/README.md)."""
     if recipe.backend != "auto":
         return recipe.backend
-    work = recipe.steps * len(grouping) * step_seconds(recipe, spec, len(grouping[0]))
+    work = recipe.steps * len(grouping) * step_seconds(recipe, network_cost(recipe, spec), len(grouping[0]))
     parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(grouping) > 1
     worth = WORTH_PROCESSES if may_fork() else WORTH_SPAWNING
     return "processes" if parallel and work > worth else "vectorised"
