@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from sklearn.datasets import make_moons
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import networks, protocols
+from pate_torch import command, networks, protocols
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.alignment import Alignment
 from pate_torch.students.carrying import trusted
@@ -33,18 +33,16 @@ NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "s
 
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
-    node = OmegaConf.load(f"{Path(__file__).parent.parent}/conf/student/{name}.yaml")
-    recommended = {
-        "student_network": network,
-        "student_options": {},
-        "student_steps": steps,
-        "augment": {"shift": 0.5},
-        "precision": "float32",
-        "student_batch": 64,
-        "unlabelled_batch": 128,
-    }
-    tree = OmegaConf.create({"student": node, "recommended": recommended, "representation": None})
-    return shortened(instantiate(tree.student, _convert_="all"), network, steps)
+    with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
+        chosen = [
+            f"student={name}",
+            f"recommended.student_network={network}",
+            f"recommended.student_steps={steps}",
+            "recommended.augment={rotate:0,scale:0,shift:0.5,shear:0}",
+            "representation=none",
+        ]
+        node = compose("config", overrides=chosen).student
+    return shortened(instantiate(node, _convert_="all"), network, steps)
 
 
 def shortened(student, network: str, steps: int):

@@ -43,7 +43,7 @@ class FixMatch(GradientStudent):
     threshold: float = 0.95
     weight: float = 1.0
     alignment: str = "uniform"
-    carried: float = 0.7
+    carried: float = 0.35
     trust: float = 0.8
 
     def __post_init__(self) -> None:
