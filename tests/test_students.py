@@ -291,9 +291,13 @@ def test_the_linear_student_is_scikit_learn_s(classes):
     assert ours[:, [c for c in range(3) if c not in classes]].sum() < 1e-9
 
 
-def test_a_vote_pools_the_members():
+def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     easy, _ = task()
-    student = Ensemble(member=Supervised(steps=3), members=3).fit(easy, seed=0, device=CPU)
+    member = Supervised(steps=3)
+    student = Ensemble(member=member, members=3).fit(easy, seed=0, device=CPU)
+    alone = member.fit(easy, seed=0, device=CPU).module.state_dict()
+    for name, value in student.module.members[0].state_dict().items():
+        assert torch.equal(value, alone[name])
     x, _ = images(20, seed=5)
     normal = easy.spec.normalise(x)
     mean = torch.stack([member(normal).log_softmax(1) for member in student.module.members]).mean(0)

@@ -16,10 +16,11 @@ from pate_torch.types import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """``members`` fits of ``member``, each with its own seed; the module returns their mean log-probabilities.
+    """``members`` fits of ``member``; the module returns their mean log-probabilities.
 
-    bootstrap: each member learns from as many answers as there are, drawn with replacement, but for the first, which
-    learns from all. Answers are public, so members cost no privacy.
+    The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
+    bootstrap: each but the first learns from as many answers as there are, drawn with replacement. Answers are public,
+    so members cost no privacy.
     """
 
     member: StudentAlgorithm
@@ -53,7 +54,8 @@ class Ensemble:
             students.append(
                 self.member.fit(
                     self._resampled(task, seed, k),
-                    seed=rng.derive(seed, "student", "member", k),
+                    # The first is the student that would be alone: it starts from the features that chose the questions.
+                    seed=seed if k == 0 else rng.derive(seed, "student", "member", k),
                     device=device,
                     progress=lambda done, total, k=k: progress(k * total + done, self.members * total),  # type: ignore[misc]
                     log=lambda tag, value, step, k=k: log(f"{tag}/{k}", value, step),  # type: ignore[misc]
