@@ -54,7 +54,7 @@ class Ensemble:
             students.append(
                 self.member.fit(
                     self._resampled(task, seed, k),
-                    # The first is the student that would be alone: it starts from the features that chose the questions.
+                    # The first is the student alone: it starts from the features that chose the questions.
                     seed=seed if k == 0 else rng.derive(seed, "student", "member", k),
                     device=device,
                     progress=lambda done, total, k=k: progress(k * total + done, self.members * total),  # type: ignore[misc]
