@@ -195,7 +195,7 @@ def consult(
     reused: bool,
     together: bool = False,
 ) -> Teachers:
-    """A stored ensemble and its votes on the public pool, counted or found. together: see ``joint_voting``."""
+    """PRIVATE. A stored ensemble and its votes on the public pool, counted or found. together: see ``joint_voting``."""
 
     def ask() -> Votes:
         jointly = joint_voting(plan, data, stages, together=together)

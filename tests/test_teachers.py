@@ -329,12 +329,10 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
         return started[-1]
 
     monkeypatch.setattr(processes, "_started", remember)
+    monkeypatch.setattr(processes, "_PATIENCE", 60.0)  # a spawned one may still be importing torch
     with pytest.raises(RuntimeError, match="killed by signal 9"):
         train(private, spec(), shards, forever, seed=0)
-    first, killed, last = (one.process.exitcode for one in started)
-    assert killed == -9
-    # Told to stop, and stopped at once; but one that is still importing torch after five seconds is killed.
-    assert {first, last} <= ({0} if processes.may_fork() else {0, -9})
+    assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped by themselves
 
 
 ORPHAN = """

@@ -97,6 +97,9 @@ glibc would hand back to the system every time."""
 
 _BLOCK, _PAGE = 24 << 20, 2 << 20
 
+_PATIENCE = 5.0
+"""Seconds that a worker told to stop is given before it is killed."""
+
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} | {
     f"MALLOC_{name}_": str(value) for name, (_, value) in _KEPT.items()
 }
@@ -164,7 +167,7 @@ class _Worker:
     def stop(self) -> None:
         self.orders.close()
         self.answers.close()
-        self.process.join(5)
+        self.process.join(_PATIENCE)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
