@@ -175,8 +175,15 @@ class Votes:
             raise ValueError("votes: counts must be a [queries, classes] tensor with at least two classes")
         if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
             raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
-        if bool((counts < 0).any()) or bool((counts.sum(1) != self.num_teachers).any()):
-            raise ValueError("votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)")
+        if len(counts):
+            low, high = counts.aminmax()
+            # Counts within 0..K cannot overflow 32 bits when added, unless C K does; those are a third of the time.
+            narrow = self.num_teachers * counts.shape[1] < 2**31
+            total = counts.sum(1, dtype=torch.int32 if narrow else torch.int64)
+            if low < 0 or high > self.num_teachers or bool((total != self.num_teachers).any()):
+                raise ValueError(
+                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
+                )
 
     def __len__(self) -> int:
         return self.counts_QC.shape[0]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import checks
+from pate_torch.teachers import compiled
 from pate_torch.threads import one_thread
 from pate_torch.types import Votes
 
@@ -15,6 +16,9 @@ WIDTH = 2048
 
 FEW_CLASSES = 64
 """Up to here comparing with every class in turn beats scattering."""
+
+MANY = 1 << 24
+"""Votes from which compiled counting pays: torch takes some ten milliseconds for these."""
 
 
 def label_dtype(num_classes: int) -> torch.dtype:
@@ -27,7 +31,7 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
     No byte overflows its neighbour below 256 teachers. (A comparison to ``bool`` takes fourteen times as long as to
     bytes on a CPU; ``scatter_add_`` takes two and a half times as long in all. Four Python threads, or
-    torch's own, gain a third on an idle machine and lose tenfold on a busy one.)
+    torch's own, gain a third on an idle machine and lose tenfold on a busy one: hence ``compiled`` for many votes.)
     """
     teachers, queries = prediction_KQ.shape
     device = prediction_KQ.device
@@ -80,7 +84,11 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
             raise ValueError(f"predictions must lie in 0..{num_classes - 1}")
     if num_classes > FEW_CLASSES:
         return _count_scattered(prediction_KQ, num_classes)
-    return _count_bytes(prediction_KQ if narrow else prediction_KQ.to(torch.uint8), num_classes)
+    prediction_KQ = prediction_KQ if narrow else prediction_KQ.to(torch.uint8)
+    many = prediction_KQ.device.type == "cpu" and prediction_KQ.numel() >= MANY
+    if many and (kernel := compiled.kernel()) is not None:
+        return compiled.tally(kernel, prediction_KQ, num_classes)
+    return _count_bytes(prediction_KQ, num_classes)
 
 
 def count(prediction_KQ: Tensor, num_classes: int) -> Votes:
