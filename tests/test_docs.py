@@ -26,6 +26,7 @@ from documents import PAGES, ROOT, blocks, links, table
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from vote_laws import CERTAIN
 
 from pate_torch import audit, cli, command, ledger_command
 from pate_torch.accounting.epsilon import epsilon
@@ -360,7 +361,7 @@ def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkey
 
     for kind, sound in ((lead.Lead, True), (Thin, False)):
         mechanism = kind(sigma=4.0, lead=5.0)
-        result = audit.audit(mechanism, worst_pairs(mechanism, 1), runs=60_000, independent=True)
+        result = audit.audit(mechanism, worst_pairs(mechanism, 1), runs=60_000, independent=True, confidence=CERTAIN)
         assert result.sound is sound and not result.faults and result.proven > 0
 
 

@@ -187,6 +187,7 @@ def votes_about(threshold: float, queries: int, seed: int) -> Votes:
     for shift in rng.integers(-round(threshold / 4), round(threshold / 2), queries):
         top = teachers // 2 + round(threshold) + int(shift)
         rows.append(np.roll([top, teachers - top, 0], rng.integers(0, 3)))
+    rows[0] = np.array([teachers, 0, 0])  # passes for certain
     return Votes(torch.from_numpy(np.stack(rows)), teachers)
 
 
@@ -208,20 +209,21 @@ def test_stability_is_the_papers_loop(noise, seed):
 @pytest.mark.parametrize("failures", [1, 2, 20])
 def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
     """BTT18 loops while failures <= T, its Algorithm 6 allows T + 2."""
-    mechanism = stability(noise=noise, max_failures=failures)
+    never = {"noise": noise, "max_failures": failures, "delta": 1e-12}  # ties pass with that probability at most
+    mechanism = stability(**never)
     votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
     answers = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50))
     assert answers.label_Q.tolist() == [NO_ANSWER] * failures
     assert answers.events[0].count == failures
     again = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50, rounds=2, failures=failures))
     assert len(again.label_Q) == 0 and not any(e.count for e in again.events)
-    answers = soft(noise=noise, max_failures=failures).release(votes, NoiseSource(noise), Context(num_queries=50))
+    answers = soft(**never).release(votes, NoiseSource(noise), Context(num_queries=50))
     assert answers.events[0].count == failures
     assert len(answers.label_Q) == math.ceil(failures / 2)  # two failures to a query
 
 
 def test_one_delta_and_all_blocks_over_several_rounds():
-    mechanism = stability(max_failures=3)
+    mechanism = stability(max_failures=3, delta=1e-12)  # which ties pass with at most
     plan = mechanism.calibration(12, 4)
     teachers = 4 * plan.teachers_needed
     stable, tied = [teachers, 0], [teachers // 2, teachers // 2]
@@ -282,10 +284,11 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
 
 
 def test_released_scores_are_bin_centres():
-    teachers = 4 * soft().calibration(6).teachers_needed
+    mechanism = soft(delta=1e-12)  # which what is split passes with at most
+    teachers = 4 * mechanism.calibration(6).teachers_needed
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
-    answers = soft().release_scores(SoftVotes(scores), NoiseSource(), Context(num_queries=6))
+    answers = mechanism.release_scores(SoftVotes(scores), NoiseSource(), Context(num_queries=6))
     assert answers.score_Q.tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
     assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
     assert answers.events[0].count == 2  # the first block ended with the first test of the last query

@@ -253,9 +253,9 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
     found = owners(one)["membership"]
     student, alone = found["student"], found["nonprivate"]
     assert student["members"] == alone["members"] == 150 and student["others"] == 100
-    assert student["advantage_interval"][0] < 0.15  # four deviations, and the noise is new in every run
+    assert student["advantage_interval"][0] < 0.3  # near seven deviations: the noise is new in every run
     assert student["advantage"] < found["bound_by_plan"] <= found["bound"] == advantage_bound(report.epsilon, 1e-4)
-    assert alone["advantage_interval"][0] > 0.3 and alone["auc_interval"][0] > 0.7
+    assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]
     text = released_text(one)

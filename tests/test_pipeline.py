@@ -212,14 +212,16 @@ def test_secure_noise_differs_between_runs(plan, tmp_path):
 
 
 def test_confident_reports_its_cap_and_ex_post_apart(plan):
-    mechanism = Confident(screen_sigma=3.0, threshold=9.0, sigma=2.0)
+    mechanism = Confident(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
     pipeline.run(one := dataclasses.replace(plan, mechanism=mechanism))
     found = summary(one)
-    cap = gdp.epsilon(math.sqrt(20 / 9 + 40 / 4), 1e-4)
+    cap = gdp.epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
     answered = found["queries_answered"]
     assert 0 < answered < 20
     assert found["epsilon"] == pytest.approx(cap, abs=1e-9)
-    assert found["epsilon_ex_post"] == pytest.approx(gdp.epsilon(math.sqrt(20 / 9 + answered * 2 / 4), 1e-4), abs=1e-9)
+    assert found["epsilon_ex_post"] == pytest.approx(
+        gdp.epsilon(math.sqrt(20 / 0.64 + answered * 2 / 4), 1e-4), abs=1e-9
+    )
 
 
 def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_path):

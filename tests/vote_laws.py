@@ -9,6 +9,10 @@ from scipy import stats
 from pate_torch.noise import NoiseSource
 
 NO_ANSWER = -1
+TINY = 1e-9
+"""A false alarm of a test on the system's entropy, which no seed repeats: once in a thousand million runs."""
+CERTAIN = 1 - TINY
+"""The confidence of an audit in a test."""
 
 
 class Recorder(NoiseSource):
@@ -120,17 +124,22 @@ def sparse_law(distances, threshold: float, scale: float, max_failures: int, dis
 
 
 def chi_square(observed: dict, expected: dict) -> float:
-    """p-value of counts against probabilities; outcomes expected fewer than 5 times are pooled."""
+    """p-value of counts against probabilities, rare outcomes pooled."""
     size = sum(observed.values())
     assert abs(sum(expected.values()) - 1) < 1e-3, sum(expected.values())
     assert set(observed) <= set(expected), set(observed) - set(expected)
-    rare = [o for o in expected if expected[o] * size < 5]
-    pairs = [(observed.get(o, 0), expected[o] * size) for o in expected if o not in rare]
-    if rare:
-        pairs.append((sum(observed.get(o, 0) for o in rare), sum(expected[o] for o in rare) * size))
-    seen, hoped = np.array(pairs, dtype=float).T
-    keep = hoped > 0.5
-    return float(stats.chisquare(seen[keep], hoped[keep] * seen[keep].sum() / hoped[keep].sum()).pvalue)
+    seen, hoped = pooled([observed.get(o, 0) for o in expected], [expected[o] * size for o in expected])
+    return float(stats.chisquare(seen, hoped * seen.sum() / hoped.sum()).pvalue)
+
+
+def pooled(seen, hoped, least: float = 50):
+    """Counts and their expectations, the rarest cells made one until every cell expects ``least``.
+
+    A cell that expects five has a tail far above that of chi-square: nominal 1e-9 would be 1e-7.
+    """
+    seen, hoped = (np.asarray(part, dtype=float)[np.argsort(hoped)] for part in (seen, hoped))
+    rare = max(1, int((hoped < least).sum()), int((np.cumsum(hoped) < least).sum()) + 1)
+    return [np.append(part[:rare].sum(), part[rare:]) for part in (seen, hoped)]
 
 
 def tally(rows) -> dict:
