@@ -139,6 +139,14 @@ class Quartered(Halved):
         return super().laplace(shape, scale / 2, device)
 
 
+@pytest.mark.slow
+def test_half_the_noise_of_the_sparse_vector_is_found(monkeypatch):
+    """Takes six times as many runs as a quarter."""
+    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    faulty = run("stability", runs=60_000, keep="the last", queries=8)
+    assert not faulty.sound and faulty.proven > faulty.claimed
+
+
 @pytest.mark.parametrize("name", SLOW_LOOPS)
 def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     """Half of it; of the sparse vector, whose runs are made one by one, a quarter."""
