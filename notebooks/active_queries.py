@@ -31,7 +31,7 @@ from sklearn.semi_supervised import LabelSpreading
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
-from pate_torch.labelling import Charge, label
+from pate_torch.labelling import Charge, Guide, label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise import NoiseSource
@@ -96,12 +96,12 @@ def fit(query_Q: torch.Tensor, label_Q: torch.Tensor) -> LabelSpreading:
     return LabelSpreading(kernel="knn", n_neighbors=8, alpha=0.5, max_iter=60, tol=1e-2).fit(x_pool, known)
 
 
-def opinion(query_Q: torch.Tensor, label_Q: torch.Tensor) -> torch.Tensor:
+def opinion(so_far: Release) -> Guide:
     """What the student thinks of the whole pool, [P, C]."""
-    student = fit(query_Q, label_Q)
+    student = fit(so_far.query_Q, so_far.label_Q)
     share_PC = torch.full((len(x_pool), 10), 1e-6, dtype=torch.float64)
     share_PC[:, student.classes_] += torch.from_numpy(student.label_distributions_)
-    return (share_PC / share_PC.sum(1, keepdim=True)).float()
+    return Guide((share_PC / share_PC.sum(1, keepdim=True)).float())
 
 
 def ask(name: str, num_queries: int, seed: int):

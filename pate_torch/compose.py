@@ -24,6 +24,7 @@ from pate_torch.representation import Representation
 from pate_torch.runplan import Partition
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
+from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
 
@@ -62,6 +63,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         transduction=component(cfg, "voting", Transduction) if "_target_" in resolved["voting"] else None,
+        succession=component(cfg, "succession", Succession) if "_target_" in resolved["succession"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),

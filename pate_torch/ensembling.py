@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pate_torch import checks, networks, released
+from pate_torch import checks, networks, released, rng
 from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.ledger import Ledger
@@ -231,6 +231,24 @@ def obtain_teachers(
     with clock("votes"):
         # Only where every rank has just trained do the ranks ask together.
         return consult(plan, data, stored, store, stages, reused=plan.teachers is not None, together=fresh)
+
+
+def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: Stages) -> Votes:
+    """PRIVATE. The votes on the public pool of teachers who start from this student. turn: the round they answer."""
+    assert plan.succession is not None
+    encoder = None
+    if plan.representation is not None:
+        encoder = plan.representation.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device)
+    ensemble, row_PD = plan.succession.succeed(
+        student,
+        data,
+        plan.partition.shards(data.private, plan.num_teachers, plan.seed),
+        encoder=encoder,
+        seed=rng.derive(plan.seed, "round", turn),
+        device=plan.device,
+        progress=stages(f"Training {plan.num_teachers} successors"),
+    )
+    return ensemble.votes(row_PD, device=plan.device)
 
 
 def enrol(votes: Votes, dataset: str, store: TeacherStore, ledger: Ledger) -> Teachers:

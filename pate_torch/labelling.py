@@ -23,9 +23,20 @@ from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
 from pate_torch.types import NO_ANSWER, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
 
-Refit = Callable[[Tensor, Tensor], Tensor]
-"""(answered query_Q, label_Q) -> the student's class probabilities on the whole pool, [P, C]."""
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Guide:
+    """What the next round goes by. student_PC: the student's class probabilities on the whole pool; None: no opinion.
+
+    votes: PRIVATE. Those of the teachers who answer from now on, [P, C]; None: the same as before.
+    """
+
+    student_PC: Tensor | None
+    votes: Votes | None = None
+
+
+Refit = Callable[[Release], Guide]
+"""Called between rounds with the answers so far."""
 
 Seal = Callable[[Release], None]
 """Writes a release to disk; called before the ledger commits it."""
@@ -55,11 +66,14 @@ def label(
     refit: Refit | None = None,
     feature_PD: Tensor | None = None,
     seal: Seal | None = None,
+    witness: Callable[[Votes], None] = silent,
     progress: Progress = silent,
 ) -> Release:
     """Ask at most ``num_queries`` public points and release the answers. ``votes``: on the whole pool, [P, C].
 
-    ``refit`` gives the student's opinion between rounds; it sees public points and released labels only.
+    ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
+    brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
+    ``witness``: PRIVATE. Told the votes behind the answers, at the end.
     Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
     cases nothing has been drawn or charged.
     """
@@ -78,14 +92,26 @@ def label(
     label_Q = torch.zeros(0, dtype=torch.int64)
     incurred: tuple[Event, ...] = ()
     noisy: list[NoisyCounts | None] = []
+    asked: list[int] = []
+    seen: list[Tensor] = []
     student_PC: Tensor | None = None
+
+    def so_far() -> Release:
+        # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+        return Release(
+            reservation.id, query_Q, label_Q, incurred, planned, NoisyCounts.joined(noisy), rounds=tuple(asked)
+        )
+
     for turn in range(rounds):
         remaining = num_queries - len(query_Q)
         if remaining == 0:
             break
-        if turn and refit is not None and bool((label_Q != NO_ANSWER).any()):
-            answered = label_Q != NO_ANSWER
-            student_PC = refit(query_Q[answered], label_Q[answered])
+        if turn and refit is not None:
+            guide = refit(so_far())
+            student_PC = guide.student_PC
+            if guide.votes is not None:
+                assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
+                votes = guide.votes
         state = QueryState(
             spec=spec,
             pool_x=pool.x,
@@ -113,10 +139,13 @@ def label(
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
         incurred += answers.events
         noisy.append(answers.noisy)
+        asked.append(len(answers.label_Q))
+        seen.append(votes.counts_QC[ask[: len(answers.label_Q)].to(votes.counts_QC.device)])
         progress(len(query_Q), num_queries)
 
-    # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
-    release = Release(reservation.id, query_Q, label_Q, incurred, planned, NoisyCounts.joined(noisy))
+    release = so_far()
+    if seen:
+        witness(Votes(torch.cat(seen), votes.num_teachers))
     if seal is not None:
         seal(release)
     charge.ledger.commit(reservation, incurred, release_id=release.id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from safetensors.torch import save_file
@@ -34,7 +34,7 @@ from pate_torch.runplan import Plan, calibrated
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, PrivateData, Release
+from pate_torch.types import Dataset, PrivateData, Release, Votes
 
 __all__ = ["Plan", "run"]
 
@@ -88,13 +88,14 @@ def _run(plan: Plan) -> ReleasedReport:
                 teachers = enrol(brought, data.spec.name, store, ledger)
             with clock("labels"):
                 charge = _charge(plan, data, ledger, teachers.fingerprint)
-                release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages)
+                behind: list[Votes] = []
+                release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages, behind.append)
             if plan.sanitiser is not None and not reused:
                 sanitised = _sanitise(plan, data, teachers, mechanism, release, charge)
             teachers.remember(ledger.head())
             with clock("owner"):
                 nonprivate = nonprivate_with_peers(plan, data, stages) if plan.baseline else None
-                owner = look(plan, data, teachers, mechanism, release, board, nonprivate)
+                owner = look(plan, data, teachers, mechanism, release, board, nonprivate, behind)
         with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
             with clock("student"):
                 choose = None
@@ -205,9 +206,13 @@ def look(
     release: Release,
     board: PrivateBoard,
     nonprivate: Ensemble | None,
+    behind: Sequence[Votes],
 ) -> OwnerSummary:
-    """PRIVATE. What the owner may see of the run, written into its private folder."""
-    asked = teachers.votes.take(release.query_Q)
+    """PRIVATE. What the owner may see of the run, written into its private folder.
+
+    behind: the votes behind the answers, where they were given in this run; else the first teachers' votes stand in.
+    """
+    asked = behind[0] if behind else teachers.votes.take(release.query_Q)
     save_file(
         {"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()}, plan.folder / "private" / "votes.safetensors"
     )

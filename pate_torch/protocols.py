@@ -106,7 +106,7 @@ class StudentTask:
 
     ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
     ``belief_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
-    released.
+    released. ``round_Q``: the round, from 0, in which each was asked; None: all in one.
     """
 
     spec: DataSpec
@@ -115,6 +115,7 @@ class StudentTask:
     label_Q: Tensor
     flip_probability: float | None = None
     belief_QC: Tensor | None = None
+    round_Q: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

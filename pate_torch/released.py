@@ -51,6 +51,7 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         "incurred": json.loads(events.to_json(release.events)),
         "queries_asked": len(release.query_Q),
         "queries_answered": int(release.answered_Q.sum()),
+        "queries_by_round": list(release.rounds or (len(release.query_Q),)),
         "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
     replace(folder / "labels.csv", table)
@@ -124,11 +125,13 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
             _noisy(rows, record, spec.num_classes),
+            rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
-    if not whole or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
+    adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0
+    if not whole or not adds_up or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
         raise _bad(record, "labels.csv does not fit its release.json: it was edited", restore)
     _check_charged(record, release, ledger, restore)
     return release

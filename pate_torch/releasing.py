@@ -6,28 +6,38 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from pate_torch import labelling, released, rng
+from pate_torch import labelling, released
 from pate_torch.accounting.events import Event
 from pate_torch.belief import beliefs
-from pate_torch.ensembling import Teachers, learn_features
+from pate_torch.ensembling import Teachers, learn_features, successors
+from pate_torch.labelling import Guide
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan
 from pate_torch.students.store import save as save_student
-from pate_torch.types import Dataset, Release
+from pate_torch.types import Dataset, Release, Votes
 
 Fit = Callable[[str, StudentAlgorithm], Student]
 """Trains one named student on the labels of a release."""
 
 
 def obtain_release(
-    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, charge: labelling.Charge, stages: Stages
+    plan: Plan,
+    data: Dataset,
+    teachers: Teachers,
+    mechanism: Mechanism,
+    charge: labelling.Charge,
+    stages: Stages,
+    witness: Callable[[Votes], None] = silent,
 ) -> tuple[Release, dict[str, Any], bool]:
-    """(release, its record, whether it was reused): the same questions to the same teachers are not paid for twice."""
+    """(release, its record, whether it was reused): the same questions to the same teachers are not paid for twice.
+
+    witness: PRIVATE. Told the votes behind the answers, where they are given now.
+    """
     noise = NoiseSource(plan.noise, plan.insecure_noise_seed)
     facts = _facts(plan, data, teachers, mechanism, noise)
     same = released.find_same(plan.root, facts["key"], data.pool, data.spec, charge.ledger) if noise.private else None
@@ -38,10 +48,14 @@ def obtain_release(
 
     stage = stages("Fitting the guiding student") if plan.guided else None
 
-    def refit(query_Q: Tensor, label_Q: Tensor) -> Tensor:
-        task = StudentTask(data.spec, data.pool.x, query_Q, label_Q)
-        guide = plan.refit.fit(task, seed=rng.derive(plan.seed, "refit"), device=plan.device, progress=stage or silent)
-        return guide.probabilities(data.pool.x)
+    def refit(so_far: Release) -> Guide:
+        if not bool(so_far.answered_Q.any()):
+            return Guide(None)
+        # The seed is the student's own: where the same algorithm guides, the guide is what these answers alone teach.
+        task = student_task(data, so_far)
+        student = plan.refit.fit(task, seed=plan.seed, device=plan.device, progress=stage or silent)
+        votes = None if plan.succession is None else successors(plan, data, student, len(so_far.rounds), stages)
+        return Guide(student.probabilities(data.pool.x), votes)
 
     written: dict[str, Any] = {}
 
@@ -61,6 +75,7 @@ def obtain_release(
         refit=refit if plan.guided else None,
         feature_PD=learn_features(plan, data, stages),
         seal=seal,
+        witness=witness,
         progress=stages("Asking the teachers"),
     )
     return release, written, False
@@ -77,6 +92,8 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         asking["voting"] = _configuration(plan.transduction)
     if plan.guided:
         asking["refit"] = _configuration(plan.refit)
+    if plan.succession is not None:
+        asking["succession"] = _configuration(plan.succession)
     pool = released.digest(data.pool)
     same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}
     return {
@@ -92,11 +109,27 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "query": plan.strategy.name,
         "voting": voting,
         "rounds": plan.rounds,
+        "succession": plan.succession is not None,
         "seed": plan.seed,
         "delta": plan.delta,
         "adjacency": plan.partition.adjacency,
         "unit": data.private.unit,
     }
+
+
+def student_task(data: Dataset, release: Release) -> StudentTask:
+    """What a student learns from: the pool and the answers, with the noisy counts behind them where there are any."""
+    answered, believed_QC = release.answered_Q, None
+    if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
+        believed_QC = torch.cat([beliefs(part) for part in release.noisy.split(release.rounds)])[answered]
+    return StudentTask(
+        data.spec,
+        data.pool.x,
+        release.query_Q[answered],
+        release.label_Q[answered],
+        belief_QC=believed_QC,
+        round_Q=release.round_Q[answered],
+    )
 
 
 def _voting(plan: Plan, teachers: Teachers) -> str:
@@ -119,19 +152,14 @@ def fit_student(
 ) -> tuple[str, Student, tuple[Event, ...]]:
     """Train and save the student: (its name, the student, what choosing it cost). ValueError: no question answered.
 
-    It learns from the unlabelled pool and the answered questions, of these from the noisy counts where there are any.
     ``choose``: picks among several, given how to fit.
     """
-    answered = release.answered_Q
-    if not bool(answered.any()):
+    if not bool(release.answered_Q.any()):
         raise ValueError(
             f"mechanism: none of the {len(release.query_Q)} questions was answered, so there is nothing to learn from. "
             "Lower the threshold, or use more teachers."
         )
-    believed_QC = None if release.noisy is None else beliefs(release.noisy)[answered]
-    task = StudentTask(
-        data.spec, data.pool.x, release.query_Q[answered], release.label_Q[answered], belief_QC=believed_QC
-    )
+    task = student_task(data, release)
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
         def log(tag: str, value: float, step: int) -> None:

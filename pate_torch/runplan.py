@@ -17,6 +17,7 @@ from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, Studen
 from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
+from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import PrivateData, Shards
@@ -62,6 +63,7 @@ class Plan:
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None
     transduction: Transduction | None = None
+    succession: Succession | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False
@@ -87,6 +89,16 @@ class Plan:
                 if getattr(self, key) is not None:
                     fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
                     raise checks.fail("votes", str(self.votes), f"cannot be combined with {key}", fix)
+        if self.succession is not None:
+            self._check_succession()
+
+    def _check_succession(self) -> None:
+        if self.rounds < 2:
+            fix = "Use query=prototypes_then_margin, or more rounds of another strategy."
+            raise checks.fail("succession", "successors", "take over between two rounds of questions; here is one", fix)
+        if self.votes is not None:
+            fix = "Use succession=none: the records that successors learn from are not here."
+            raise checks.fail("succession", "successors", "cannot be combined with votes", fix)
 
     @property
     def rounds(self) -> int:
@@ -96,7 +108,7 @@ class Plan:
     def guided(self) -> bool:
         """Whether a student is fitted between rounds: where somebody looks at it."""
         looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
-        return self.rounds > 1 and looked_at
+        return self.rounds > 1 and (looked_at or self.succession is not None)
 
 
 def calibrated(plan: Plan) -> Mechanism:

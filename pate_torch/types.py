@@ -222,6 +222,10 @@ class NoisyCounts:
     counts_QC: Tensor
     sigma: float
 
+    def split(self, sizes: Sequence[int]) -> list[NoisyCounts]:
+        """So many rows each; all of them where no sizes are given."""
+        return [NoisyCounts(part, self.sigma) for part in self.counts_QC.split(list(sizes) or [len(self.counts_QC)])]
+
     @staticmethod
     def joined(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
         """Those of several rounds; None where one has none."""
@@ -255,7 +259,8 @@ class Answers:
 class Release:
     """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
 
-    noisy: the noisy counts behind the labels, where they were released too.
+    noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
+    empty: all in one.
     """
 
     id: str
@@ -264,10 +269,17 @@ class Release:
     events: tuple[Event, ...]
     planned: tuple[Event, ...]
     noisy: NoisyCounts | None = None
+    rounds: tuple[int, ...] = ()
 
     @property
     def answered_Q(self) -> Tensor:
         return self.label_Q != NO_ANSWER
+
+    @property
+    def round_Q(self) -> Tensor:
+        """The round, from 0, in which each question was asked, int64 [Q]."""
+        rounds = self.rounds or (len(self.query_Q),)
+        return torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor(rounds))
 
 
 @dataclass(frozen=True, eq=False)

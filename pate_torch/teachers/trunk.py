@@ -7,7 +7,7 @@ learns a small head from its shard, so that a shard of some sixty records goes f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,7 @@ class PublicStart:
 class Trunk:
     """Releasable. encoder: ``network`` without its last layer; places: the diffusion map after it, or None.
 
-    points, spec: facts of its input and of its output. Features are centred by their mean over the public points and
-    scaled by one number, which are constants of ``spec``: to standardise each would blow up the unimportant ones.
+    points, spec: facts of its input and of its output, which is ``centred`` over the public points.
     """
 
     network: dict[str, Any]
@@ -94,12 +93,7 @@ class Trunk:
         cls, network: dict[str, Any], encoder: nn.Module, places: Places | None, pool_x: Tensor, points: DataSpec
     ) -> Trunk:
         raw = cls(network, encoder, places, points, points)
-        feature_PD = raw.features(pool_x).double()
-        mean_D = feature_PD.mean(0)
-        scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
-        width = feature_PD.shape[1]
-        spec = dataclasses.replace(points, input_shape=(width,), mean=tuple(mean_D.tolist()), std=(scale,) * width)
-        return dataclasses.replace(raw, spec=spec)
+        return dataclasses.replace(raw, spec=centred(points, raw.features(pool_x)))
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
@@ -149,29 +143,63 @@ class Trunk:
         """
         view = View(affine=augment)
         copies = start.copies if augment is not None else 0
-        features, labels, units, sizes = [], [], [], []
-        for teacher in range(shards.num_teachers):
-            draws, rows = torch_stream(seed, "teacher", teacher, "copies"), 0
-            for own in shards.of(teacher).split(_BLOCK):
-                x = private.x[own]
-                parts = [self.features(x, device)]
-                parts += [self.features(view(x, self.points, draws), device, normalised=True) for _ in range(copies)]
-                features += parts
-                labels += [private.y[own]] * len(parts)
-                units += [private.unit_id[own.numpy()]] * len(parts)
-                rows += len(own) * len(parts)
-            sizes.append(rows)
-            progress(teacher + 1, shards.num_teachers)
-        index_KS = torch.full((shards.num_teachers, max(sizes)), -1, dtype=torch.int64)
-        first = 0
-        for teacher, size in enumerate(sizes):
-            index_KS[teacher, :size] = torch.arange(first, first + size)
-            first += size
-        encoded = PrivateData(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
-        return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
+
+        def encoder(teacher: int) -> Callable[[Tensor], list[Tensor]]:
+            draws = torch_stream(seed, "teacher", teacher, "copies")
+
+            def parts(x: Tensor) -> list[Tensor]:
+                copied = [self.features(view(x, self.points, draws), device, normalised=True) for _ in range(copies)]
+                return [self.features(x, device), *copied]
+
+            return parts
+
+        return encode_shards(private, shards, encoder, progress)
 
     @property
     def _as_they_are(self) -> DataSpec:
         """The points' facts with constants that change nothing: views are normalised already."""
         width = len(self.points.mean)
         return dataclasses.replace(self.points, mean=(0.0,) * width, std=(1.0,) * width)
+
+
+def encode_shards(
+    private: PrivateData,
+    shards: Shards,
+    encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
+    progress: Progress = silent,
+) -> tuple[PrivateData, Shards]:
+    """PRIVATE. Features of every shard's records, and the shards that hold them.
+
+    encoder: for a teacher, what makes of raw records [B, ...] one or several features of each, [B, D] a part. Each
+    shard is encoded by itself: see ``Trunk.shards``.
+    """
+    features, labels, units, sizes = [], [], [], []
+    for teacher in range(shards.num_teachers):
+        encode_own, rows = encoder(teacher), 0
+        for own in shards.of(teacher).split(_BLOCK):
+            parts = encode_own(private.x[own])
+            features += parts
+            labels += [private.y[own]] * len(parts)
+            units += [private.unit_id[own.numpy()]] * len(parts)
+            rows += len(own) * len(parts)
+        sizes.append(rows)
+        progress(teacher + 1, shards.num_teachers)
+    index_KS = torch.full((shards.num_teachers, max(sizes)), -1, dtype=torch.int64)
+    first = 0
+    for teacher, size in enumerate(sizes):
+        index_KS[teacher, :size] = torch.arange(first, first + size)
+        first += size
+    encoded = PrivateData(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
+    return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
+
+
+def centred(points: DataSpec, feature_PD: Tensor, opinions: int = 0) -> DataSpec:
+    """``points`` with rows like these, centred by their mean and scaled by one number, but for the first ``opinions``.
+
+    To standardise each feature would blow up the unimportant ones.
+    """
+    feature_PD = feature_PD[:, opinions:].double()
+    mean_D = feature_PD.mean(0)
+    scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
+    mean, std = (0.0,) * opinions + tuple(mean_D.tolist()), (1.0,) * opinions + (scale,) * len(mean_D)
+    return dataclasses.replace(points, input_shape=(len(mean),), mean=mean, std=std)
