@@ -84,6 +84,7 @@ def report(
         noise=record["noise"],
         declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
         reused=reused,
+        successors=record.get("succession") is True,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,

@@ -90,7 +90,8 @@ class PrivacyFacts:
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
-    training without teachers (DP-SGD).
+    training without teachers (DP-SGD). ``successors``: whether in later rounds others answered, who had started from a
+    student that had been released to them.
     """
 
     dataset: str
@@ -112,6 +113,7 @@ class PrivacyFacts:
     noise: str = "torch"
     declared_size: int | None = None
     reused: bool = False
+    successors: bool = False
     other_releases: tuple[OtherRelease, ...] = ()
 
     def __post_init__(self) -> None:
@@ -243,8 +245,11 @@ def _how(facts: PrivacyFacts) -> str:
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
     left = "answers, with the noisy votes behind them," if facts.parameters.get("counts") is True else "answers"
+    then = ""
+    if facts.successors:
+        then = " (after the first round as many successors, who started from what the answers so far taught a student)"
     return (
-        f"How: {facts.num_teachers} teachers, each trained on its own share of the records, voted on "
+        f"How: {facts.num_teachers} teachers{then}, each trained on its own share of the records, voted on "
         f"{facts.queries_asked} public questions. The mechanism {facts.mechanism}{given} added noise to the votes, and "
         f"only its {facts.queries_answered} {left} left. A student sees nothing but public points and these answers."
     )
@@ -305,6 +310,11 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
             f"{who} reached exactly one of the {facts.num_teachers} teachers, and no teacher learnt anything from "
             "outside its own share."
         )
+        if facts.successors:
+            rows.append(
+                f"{who} reached exactly one of the {facts.num_teachers} successors of each later round, who learnt "
+                "from their own share and from answers that had left before."
+            )
     if facts.private and facts.noise == "discrete":
         rows.append(
             "The noise is exact and discrete, and comes from the operating system's entropy, unknown to anyone."

@@ -76,7 +76,7 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     rows = [("Data set", report.dataset), *_privacy(report)]
     if report.num_teachers:
         asked = f"{report.queries_answered} of {report.queries_asked} answered, by {report.num_teachers} teachers"
-        rows.append(("Questions", asked))
+        rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
     mechanism = f"{report.mechanism} ({report.parameters_words})" if report.parameters else report.mechanism
     rows.append(("Mechanism", mechanism))
     if report.student_share is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pate_torch import checks, rng
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.representation import encode, headless
+from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
@@ -84,5 +85,6 @@ class Succession:
         row_PD = rows(data.pool.x)
         spec = centred(data.spec, row_PD, opinions=data.spec.num_classes)
         private, own = encode_shards(data.private, shards, parts, progress)
-        ensemble = train(private, spec, own, self.recipe, seed=rng.derive(seed, "succession"), device=device)
+        with distributed.alone():  # heads take seconds, and the other ranks of a torchrun have no student
+            ensemble = train(private, spec, own, self.recipe, seed=rng.derive(seed, "succession"), device=device)
         return ensemble, row_PD
