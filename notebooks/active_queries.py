@@ -43,6 +43,7 @@ from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.random import Random
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
+from pate_torch.types import Release
 
 torch.set_num_threads(1)
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})

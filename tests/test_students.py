@@ -157,7 +157,7 @@ def test_a_task_that_does_not_fit_together_is_refused(change, message):
 
 def test_a_student_cannot_be_handed_evaluation_labels():
     fields = {field.name for field in dataclasses.fields(StudentTask)}
-    assert fields == {"spec", "pool_x", "query_Q", "label_Q", "flip_probability", "belief_QC"}
+    assert fields == {"spec", "pool_x", "query_Q", "label_Q", "flip_probability", "belief_QC", "round_Q"}
     parameters = set(inspect.signature(protocols.StudentAlgorithm.fit).parameters)
     assert parameters == {"self", "task", "seed", "device", "progress", "log"}
 
