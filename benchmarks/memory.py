@@ -1,6 +1,6 @@
 """Peak memory of training and voting per teacher, for up to 5,000 teachers.
 
-    python benchmarks/memory.py [--json] [--networks logistic lean_cnn] [--teachers 250 1000 5000]
+    python benchmarks/memory.py [--json] [--networks logistic lean_cnn] [--teachers 250 1000 5000] [--queries 10000]
 
 Each case runs in a process of its own. Bytes per teacher are the peak resident memory above that of the same program
 with its data loaded and before training; beside them the bytes of one teacher's parameters, the least there can be.
@@ -14,8 +14,6 @@ import resource
 import subprocess
 import sys
 
-QUERIES = 10_000
-
 
 def peak() -> int:
     """Peak resident bytes of this process and of the largest of its workers."""
@@ -23,7 +21,7 @@ def peak() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def one(network: str, teachers: int) -> dict[str, object]:
+def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     import numpy as np
     import torch
 
@@ -38,7 +36,7 @@ def one(network: str, teachers: int) -> dict[str, object]:
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 12)
     private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count))
-    public = torch.randint(256, (QUERIES, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
     recipe = TeacherRecipe(network=network, steps=3, backend="vectorised")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")
     torch.set_num_threads(1)
@@ -61,22 +59,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["logistic", "lean_cnn"])
     parser.add_argument("--teachers", type=int, nargs="+", default=[250, 1000, 5000])
+    parser.add_argument("--queries", type=int, default=10_000, help="public points voted on")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("NETWORK", "TEACHERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(one(args.one[0], int(args.one[1]))))
+        print(json.dumps(one(args.one[0], int(args.one[1]), args.queries)))
         return
     rows = []
     for network in args.networks:
         for teachers in args.teachers:
-            command = [sys.executable, __file__, "--one", network, str(teachers)]
+            command = [sys.executable, __file__, f"--queries={args.queries}", "--one", network, str(teachers)]
             rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
             if not args.json:
                 row = rows[-1]
                 print(
                     f"{network:9s} K={teachers:<5d} {row['training_bytes_per_teacher'] / 1e3:8.1f} kB per teacher"
-                    f" (parameters {row['parameter_bytes'] / 1e3:.1f} kB)   votes on {QUERIES} points:"
+                    f" (parameters {row['parameter_bytes'] / 1e3:.1f} kB)   votes on {args.queries} points:"
                     f" {row['voting_extra_mib']} MiB more",
                     flush=True,
                 )
