@@ -194,7 +194,7 @@ def transfer(encoder: nn.Module, network: nn.Module) -> None:
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
-    device = next(encoder.parameters()).device
+    device = next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
     encoder.eval()
     parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
     return F.normalize(torch.cat(parts), dim=1)

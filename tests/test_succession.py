@@ -24,6 +24,8 @@ from pate_torch.released import write
 from pate_torch.releasing import student_task
 from pate_torch.representation import headless
 from pate_torch.students import successive
+from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.logistic import Logistic
 from pate_torch.students.successive import Successive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.succession import Succession
@@ -100,6 +102,31 @@ def test_features_learnt_without_labels_stand_in_for_the_students_own(data, stud
     ensemble, there = Succession().succeed(student, data, shards, encoder=encoder, seed=3)
     assert torch.equal(there[:, :3], rows[:, :3]) and not torch.equal(there[:, 3:], rows[:, 3:])
     assert differing(own, ensemble) == list(range(TEACHERS))
+
+
+class Alone(torch.nn.Module):
+    """Without a layer that could be taken off."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, 144))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight.T
+
+
+@pytest.mark.parametrize("algorithm", [Ensemble(member=STUDENT, members=2), Logistic(), None], ids=lambda a: str(a)[:8])
+def test_every_student_can_be_succeeded(data, student, algorithm):
+    """The answers it learnt from are paid for: too late to refuse."""
+    if algorithm is None:
+        student = dataclasses.replace(student, module=Alone())
+    else:
+        task = StudentTask(data.spec, data.pool.x, torch.arange(15), data.evaluation.pool_y[:15])
+        student = algorithm.fit(task, seed=0, device=torch.device("cpu"))
+    ensemble, rows, _ = succeed(data, student, AddRemove())
+    truth = data.evaluation.pool_y
+    before, after = student.predict(data.pool.x) == truth, ensemble.votes(rows).plurality() == truth
+    assert torch.equal(rows[:, :3], student.logits(data.pool.x)) and after.sum() >= before.sum()
 
 
 # ---- rounds answered by other teachers -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, rng
+from pate_torch import checks, networks, rng
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.representation import encode, headless
 from pate_torch.teachers import distributed
@@ -71,10 +71,10 @@ class Succession:
         """PRIVATE. One successor for each shard, and the rows of the public pool that they vote on, float32 [P, C + D].
 
         encoder: normalised points -> features learnt from the public points; None: those beneath the student's last
-        layer. Raises ValueError for a student without such a layer.
+        layer, of an ensemble's first member; the points themselves where there is no such layer. (Nothing is refused
+        here: the answers that the student learnt from are paid for.)
         """
-        encoder = headless(copy.deepcopy(student.module)) if encoder is None else encoder
-        encoder = encoder.to(device)
+        encoder = (_beneath(student.module) if encoder is None else encoder).to(device)
 
         def rows(x: Tensor) -> Tensor:
             return torch.cat([student.logits(x).cpu(), encode(encoder, x, data.spec)], 1)
@@ -88,3 +88,11 @@ class Succession:
         with distributed.alone():  # heads take seconds, and the other ranks of a torchrun have no student
             ensemble = train(private, spec, own, self.recipe, seed=rng.derive(seed, "succession"), device=device)
         return ensemble, row_PD
+
+
+def _beneath(module: nn.Module) -> nn.Module:
+    member = module.members[0] if isinstance(module, networks.Voting) else module
+    try:
+        return headless(copy.deepcopy(member))
+    except ValueError:
+        return nn.Flatten()
