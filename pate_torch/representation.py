@@ -133,8 +133,14 @@ class Representation:
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
     def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
-        content = hashlib.blake2b(x_P.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
-        return (repr(self), repr(spec), content, str(x_P.dtype), str(tuple(x_P.shape)), str(seed), str(device))
+        return (repr(self), repr(spec), digest(x_P), str(seed), str(device))
+
+
+def digest(x: Tensor) -> str:
+    """Names a tensor within this process: its type, shape and numbers."""
+    state = hashlib.blake2b(f"{x.dtype}{tuple(x.shape)}".encode(), digest_size=16)
+    state.update(x.cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
 
 
 def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:

@@ -7,15 +7,13 @@ own labels of all other public points, most of which it is right about.
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from pate_torch import checks, rng
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.representation import digest
 from pate_torch.types import DataSpec
 
 
@@ -71,16 +69,17 @@ class Successive:
 
     def _start(self, task: StudentTask, seed: int, device: torch.device, progress: Progress, log: Log) -> Student:
         """``first``'s student. One that guided the questions is not trained a second time."""
-        key = (repr(self.first), str(seed), str(device), repr(task.spec), *map(_digest, (task.pool_x, task.query_Q)))
-        key += (_digest(task.label_Q), _digest(task.belief_QC))
+        told = [x for x in (task.pool_x, task.query_Q, task.label_Q, task.belief_QC) if x is not None]
+        key = (repr(self.first), repr(task.spec), *map(digest, told), str(seed), str(device))
         if key not in _FITTED:
-            _FITTED[key] = self.first.fit(task, seed=seed, device=device, progress=progress, log=log)
-            while len(_FITTED) > 1:
-                _FITTED.popitem(last=False)
+            student = self.first.fit(task, seed=seed, device=device, progress=progress, log=log)
+            _FITTED.clear()
+            _FITTED[key] = student
         return _FITTED[key]
 
 
-_FITTED: OrderedDict[tuple[str, ...], Student] = OrderedDict()
+_FITTED: dict[tuple[str, ...], Student] = {}
+"""The last first student of this process."""
 
 
 def _rounds(task: StudentTask) -> list[StudentTask]:
@@ -93,10 +92,3 @@ def _rounds(task: StudentTask) -> list[StudentTask]:
         belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[mine]
         told.append(replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], belief_QC=belief_QC, round_Q=None))
     return told
-
-
-def _digest(x: Tensor | None) -> str:
-    if x is None:
-        return ""
-    content = x.cpu().contiguous().numpy()
-    return hashlib.blake2b(content.tobytes() + f"{content.dtype}{content.shape}".encode(), digest_size=16).hexdigest()

@@ -33,8 +33,7 @@ from pate_torch.types import Dataset, Shards
 class Succession:
     """How a successor learns its correction: ``steps`` of ``batch_size`` records of its own shard.
 
-    (On hard glyphs features learnt without labels brought more than the student's own; all layers of the student
-    trained on would take a hundred times as long.)
+    (On hard glyphs features learnt without labels brought more than the student's own, or than both.)
     """
 
     steps: int = 150
