@@ -230,29 +230,30 @@ def _sample(
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
     noise = NoiseSource(getattr(mechanism, "noise", "torch"))
     context = Context(num_queries=pair.queries, student_QC=pair.student_QC)
-    votes = pair.votes(side)
+    votes, one_more = pair.votes(side), pair.adjacency == "add_remove"
     if independent:
         many = Context(
             num_queries=pair.queries, student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1)
         )
         answers = mechanism.release(votes.take(torch.arange(pair.queries).repeat(runs)), noise, many)
         prices = {mechanism.release(votes, noise, context).events for _ in range(32)}
-        return _encode(answers, runs * pair.queries).reshape(runs, pair.queries), prices
+        return _encode(answers, runs * pair.queries, one_more).reshape(runs, pair.queries), prices
     rows, prices = [], set()
     for _ in range(runs):
         answers = mechanism.release(votes, noise, context)
-        rows.append(_encode(answers, pair.queries))
+        rows.append(_encode(answers, pair.queries, one_more))
         prices.add(answers.events)
     return np.stack(rows), prices
 
 
-def _encode(answers: Answers, queries: int) -> Outcomes:
-    """All that a release shows, as one integer per query."""
+def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
+    """All that a release shows, as one integer per query. one_more: a ballot was added, and its number alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_Q is not None:
         label_Q = label_Q + 1_000 * np.round(np.nan_to_num(answers.score_Q.cpu().numpy(), nan=-1) * 1e9).astype(int)
-    if answers.noisy is not None:  # every pair moves a vote between the first two classes: only their difference tells
-        apart_Q = (answers.noisy.counts_QC[:, 0] - answers.noisy.counts_QC[:, 1]).cpu().numpy()
+    if answers.noisy is not None:  # a pair of votes moves one between the first two classes: their difference tells
+        counts_QC = answers.noisy.counts_QC.cpu().numpy()
+        apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])
         label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy.sigma / 2)).astype(int)
     if answers.from_student_Q is not None:
         label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
@@ -285,6 +286,7 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
             "mechanism": OmegaConf.merge(known, setting.overrides, given),
             "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
             "privacy": {"delta": delta},
+            "partition": {"name": "add_remove"},
             "noise": noise,
         }
     )

@@ -11,27 +11,39 @@ from torch import Tensor
 
 from pate_torch import checks
 from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.types import Votes
+from pate_torch.types import Ballots, Votes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
-    """Two neighbouring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up."""
+    """Two neighbouring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
+
+    adjacency: of ballots, of which one in the whole table is added, removed or moved; None: votes.
+    """
 
     name: str
     left_QC: Tensor
     right_QC: Tensor
     student_QC: Tensor | None = None
+    adjacency: str | None = None
 
     def __post_init__(self) -> None:
+        if self.adjacency is not None:
+            moved_QC = self.left_QC - self.right_QC
+            most = {"add_remove": 1, "replace_one": 2}[self.adjacency]
+            net = 0 if self.adjacency == "replace_one" else int(moved_QC.sum())
+            if int(moved_QC.abs().sum()) > most or int(moved_QC.sum()) != net:
+                raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one ballot in the whole table)")
+            return
         moved_Q = (self.left_QC - self.right_QC).abs().sum(1)
         if self.left_QC.shape != self.right_QC.shape or bool((moved_Q > 2).any()):
             raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one vote may move in each query)")
-        if self.votes("left").num_teachers != self.votes("right").num_teachers:
+        if int(self.left_QC[0].sum()) != int(self.right_QC[0].sum()):
             raise ValueError(f"pair {self.name!r}: both sides need the same teachers")
 
     @property
@@ -44,14 +56,17 @@ class Pair:
         rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
         return [rows.index(row) for row in rows]
 
-    def votes(self, side: str) -> Votes:
+    def votes(self, side: str) -> Votes | Ballots:
         counts_QC = self.left_QC if side == "left" else self.right_QC
+        if self.adjacency is not None:
+            return Ballots(counts_QC, self.adjacency, torch.arange(len(counts_QC)))
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
         """The mechanism's own check of the plan. Raises ValueError."""
         votes = self.votes("left")
-        mechanism.check(num_queries=self.queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes)
+        teachers = votes.num_teachers if isinstance(votes, Votes) else 0
+        mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +103,28 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
         return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
     if isinstance(mechanism, Confident | Interactive):
         return _screened_pairs(mechanism, queries)
+    if isinstance(mechanism, Histogram):
+        return _ballot_pairs(mechanism, queries)
     sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
     teachers = 2 * math.ceil(4 * sigma) + 20
     return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
+
+
+def _ballot_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
+    """One ballot more, or one that has moved: to another class, and (with two questions) to another question."""
+    left_QC = torch.full((queries, 2), 2 * math.ceil(4 * mechanism.sigma))
+    ways = {"one more": [(0, 0, 1)]}
+    if mechanism.adjacency == "replace_one":
+        ways = {"to another class": [(0, 0, 1), (0, 1, -1)]}
+        if queries > 1:
+            ways["to another question"] = [(0, 0, 1), (1, 0, -1)]
+    pairs = []
+    for name, changes in ways.items():
+        right_QC = left_QC.clone()
+        for question, label, change in changes:
+            right_QC[question, label] += change
+        pairs.append(Pair(name=name, left_QC=left_QC, right_QC=right_QC, adjacency=mechanism.adjacency))
+    return pairs
 
 
 def _with_gap(teachers: int, gap: float) -> tuple[int, int]:

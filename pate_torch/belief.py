@@ -35,6 +35,18 @@ def beliefs(noisy: NoisyCounts) -> Tensor:
     return (lead(noisy) * _centred(noisy) / noisy.sigma**2).softmax(1).float()
 
 
+def shares(noisy: NoisyCounts) -> Tensor:
+    """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
+
+    A count within one sigma of nothing is taken for nothing, and sigma is taken off the others: else nine classes that
+    are not there would together outweigh the one that is. A cell without any count above that knows nothing.
+    """
+    excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
+    total_Q1 = excess_QC.sum(1, keepdim=True)
+    even = 1 / excess_QC.shape[1]
+    return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), even).float()
+
+
 def _centred(noisy: NoisyCounts) -> Tensor:
     counts_QC = noisy.counts_QC.double().cpu()
     return counts_QC - counts_QC.mean(1, keepdim=True)

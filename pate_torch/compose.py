@@ -6,6 +6,7 @@ Every component is instantiated by its ``_target_``: run only configurations you
 from __future__ import annotations
 
 from pathlib import Path
+from types import UnionType
 from typing import Any, cast
 
 import hydra.utils
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch import checks, runs
+from pate_torch.census import Census
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
 from pate_torch.membership import MembershipTest
@@ -36,6 +38,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
+    voting = component(cfg, "voting", Transduction | Census) if "_target_" in resolved["voting"] else None
     return Plan(
         source=_source(cfg),
         partition=component(cfg, "partition", Partition),
@@ -62,7 +65,8 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
-        transduction=component(cfg, "voting", Transduction) if "_target_" in resolved["voting"] else None,
+        transduction=voting if isinstance(voting, Transduction) else None,
+        census=voting if isinstance(voting, Census) else None,
         succession=component(cfg, "succession", Succession) if "_target_" in resolved["succession"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
@@ -81,7 +85,7 @@ def study(cfg: DictConfig) -> Study | None:
     return None if cfg.study is None else component(cfg, "study", Study)
 
 
-def component(cfg: DictConfig, key: str, kind: type) -> Any:
+def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
     """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
 
     kind: the protocol it must keep. Raises ValueError for a target that is not there or makes something else.
@@ -103,7 +107,8 @@ def component(cfg: DictConfig, key: str, kind: type) -> Any:
             raise _no_such(key, given["_target_"], " ".join(str(cause or error).split())) from error
         raise ValueError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
     if not isinstance(made, kind):
-        raise _no_such(key, given["_target_"], f"makes {type(made).__name__}, not a {kind.__name__}")
+        wanted = getattr(kind, "__name__", str(kind))
+        raise _no_such(key, given["_target_"], f"makes {type(made).__name__}, not a {wanted}")
     return made
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pate_torch import checks, networks, released, rng
+from pate_torch.census import Records
 from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.ledger import Ledger
@@ -36,13 +37,14 @@ TRAIN, BASELINE, DONE = "train", "baseline", "done"
 class Teachers:
     """PRIVATE. The ensemble of a run and what it says of the public pool.
 
-    ``ensemble`` is None where only votes were brought; ``fingerprint`` then stands for the records, which are not here.
+    ``ensemble`` is None where records answer for themselves, and where only votes were brought; ``fingerprint`` then
+    stands for the records, which are not here.
     ``remember``: notes the newest ledger entry, so that these teachers are not used apart from their ledger.
     """
 
     id: str
     ensemble: Ensemble | None
-    votes: Votes
+    votes: Votes | Records
     reused: bool
     fingerprint: str
     remember: Callable[[str], None]
@@ -249,6 +251,35 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
         progress=stages(f"Training {plan.num_teachers} successors"),
     )
     return ensemble.votes(row_PD, device=plan.device)
+
+
+def convene(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger, stages: Stages) -> Teachers:
+    """PRIVATE. The records themselves, ready to be asked."""
+    assert plan.census is not None
+    encoder = None
+    if plan.representation is not None:
+        progress = stages("Learning features of the public points")
+        encoder = plan.representation.learn(
+            data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress
+        )
+    register = Register(store)
+    fingerprint = store.fingerprint(data.private)
+    enrolled = register.known(fingerprint, data.spec.name, 0, ledger)
+    records = plan.census.records(
+        data,
+        encoder=encoder,
+        adjacency=plan.partition.adjacency,
+        device=plan.device,
+        progress=stages("Asking every record"),
+    )
+    return Teachers(
+        id=enrolled.id,
+        ensemble=None,
+        votes=records,
+        reused=False,
+        fingerprint=fingerprint,
+        remember=functools.partial(register.set_ledger_head, enrolled),
+    )
 
 
 def enrol(votes: Votes, dataset: str, store: TeacherStore, ledger: Ledger) -> Teachers:

@@ -188,10 +188,16 @@ class Register:
         """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
         shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
         fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
+        return self.known(fingerprint, dataset, votes.num_teachers, ledger)
+
+    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
+        """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
+        ValueError as ``enrol``.
+        """
         file = self._file(fingerprint)
         if not file.exists():
             enrolled = Enrolled(id=secrets.token_hex(8), fingerprint=fingerprint)
-            self._write(enrolled, {"dataset": dataset, "num_teachers": votes.num_teachers}, ledger.head())
+            self._write(enrolled, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
             return enrolled
         record = self._record(fingerprint)
         if not ledger.head_contains(record["ledger_head"]):

@@ -20,8 +20,8 @@ from pate_torch import checks
 from pate_torch.accounting.events import Event
 from pate_torch.ledger import Ledger
 from pate_torch.noise import NoiseSource
-from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.types import NO_ANSWER, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
+from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
+from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +54,7 @@ class Charge:
 
 def label(
     *,
-    votes: Votes,
+    votes: Electorate,
     pool: PublicPool,
     spec: DataSpec,
     mechanism: Mechanism,
@@ -66,14 +66,15 @@ def label(
     refit: Refit | None = None,
     feature_PD: Tensor | None = None,
     seal: Seal | None = None,
-    witness: Callable[[Votes], None] = silent,
+    witness: Callable[[Votes | Ballots], None] = silent,
     progress: Progress = silent,
 ) -> Release:
-    """Ask at most ``num_queries`` public points and release the answers. ``votes``: on the whole pool, [P, C].
+    """Ask at most ``num_queries`` public points and release the answers. ``votes``: of whoever answers, on the pool.
 
     ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
     brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
-    ``witness``: PRIVATE. Told the votes behind the answers, at the end.
+    ``witness``: PRIVATE. Told the votes behind the answers, at the end. A census takes one round: its ballots are
+    cast on all questions together.
     Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
     cases nothing has been drawn or charged.
     """
@@ -93,13 +94,20 @@ def label(
     incurred: tuple[Event, ...] = ()
     noisy: list[NoisyCounts | None] = []
     asked: list[int] = []
-    seen: list[Tensor] = []
+    seen: list[Votes | Ballots] = []
     student_PC: Tensor | None = None
 
     def so_far() -> Release:
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
         return Release(
-            reservation.id, query_Q, label_Q, incurred, planned, NoisyCounts.joined(noisy), rounds=tuple(asked)
+            reservation.id,
+            query_Q,
+            label_Q,
+            incurred,
+            planned,
+            NoisyCounts.joined(noisy),
+            rounds=tuple(asked),
+            cell_P=next((part.cell_P for part in seen if isinstance(part, Ballots)), None),
         )
 
     for turn in range(rounds):
@@ -133,26 +141,36 @@ def label(
             answered=int((label_Q != NO_ANSWER).sum()),
             student_QC=None if student_PC is None else student_PC[ask],
         )
-        answers = mechanism.release(votes.take(ask), noise, context)
+        said = votes.take(ask)
+        answers = mechanism.release(said, noise, context)
         # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
         query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
         incurred += answers.events
         noisy.append(answers.noisy)
         asked.append(len(answers.label_Q))
-        seen.append(votes.counts_QC[ask[: len(answers.label_Q)].to(votes.counts_QC.device)])
+        seen.append(said.take(torch.arange(len(answers.label_Q))))
         progress(len(query_Q), num_queries)
 
     release = so_far()
     if seen:
-        witness(Votes(torch.cat(seen), votes.num_teachers))
+        witness(_together(seen))
     if seal is not None:
         seal(release)
     charge.ledger.commit(reservation, incurred, release_id=release.id)
     return release
 
 
-def _rounds(votes: Votes, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int) -> int:
+def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:
+    """PRIVATE. The votes of all rounds in one table."""
+    if isinstance(parts[0], Ballots):
+        return parts[0]
+    return Votes(torch.cat([part.counts_QC for part in parts]), parts[0].num_teachers)
+
+
+def _rounds(
+    votes: Electorate, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
+) -> int:
     """Check the plan before anything is charged; how many rounds it takes."""
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
@@ -162,6 +180,8 @@ def _rounds(votes: Votes, pool: PublicPool, mechanism: Mechanism, strategy: Quer
     mechanism.check(
         num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds
     )
+    if not votes.num_teachers:
+        checks.integer("query.rounds", rounds, low=1, high=1, fix="A census is asked all its questions at once.")
     return rounds
 
 

@@ -20,7 +20,17 @@ from pate_torch import foreign_votes, labelling, preflight, released, results
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
-from pate_torch.ensembling import DONE, Loaded, Teachers, assist, enrol, load, nonprivate_with_peers, obtain_teachers
+from pate_torch.ensembling import (
+    DONE,
+    Loaded,
+    Teachers,
+    assist,
+    convene,
+    enrol,
+    load,
+    nonprivate_with_peers,
+    obtain_teachers,
+)
 from pate_torch.ledger import Account, Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
@@ -34,7 +44,7 @@ from pate_torch.runplan import Plan, calibrated
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, PrivateData, Release, Votes
+from pate_torch.types import Ballots, Dataset, PrivateData, Release, Votes
 
 __all__ = ["Plan", "run"]
 
@@ -74,21 +84,24 @@ def _run(plan: Plan) -> ReleasedReport:
                 plan = dataclasses.replace(plan, num_teachers=brought.num_teachers, baseline=False)
             mechanism = calibrated(plan)
             planned = worst_case(plan, mechanism, data)
-            preflight.refuse(plan, data, mechanism, planned, training=brought is None)
+            preflight.refuse(plan, data, mechanism, planned, training=brought is None and plan.census is None)
             make_private_folder(plan.root, "store")
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             open_account(plan, ledger, data.spec.name, data.private.unit, planned)
         make_private_folder(plan.folder / "private")
         board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)
         if plan.labels is None:
-            if brought is None:
+            if plan.census is not None:
+                with clock("census"):
+                    teachers = convene(plan, data, store, ledger, stages)
+            elif brought is None:
                 afford = functools.partial(ledger.check, data.spec.name, planned)
                 teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board, afford)
             else:
                 teachers = enrol(brought, data.spec.name, store, ledger)
             with clock("labels"):
                 charge = _charge(plan, data, ledger, teachers.fingerprint)
-                behind: list[Votes] = []
+                behind: list[Votes | Ballots] = []
                 release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages, behind.append)
             if plan.sanitiser is not None and not reused:
                 sanitised = _sanitise(plan, data, teachers, mechanism, release, charge)
@@ -134,7 +147,7 @@ def _sanitise(
     plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, release: Release, charge: labelling.Charge
 ) -> str:
     """Publish the data-dependent price, at a price of its own; what to tell the owner about it."""
-    assert plan.sanitiser is not None
+    assert plan.sanitiser is not None and isinstance(teachers.votes, Votes)
     noise = NoiseSource("torch", plan.insecure_noise_seed)
     publication = _publication(plan, mechanism, data)
     votes = teachers.votes.take(release.query_Q)
@@ -206,21 +219,27 @@ def look(
     release: Release,
     board: PrivateBoard,
     nonprivate: Ensemble | None,
-    behind: Sequence[Votes],
+    behind: Sequence[Votes | Ballots],
 ) -> OwnerSummary:
     """PRIVATE. What the owner may see of the run, written into its private folder.
 
     behind: the votes behind the answers, where they were given in this run; else the first teachers' votes stand in.
     """
-    asked = behind[0] if behind else teachers.votes.take(release.query_Q)
-    save_file(
-        {"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()}, plan.folder / "private" / "votes.safetensors"
-    )
-    board.votes(asked, release.answered_Q)
+    if behind:
+        asked: Votes | Ballots | None = behind[0]
+    else:  # a census that is not taken again has nothing to show
+        asked = teachers.votes.take(release.query_Q) if isinstance(teachers.votes, Votes) else None
+    if asked is not None:
+        save_file(
+            {"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()},
+            plan.folder / "private" / "votes.safetensors",
+        )
+    if isinstance(asked, Votes):
+        board.votes(asked, release.answered_Q)
     summary = results.owner_summary(
         data=data,
         release=release,
-        votes=teachers.votes,
+        votes=teachers.votes if isinstance(teachers.votes, Votes) else None,
         ensemble=teachers.ensemble,
         nonprivate=nonprivate,
         model=mechanism.outcome_model(),
@@ -252,7 +271,8 @@ def examine(
     charged = {"reservation": release.id, "fingerprint": here}
     if not any(charged.items() <= entry.facts.items() for entry in ledger.entries(data.spec.name)):
         return owner  # labels of other records, or of votes that were brought: who taught is not known here
-    shards = plan.partition.shards(data.private, record["num_teachers"], record["seed"])
+    # In a census every record took part: one shard of all.
+    shards = plan.partition.shards(data.private, max(1, record["num_teachers"]), record["seed"])
     sides = plan.membership.sides(data, shards, loaded.others, plan.seed)
     if sides is None:
         return owner

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.types import Answers, Context, Dataset, DataSpec, Votes
+from pate_torch.types import Answers, Ballots, Context, Dataset, DataSpec, Votes
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -35,6 +35,26 @@ class DatasetSource(Protocol):
     def load(self) -> Dataset: ...
 
 
+class Electorate(Protocol):
+    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``census.Records``)."""
+
+    def __len__(self) -> int:
+        """Of the pool."""
+        ...
+
+    @property
+    def num_teachers(self) -> int:
+        """0 where records answer for themselves."""
+        ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def take(self, index_Q: Tensor, /) -> Votes | Ballots:
+        """What they say of these public points, in this order."""
+        ...
+
+
 @runtime_checkable
 class Mechanism(Protocol):
     """A noisy answer to votes. A frozen keyword-only dataclass; every method is pure but for the noise drawn.
@@ -53,7 +73,9 @@ class Mechanism(Protocol):
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]: ...
 
-    def release(self, votes: Votes, noise: Any, context: Context) -> Answers: ...
+    def release(self, votes: Any, noise: Any, context: Context) -> Answers:
+        """votes: ``Votes``, or the ``Ballots`` of a census where the mechanism is for these."""
+        ...
 
     def outcome_model(self) -> OutcomeModel | None:
         """What each query releases, as a categorical law of the votes; None where there is no such law."""

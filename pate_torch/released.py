@@ -54,6 +54,10 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         "queries_by_round": list(release.rounds or (len(release.query_Q),)),
         "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
+    if release.cell_P is not None:
+        cells = _cells(release)
+        record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
+        replace(folder / "cells.csv", cells)
     replace(folder / "labels.csv", table)
     replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
@@ -68,6 +72,22 @@ def _table(release: Release, spec: DataSpec) -> str:
         named = "" if label == NO_ANSWER else spec.class_names[label]
         writer.writerow([query, label, named, *(counts[row] if counts else ())])
     return table.getvalue()
+
+
+def _cells(release: Release) -> str:
+    """Of a census: for each public point the question in whose cell it lies, both as pool indices."""
+    assert release.cell_P is not None
+    rows = (f"{point},{query}\n" for point, query in enumerate(release.query_Q[release.cell_P].tolist()))
+    return "point,query\n" + "".join(rows)
+
+
+def _cell_P(text: str, query_Q: Tensor) -> Tensor:
+    """Inverse of ``_cells``. Raises ValueError for points out of order or a question that was not asked."""
+    rows = [tuple(map(int, line.split(","))) for line in text.splitlines()[1:]]
+    if [point for point, _ in rows] != list(range(len(rows))):
+        raise ValueError("cells.csv: points must be in order")
+    place = {query: row for row, query in enumerate(query_Q.tolist())}
+    return torch.tensor([place[query] for _, query in rows], dtype=torch.int64)
 
 
 def _column(number: int) -> str:
@@ -118,6 +138,9 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
         rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
+        cells = None
+        if "cells_sha256" in record:
+            cells = (folder / "cells.csv").read_text(encoding="utf-8")
         release = Release(
             runs.checked_id("labels", record["release_id"]),
             query_Q,
@@ -126,8 +149,12 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["planned"])),
             _noisy(rows, record, spec.num_classes),
             rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
+            cell_P=None if cells is None else _cell_P(cells, query_Q),
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
+        if cells is not None and release.cell_P is not None:
+            whole &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
+            whole &= len(release.cell_P) == len(pool)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
     adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0

@@ -10,7 +10,7 @@ import torch
 
 from pate_torch import labelling, released
 from pate_torch.accounting.events import Event
-from pate_torch.belief import beliefs
+from pate_torch.belief import beliefs, shares
 from pate_torch.ensembling import Teachers, learn_features, successors
 from pate_torch.labelling import Guide
 from pate_torch.noise import NoiseSource
@@ -19,7 +19,7 @@ from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTa
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan
 from pate_torch.students.store import save as save_student
-from pate_torch.types import Dataset, Release, Votes
+from pate_torch.types import Ballots, Dataset, Release, Votes
 
 Fit = Callable[[str, StudentAlgorithm], Student]
 """Trains one named student on the labels of a release."""
@@ -32,7 +32,7 @@ def obtain_release(
     mechanism: Mechanism,
     charge: labelling.Charge,
     stages: Stages,
-    witness: Callable[[Votes], None] = silent,
+    witness: Callable[[Votes | Ballots], None] = silent,
 ) -> tuple[Release, dict[str, Any], bool]:
     """(release, its record, whether it was reused): the same questions to the same teachers are not paid for twice.
 
@@ -101,7 +101,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "dataset": data.spec.name,
         "pool_sha256": pool,
         "teachers_id": teachers.id,
-        "num_teachers": plan.num_teachers,
+        "num_teachers": teachers.votes.num_teachers,
         "mechanism": mechanism.name,
         "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
         "noise": plan.noise,
@@ -118,7 +118,14 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
 
 
 def student_task(data: Dataset, release: Release) -> StudentTask:
-    """What a student learns from: the pool and the answers, with the noisy counts behind them where there are any."""
+    """What a student learns from: the pool and the answers, with the noisy counts behind them where there are any.
+
+    The answers of a census speak for every public point of their cells.
+    """
+    if release.cell_P is not None and release.noisy is not None:
+        every_P, cell_P = torch.arange(len(data.pool)), release.cell_P
+        believed_PC = shares(release.noisy)[cell_P]
+        return StudentTask(data.spec, data.pool.x, every_P, release.label_Q[cell_P], belief_QC=believed_PC)
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
         believed_QC = torch.cat([beliefs(part) for part in release.noisy.split(release.rounds)])[answered]
@@ -133,6 +140,8 @@ def student_task(data: Dataset, release: Release) -> StudentTask:
 
 
 def _voting(plan: Plan, teachers: Teachers) -> str:
+    if plan.census is not None:
+        return plan.census.name
     if teachers.ensemble is None:
         return "brought"
     return "inductive" if plan.transduction is None else "transductive"

@@ -85,6 +85,7 @@ def report(
         declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
         reused=reused,
         successors=record.get("succession") is True,
+        census=record.get("voting") == "census",
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
@@ -110,7 +111,7 @@ def owner_summary(
     *,
     data: Dataset,
     release: Release,
-    votes: Votes,
+    votes: Votes | None,
     ensemble: Ensemble | None,
     nonprivate: Ensemble | None,
     model: OutcomeModel | None,
@@ -120,7 +121,8 @@ def owner_summary(
 ) -> private.OwnerSummary:
     """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
 
-    Data-dependent prices compose only when no question depends on an earlier answer: with rounds there is none.
+    votes: on the pool; None: of a census. Data-dependent prices compose only when no question depends on an earlier
+    answer: with rounds there is none.
     """
     accuracy = mean = alone = None
     if nonprivate is not None:
@@ -131,9 +133,9 @@ def owner_summary(
         mean = float((prediction_KQ == data.evaluation.y).double().mean())
         plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
         accuracy = float((plurality == data.evaluation.y).double().mean())
-    asked = votes.take(release.query_Q)
+    asked = None if votes is None else votes.take(release.query_Q)
     exact_epsilon = theorem_epsilon = None
-    if model is not None and rounds == 1 and len(asked):
+    if model is not None and rounds == 1 and asked is not None and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
         theorem_epsilon = rdp.to_epsilon(orders, theorem_rdp(model, counts, orders), delta)
         exact_epsilon = rdp.to_epsilon(
@@ -144,7 +146,7 @@ def owner_summary(
         teacher_accuracy_mean=mean,
         epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
-        gap_quantiles=private.gap_quantiles(asked),
+        gap_quantiles={} if asked is None else private.gap_quantiles(asked),
         nonprivate_accuracy=alone,
     )
 

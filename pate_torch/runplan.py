@@ -11,6 +11,7 @@ import torch
 
 from pate_torch import checks, runs
 from pate_torch.accounting import calibration
+from pate_torch.census import Census
 from pate_torch.membership import MembershipTest
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
@@ -64,6 +65,7 @@ class Plan:
     membership: MembershipTest | None = None
     transduction: Transduction | None = None
     succession: Succession | None = None
+    census: Census | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False
@@ -91,6 +93,8 @@ class Plan:
                     raise checks.fail("votes", str(self.votes), f"cannot be combined with {key}", fix)
         if self.succession is not None:
             self._check_succession()
+        if self.census is not None:
+            self._check_census()
 
     def _check_succession(self) -> None:
         if self.rounds < 2:
@@ -99,6 +103,20 @@ class Plan:
         if self.votes is not None:
             fix = "Use succession=none: the records that successors learn from are not here."
             raise checks.fail("succession", "successors", "cannot be combined with votes", fix)
+
+    def _check_census(self) -> None:
+        for key in ("teachers", "votes", "succession", "sanitiser"):
+            if getattr(self, key) is not None:
+                fix = f"Leave out {key}: in a census every record answers for itself."
+                raise checks.fail("voting", "census", f"cannot be combined with {key}", fix)
+        given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
+        if given != self.partition.adjacency:
+            raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")
+
+    @property
+    def voters(self) -> int:
+        """Teachers; 0 where records answer for themselves."""
+        return 0 if self.census is not None else self.num_teachers
 
     @property
     def rounds(self) -> int:

@@ -215,6 +215,51 @@ class Votes:
         return f"Votes({len(self)} queries, content withheld)"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Ballots:
+    """PRIVATE. counts_QC: integers >= 0, how many ballots name each (question, class); one unit, one ballot.
+
+    The sensitivity travels with the value, and it is that of the *whole* table, however many rows it has: a unit that
+    is added or removed changes one number by one, a unit that is replaced moves one ballot from a number to another.
+    cell_P: releasable. The row in whose cell each public point lies, int64 [P].
+    """
+
+    counts_QC: Tensor
+    adjacency: str
+    cell_P: Tensor
+
+    def __post_init__(self) -> None:
+        checks.one_of("adjacency", self.adjacency, tuple(BALLOT_L2))
+        counts = self.counts_QC
+        if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
+            raise ValueError("ballots: counts must be integers [questions, classes] (one unit, one whole ballot)")
+        if len(counts) and int(counts.min()) < 0:
+            raise ValueError("ballots: counts must be non-negative")
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return self.counts_QC.shape[1]
+
+    def take(self, index_Q: Tensor) -> Ballots:
+        """The ballots on some of the questions, each taken once."""
+        return Ballots(self.counts_QC[index_Q.to(self.counts_QC.device)], self.adjacency, self.cell_P)
+
+    @property
+    def l2(self) -> float:
+        """Of the whole table."""
+        return BALLOT_L2[self.adjacency]
+
+    def __repr__(self) -> str:
+        return f"Ballots({len(self)} questions, content withheld)"
+
+
+BALLOT_L2 = {"add_remove": 1.0, "replace_one": math.sqrt(2.0)}
+"""How far one privacy unit moves a table of ballots, by adjacency."""
+
+
 @dataclass(frozen=True, eq=False)
 class NoisyCounts:
     """Releasable. counts_QC: int64 [Q, C], vote counts with noise, in whole votes. sigma: of the noise, in votes."""
@@ -260,7 +305,8 @@ class Release:
     """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
 
     noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
-    empty: all in one.
+    empty: all in one. cell_P: where records answered for themselves, the question (its place in query_Q) for whose cell
+    each public point stands, int64 [P].
     """
 
     id: str
@@ -270,6 +316,7 @@ class Release:
     planned: tuple[Event, ...]
     noisy: NoisyCounts | None = None
     rounds: tuple[int, ...] = ()
+    cell_P: Tensor | None = None
 
     @property
     def answered_Q(self) -> Tensor:

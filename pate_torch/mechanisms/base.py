@@ -11,7 +11,7 @@ from torch import Tensor
 from pate_torch import checks
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.noise import NoiseSource
-from pate_torch.types import NO_ANSWER, Votes
+from pate_torch.types import NO_ANSWER, Ballots, Votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,9 @@ class VoteMechanism:
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError when the plan cannot work, saying what would."""
         checks.integer("num_queries", num_queries, low=0)
+        if num_teachers == 0:
+            raise checks.fail("mechanism", self.name, "counts votes of teachers, and a census has none",
+                              "Use mechanism=histogram with voting=census.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
         checks.integer("rounds", rounds, low=1)
@@ -61,7 +64,7 @@ class VoteMechanism:
                 "Build both from the top-level key noise.",
             )
 
-    def _counts(self, votes: Votes) -> Tensor:
+    def _counts(self, votes: Votes | Ballots) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
@@ -69,7 +72,7 @@ class VoteMechanism:
         """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
         return self._gaussian_counts(votes, noise, sigma).argmax(1)
 
-    def _gaussian_counts(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+    def _gaussian_counts(self, votes: Votes | Ballots, noise: NoiseSource, sigma: float) -> Tensor:
         """n + N(0, sigma^2), [Q, C], in the noise's own type."""
         counts_QC = self._counts(votes)
         return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)

@@ -146,9 +146,11 @@ class ReleasedReport(PrivacyFacts):
     @property
     def title(self) -> str:
         """What was released, in a line."""
+        what = "a student" if self.student else "labels"
+        if self.census:
+            return f"{self.dataset}: {what} of {'a private' if self.private else 'a'} census"
         if self.num_teachers == 0:
             return f"{self.dataset}: a model trained by {self.mechanism}"
-        what = "a student" if self.student else "labels"
         return f"{self.dataset}: {what} of {self.num_teachers}{' private' if self.private else ''} teachers"
 
     @property

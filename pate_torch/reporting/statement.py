@@ -90,8 +90,8 @@ class PrivacyFacts:
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
-    training without teachers (DP-SGD). ``successors``: whether in later rounds others answered, who had started from a
-    student that had been released to them.
+    training without teachers (DP-SGD), and for a ``census``, where records answered for themselves. ``successors``:
+    whether in later rounds others answered, who had started from a student that had been released to them.
     """
 
     dataset: str
@@ -114,6 +114,7 @@ class PrivacyFacts:
     declared_size: int | None = None
     reused: bool = False
     successors: bool = False
+    census: bool = False
     other_releases: tuple[OtherRelease, ...] = ()
 
     def __post_init__(self) -> None:
@@ -242,6 +243,13 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
 
 def _how(facts: PrivacyFacts) -> str:
     given = f" ({facts.parameters_words})" if facts.parameters else ""
+    if facts.census:
+        whose = facts.unit_words[0].upper() + facts.unit_words[1:]
+        return (
+            f"How: {whose} was counted once: for its class, at the one of {facts.queries_asked} public points that it "
+            f"lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and only the noisy "
+            "counts left. A student sees nothing but public points and these counts."
+        )
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
     left = "answers, with the noisy votes behind them," if facts.parameters.get("counts") is True else "answers"
@@ -304,6 +312,9 @@ def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
 def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
     rows = []
+    if facts.census:
+        whose = facts.unit_words[0].upper() + facts.unit_words[1:]
+        rows.append(f"{whose} was counted once, in one number of one table, by itself and by public values alone.")
     if facts.num_teachers:
         who = "Each record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]
         rows.append(

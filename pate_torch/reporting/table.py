@@ -77,6 +77,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.num_teachers:
         asked = f"{report.queries_answered} of {report.queries_asked} answered, by {report.num_teachers} teachers"
         rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
+    if report.census:
+        rows.append(("Questions", f"{report.queries_asked}, each record at the one that it lies nearest to"))
     mechanism = f"{report.mechanism} ({report.parameters_words})" if report.parameters else report.mechanism
     rows.append(("Mechanism", mechanism))
     if report.student_share is not None:
@@ -89,6 +91,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.release_id:
         again = "use again: free" if report.private else NOT_PRIVATE
         rows.append(("Release", f"labels={report.release_id} ({again})"))
+    if report.census:
+        return rows
     if report.teachers_id and not report.teachers_kept:
         rows.append(("Votes", f"{report.teachers_id} (bring them again: charged)"))
     elif report.teachers_id:

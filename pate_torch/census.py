@@ -1,0 +1,113 @@
+"""A census: every record answers for itself, the one public question that it lies nearest to. No teacher is trained.
+
+The public points that are asked part the space of points into cells: a record lies in the cell of the asked point
+nearest to it, in features of the public points. Each unit fills in one ballot, which names a cell and the unit's class.
+A teacher votes on every question, so that each question costs; a ballot is one number of one table, so that ten
+thousand questions cost as much as one (``mechanisms.histogram``). The answers say how common each class is among the
+records of a cell, and the public points of a cell may learn from that.
+
+Guarantee: a ballot is a function of one unit's records and of public values, computed alone, so that no record has a
+say even in the rounding of another's. So one unit fills in one ballot of the table (``types.Ballots``).
+Source: labelling public points by the private records whose nearest neighbours they are (as in reverse-kNN
+distillation); the histogram of Dwork, McSherry, Nissim & Smith 2006.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pate_torch.protocols import Progress, silent
+from pate_torch.representation import encode
+from pate_torch.threads import one_thread
+from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData
+
+_BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census:
+    """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
+
+    name: str = "census"
+
+    def records(
+        self,
+        data: Dataset,
+        *,
+        encoder: nn.Module | None,
+        adjacency: str,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Records:
+        """PRIVATE. The records, ready to be asked. encoder: normalised points -> features learnt from the public ones;
+        None: nearness is that of the normalised points themselves.
+        """
+        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+        place_PD = encode(encoder, data.pool.x, data.spec)
+        return Records(data.private, data.spec, encoder, place_PD, adjacency, progress)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Records:
+    """PRIVATE. Records as voters. place_PD: unit-length features of the public points, which are public."""
+
+    private: PrivateData
+    spec: DataSpec
+    encoder: nn.Module
+    place_PD: Tensor
+    adjacency: str
+    progress: Progress = silent
+    num_teachers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.place_PD)
+
+    @property
+    def num_classes(self) -> int:
+        return self.spec.num_classes
+
+    def take(self, index_Q: Tensor) -> Ballots:
+        """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
+        asked_QD = self.place_PD[index_Q.cpu()]
+        row_N = self._nearest(asked_QD)
+        counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
+        row_U, class_U = _one_ballot_each(row_N, self.private)
+        counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
+        return Ballots(counts_QC, self.adjacency, cells(self.place_PD, asked_QD))
+
+    def _nearest(self, asked_QD: Tensor) -> Tensor:
+        """The row of each record, int64 [N], one record at a time: in a batch the rounding of one could follow from
+        how many others there are. (A batch would take half the time.)
+        """
+        row_N = torch.empty(len(self.private), dtype=torch.int64)
+        with one_thread():
+            for n, x in enumerate(self.private.x.split(1)):
+                row_N[n] = cells(encode(self.encoder, x, self.spec), asked_QD)[0]
+                self.progress(n + 1, len(row_N))
+        return row_N
+
+    def __repr__(self) -> str:
+        return f"Records(adjacency={self.adjacency!r}, content withheld)"
+
+
+def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
+    """The asked point nearest to each place, by its row, int64 [P]; ties to the first."""
+    parts = []
+    for block in place_PD.split(max(1, _BLOCK // max(1, asked_QD.numel()))):
+        parts.append((block[:, None] - asked_QD[None]).square().sum(2).argmin(1))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+def _one_ballot_each(row_N: Tensor, private: PrivateData) -> tuple[Tensor, Tensor]:
+    """(row, class) of each unit's ballot, int64 [U] each: where most of its records lie, the lowest of equals."""
+    _, unit_N = np.unique(private.unit_id, return_inverse=True)
+    place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
+    kept, count = np.unique(place_N2, axis=0, return_counts=True)
+    order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))
+    _, first = np.unique(kept[order, 0], return_index=True)
+    ballot = torch.from_numpy(kept[order[first]])
+    return ballot[:, 1], ballot[:, 2]

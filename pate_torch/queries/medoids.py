@@ -1,0 +1,51 @@
+"""Medoids: the public points part into many small clusters, and of each the most central point is asked.
+
+For questions that cost nothing each, as those of a census: its cells are the clusters. For few and costly ones see
+``prototypes``: k-means in learnt features does not find large clusters, whose points lie as far apart as strangers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pate_torch import checks, rng
+from pate_torch.protocols import QueryState
+from pate_torch.queries.geometry import features, kmeans, squared_distances
+from pate_torch.queries.order import open_points, share, shuffled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Medoids:
+    """k-means in the learnt features (on principal axes where there are none), as many clusters as questions."""
+
+    guided: ClassVar[bool] = False
+    name: str = "medoids"
+    rounds: int = 1
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        checks.integer("query.rounds", self.rounds, low=1)
+        checks.integer("query.restarts", self.restarts, low=1)
+
+    def select(self, state: QueryState) -> Tensor:
+        """Pool indices, int64 [at most state.remaining]: the open point of each cluster nearest to its centre."""
+        count = share(state)
+        points = open_points(state)
+        if count == 0:
+            return points[:0]
+        x_RD = features(state)[points]
+        stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
+        cluster_R, centre_KD = kmeans(x_RD, count, stream, self.restarts)
+        off_centre_R = squared_distances(x_RD, centre_KD).gather(1, cluster_R[:, None]).squeeze(1)
+        chosen = []
+        for cluster in range(count):
+            members = (cluster_R == cluster).nonzero().squeeze(1)
+            if len(members):
+                chosen.append(int(points[members[off_centre_R[members].argmin()]]))
+        # Coinciding points leave fewer clusters than questions.
+        rest = shuffled(points[~torch.isin(points, torch.tensor(chosen))], state, self.name)
+        return torch.cat([torch.tensor(chosen, dtype=torch.int64), rest[: count - len(chosen)]])
