@@ -4,10 +4,12 @@ The public points that are asked part the space of points into cells: a record l
 nearest to it, in features of the public points. Each unit fills in one ballot, which names a cell and the unit's class.
 A teacher votes on every question, so that each question costs; a ballot is one number of one table, so that ten
 thousand questions cost as much as one (``mechanisms.histogram``). The answers say how common each class is among the
-records of a cell, and the public points of a cell may learn from that.
+records of a cell, and the public points of a cell may learn from that. A student of the first answers is public, so a
+second census may lie in its features, where the classes stand further apart.
 
 Guarantee: a ballot is a function of one unit's records and of public values, computed alone, so that no record has a
-say even in the rounding of another's. So one unit fills in one ballot of the table (``types.Ballots``).
+say even in the rounding of another's. So one unit fills in one ballot of each round's table (``types.Ballots``), and
+rounds compose adaptively.
 Source: labelling public points by the private records whose nearest neighbours they are (as in reverse-kNN
 distillation); the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import encode
+from pate_torch.representation import beside, encode
 from pate_torch.threads import one_thread
 from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData
 
@@ -39,14 +41,17 @@ class Census:
         data: Dataset,
         *,
         encoder: nn.Module | None,
+        student: nn.Module | None = None,
         adjacency: str,
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> Records:
         """PRIVATE. The records, ready to be asked. encoder: normalised points -> features learnt from the public ones;
-        None: nearness is that of the normalised points themselves.
+        None: nearness is that of the normalised points themselves. student: a released network, whose own features
+        then count as much.
         """
-        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+        encoder = nn.Flatten() if encoder is None else encoder
+        encoder = (encoder if student is None else beside(encoder, student)).to(device)
         place_PD = encode(encoder, data.pool.x, data.spec)
         return Records(data.private, data.spec, encoder, place_PD, adjacency, progress)
 

@@ -253,8 +253,8 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
     return ensemble.votes(row_PD, device=plan.device)
 
 
-def convene(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger, stages: Stages) -> Teachers:
-    """PRIVATE. The records themselves, ready to be asked."""
+def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records:
+    """PRIVATE. Records in the features of the public points, and of a student once there is one."""
     assert plan.census is not None
     encoder = None
     if plan.representation is not None:
@@ -262,20 +262,25 @@ def convene(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger, stag
         encoder = plan.representation.learn(
             data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress
         )
-    register = Register(store)
-    fingerprint = store.fingerprint(data.private)
-    enrolled = register.known(fingerprint, data.spec.name, 0, ledger)
-    records = plan.census.records(
+    return plan.census.records(
         data,
         encoder=encoder,
+        student=None if student is None else student.module,
         adjacency=plan.partition.adjacency,
         device=plan.device,
         progress=stages("Asking every record"),
     )
+
+
+def convene(plan: Plan, data: Dataset, store: TeacherStore, ledger: Ledger, stages: Stages) -> Teachers:
+    """PRIVATE. The records themselves, ready to be asked."""
+    register = Register(store)
+    fingerprint = store.fingerprint(data.private)
+    enrolled = register.known(fingerprint, data.spec.name, 0, ledger)
     return Teachers(
         id=enrolled.id,
         ensemble=None,
-        votes=records,
+        votes=census(plan, data, stages),
         reused=False,
         fingerprint=fingerprint,
         remember=functools.partial(register.set_ledger_head, enrolled),

@@ -28,11 +28,13 @@ from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts,
 class Guide:
     """What the next round goes by. student_PC: the student's class probabilities on the whole pool; None: no opinion.
 
-    votes: PRIVATE. Those of the teachers who answer from now on, [P, C]; None: the same as before.
+    votes: PRIVATE. Of who answers from now on; None: the same as before. feature_PD: of the public points, for the next
+    questions; None: the same as before.
     """
 
     student_PC: Tensor | None
-    votes: Votes | None = None
+    votes: Electorate | None = None
+    feature_PD: Tensor | None = None
 
 
 Refit = Callable[[Release], Guide]
@@ -73,8 +75,7 @@ def label(
 
     ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
     brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
-    ``witness``: PRIVATE. Told the votes behind the answers, at the end. A census takes one round: its ballots are
-    cast on all questions together.
+    ``witness``: PRIVATE. Told the votes behind the answers, at the end.
     Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
     cases nothing has been drawn or charged.
     """
@@ -95,6 +96,7 @@ def label(
     noisy: list[NoisyCounts | None] = []
     asked: list[int] = []
     seen: list[Votes | Ballots] = []
+    cells: list[Tensor] = []
     student_PC: Tensor | None = None
 
     def so_far() -> Release:
@@ -107,7 +109,7 @@ def label(
             planned,
             NoisyCounts.joined(noisy),
             rounds=tuple(asked),
-            cell_P=next((part.cell_P for part in seen if isinstance(part, Ballots)), None),
+            cell_RP=torch.stack(cells) if cells else None,
         )
 
     for turn in range(rounds):
@@ -120,6 +122,7 @@ def label(
             if guide.votes is not None:
                 assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
                 votes = guide.votes
+            feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
         state = QueryState(
             spec=spec,
             pool_x=pool.x,
@@ -143,6 +146,8 @@ def label(
         )
         said = votes.take(ask)
         answers = mechanism.release(said, noise, context)
+        if isinstance(said, Ballots):
+            cells.append(len(query_Q) + said.cell_P)
         # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
         query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
@@ -163,9 +168,11 @@ def label(
 
 def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:
     """PRIVATE. The votes of all rounds in one table."""
-    if isinstance(parts[0], Ballots):
-        return parts[0]
-    return Votes(torch.cat([part.counts_QC for part in parts]), parts[0].num_teachers)
+    counts_QC = torch.cat([part.counts_QC for part in parts])
+    last = parts[-1]
+    if isinstance(last, Ballots):
+        return Ballots(counts_QC, last.adjacency, last.cell_P)
+    return Votes(counts_QC, last.num_teachers)
 
 
 def _rounds(
@@ -180,8 +187,6 @@ def _rounds(
     mechanism.check(
         num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds
     )
-    if not votes.num_teachers:
-        checks.integer("query.rounds", rounds, low=1, high=1, fix="A census is asked all its questions at once.")
     return rounds
 
 

@@ -40,8 +40,6 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
         num_classes=data.spec.num_classes,
         rounds=plan.rounds,
     )
-    if plan.census is not None:
-        checks.integer("query.rounds", plan.rounds, low=1, high=1, fix="A census is asked all its questions at once.")
     if training:
         _refuse("teacher", plan.recipe, data)
         plan.partition.shards(data.private, plan.num_teachers, plan.seed)

@@ -54,7 +54,7 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         "queries_by_round": list(release.rounds or (len(release.query_Q),)),
         "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
-    if release.cell_P is not None:
+    if release.cell_RP is not None:
         cells = _cells(release)
         record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
         replace(folder / "cells.csv", cells)
@@ -75,19 +75,22 @@ def _table(release: Release, spec: DataSpec) -> str:
 
 
 def _cells(release: Release) -> str:
-    """Of a census: for each public point the question in whose cell it lies, both as pool indices."""
-    assert release.cell_P is not None
-    rows = (f"{point},{query}\n" for point, query in enumerate(release.query_Q[release.cell_P].tolist()))
-    return "point,query\n" + "".join(rows)
+    """Of a census: for each public point the question in whose cell it lies, round by round, as pool indices."""
+    assert release.cell_RP is not None
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["point", *(f"round_{turn}" for turn in range(len(release.cell_RP)))])
+    writer.writerows([point, *asked] for point, asked in enumerate(release.query_Q[release.cell_RP].T.tolist()))
+    return table.getvalue()
 
 
-def _cell_P(text: str, query_Q: Tensor) -> Tensor:
-    """Inverse of ``_cells``. Raises ValueError for points out of order or a question that was not asked."""
-    rows = [tuple(map(int, line.split(","))) for line in text.splitlines()[1:]]
-    if [point for point, _ in rows] != list(range(len(rows))):
+def _cell_RP(text: str, query_Q: Tensor) -> Tensor:
+    """Inverse of ``_cells``. Raises ValueError or KeyError for points out of order, or what was not asked."""
+    rows = [list(map(int, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
+    if [row[0] for row in rows] != list(range(len(rows))):
         raise ValueError("cells.csv: points must be in order")
     place = {query: row for row, query in enumerate(query_Q.tolist())}
-    return torch.tensor([place[query] for _, query in rows], dtype=torch.int64)
+    return torch.tensor([[place[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
 
 
 def _column(number: int) -> str:
@@ -149,12 +152,12 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["planned"])),
             _noisy(rows, record, spec.num_classes),
             rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
-            cell_P=None if cells is None else _cell_P(cells, query_Q),
+            cell_RP=None if cells is None else _cell_RP(cells, query_Q),
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
-        if cells is not None and release.cell_P is not None:
+        if cells is not None and release.cell_RP is not None:
             whole &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
-            whole &= len(release.cell_P) == len(pool)
+            whole &= release.cell_RP.shape == (len(release.rounds), len(pool))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
     adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0

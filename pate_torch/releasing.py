@@ -11,7 +11,7 @@ import torch
 from pate_torch import labelling, released
 from pate_torch.accounting.events import Event
 from pate_torch.belief import beliefs, shares
-from pate_torch.ensembling import Teachers, learn_features, successors
+from pate_torch.ensembling import Teachers, census, learn_features, successors
 from pate_torch.labelling import Guide
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
@@ -54,8 +54,12 @@ def obtain_release(
         # The seed is the student's own: where the same algorithm guides, the guide is what these answers alone teach.
         task = student_task(data, so_far)
         student = plan.refit.fit(task, seed=plan.seed, device=plan.device, progress=stage or silent)
+        student_PC = student.probabilities(data.pool.x)
+        if plan.census is not None:
+            records = census(plan, data, stages, student)
+            return Guide(student_PC, records, records.place_PD)
         votes = None if plan.succession is None else successors(plan, data, student, len(so_far.rounds), stages)
-        return Guide(student.probabilities(data.pool.x), votes)
+        return Guide(student_PC, votes)
 
     written: dict[str, Any] = {}
 
@@ -122,10 +126,16 @@ def student_task(data: Dataset, release: Release) -> StudentTask:
 
     The answers of a census speak for every public point of their cells.
     """
-    if release.cell_P is not None and release.noisy is not None:
-        every_P, cell_P = torch.arange(len(data.pool)), release.cell_P
-        believed_PC = shares(release.noisy)[cell_P]
-        return StudentTask(data.spec, data.pool.x, every_P, release.label_Q[cell_P], belief_QC=believed_PC)
+    if release.cell_RP is not None and release.noisy is not None:
+        rounds, cell = len(release.cell_RP), release.cell_RP.flatten()
+        return StudentTask(
+            data.spec,
+            data.pool.x,
+            torch.arange(len(data.pool)).repeat(rounds),
+            release.label_Q[cell],
+            belief_QC=shares(release.noisy)[cell],
+            round_Q=torch.arange(rounds).repeat_interleave(len(data.pool)),
+        )
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
         believed_QC = torch.cat([beliefs(part) for part in release.noisy.split(release.rounds)])[answered]

@@ -126,7 +126,7 @@ class Plan:
     def guided(self) -> bool:
         """Whether a student is fitted between rounds: where somebody looks at it."""
         looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
-        return self.rounds > 1 and (looked_at or self.succession is not None)
+        return self.rounds > 1 and (looked_at or self.succession is not None or self.census is not None)
 
 
 def calibrated(plan: Plan) -> Mechanism:

@@ -305,8 +305,8 @@ class Release:
     """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
 
     noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
-    empty: all in one. cell_P: where records answered for themselves, the question (its place in query_Q) for whose cell
-    each public point stands, int64 [P].
+    empty: all in one. cell_RP: where records answered for themselves, the question (its place in query_Q) in whose cell
+    each public point lies, round by round, int64 [R, P].
     """
 
     id: str
@@ -316,7 +316,7 @@ class Release:
     planned: tuple[Event, ...]
     noisy: NoisyCounts | None = None
     rounds: tuple[int, ...] = ()
-    cell_P: Tensor | None = None
+    cell_RP: Tensor | None = None
 
     @property
     def answered_Q(self) -> Tensor:

@@ -7,20 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
-from pate_torch.representation import Representation
+from pate_torch.protocols import Student
+from pate_torch.representation import Representation, beside, encode
 from pate_torch.students.training import Problem, label_loss
 
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBOURS = 10
 
 
-def carried(problem: Problem, representation: Representation | None, target_C: Tensor) -> Tensor:
-    """Released labels spread over the neighbour graph of the public points, as probabilities [P, C]."""
+def carried(
+    problem: Problem, representation: Representation | None, target_C: Tensor, before: Student | None = None
+) -> Tensor:
+    """Released labels spread over the neighbour graph of the public points, as probabilities [P, C].
+
+    before: an earlier student, whose features then count as much as those of ``representation``.
+    """
     x_P, spec = problem.x_P, problem.spec
-    if representation is None:
-        features = coordinates(x_P, spec)
-    else:
-        features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
+    encoder = None
+    if representation is not None:
+        encoder = representation.learn(x_P, spec, seed=problem.seed, device=x_P.device)
+    if before is not None:
+        encoder = beside(encoder, before.module)
+    features = coordinates(x_P, spec) if encoder is None else encode(encoder, x_P, spec)
     told_QC = problem.belief_QC
     if told_QC is None:
         told_QC = F.one_hot(problem.label_Q, spec.num_classes).float()

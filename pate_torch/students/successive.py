@@ -7,13 +7,13 @@ own labels of all other public points, most of which it is right about.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from pate_torch import checks, rng
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.representation import digest
+from pate_torch.students.rounds import by_round, remembered
 from pate_torch.types import DataSpec
 
 
@@ -52,7 +52,7 @@ class Successive:
         log: Log = silent,
     ) -> Student:
         """The student of the last round. Raises ValueError without labels."""
-        rounds = _rounds(task)
+        rounds = by_round(task)
         student = self._start(rounds[0], seed, device, progress, log)
         for turn in range(1, len(rounds)):
             said_P = student.predict(task.pool_x)
@@ -69,26 +69,8 @@ class Successive:
 
     def _start(self, task: StudentTask, seed: int, device: torch.device, progress: Progress, log: Log) -> Student:
         """``first``'s student. One that guided the questions is not trained a second time."""
-        told = [x for x in (task.pool_x, task.query_Q, task.label_Q, task.belief_QC) if x is not None]
-        key = (repr(self.first), repr(task.spec), *map(digest, told), str(seed), str(device))
-        if key not in _FITTED:
-            student = self.first.fit(task, seed=seed, device=device, progress=progress, log=log)
-            _FITTED.clear()
-            _FITTED[key] = student
-        return _FITTED[key]
-
-
-_FITTED: dict[tuple[str, ...], Student] = {}
-"""The last first student of this process."""
-
-
-def _rounds(task: StudentTask) -> list[StudentTask]:
-    """The task of each round that has answers."""
-    query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
-    round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
-    told = []
-    for turn in round_Q.unique().tolist() or [0]:
-        mine = round_Q == turn
-        belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[mine]
-        told.append(replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], belief_QC=belief_QC, round_Q=None))
-    return told
+        return remembered(
+            (repr(self.first), seed, device),
+            [task],
+            lambda: self.first.fit(task, seed=seed, device=device, progress=progress, log=log),
+        )

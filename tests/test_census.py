@@ -1,0 +1,393 @@
+"""A census: one unit, one ballot, one number of one table; priced as drawn; and what students make of the answers."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+from scipy import stats
+from test_students import CPU, IMAGES, images
+from vote_laws import TINY, Recorder, law
+
+from pate_torch import command, compose, networks, pipeline, released
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import gdp
+from pate_torch.accounting.events import ZCDP, Gaussian
+from pate_torch.audit_pairs import Pair
+from pate_torch.belief import shares
+from pate_torch.census import Census, Records, cells
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms import gaussian
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.noise import NoiseSource
+from pate_torch.protocols import Mechanism, StudentTask
+from pate_torch.representation import beside, headless
+from pate_torch.students.carried import Carried
+from pate_torch.students.supervised import Supervised
+from pate_torch.types import Ballots, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool, Votes
+
+CONF = Path(command.configuration()).resolve()
+CONTEXT = Context(num_queries=9)
+
+
+def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> Ballots:
+    counts_QC = torch.arange(queries * classes).view(queries, classes)
+    return Ballots(counts_QC, adjacency, torch.zeros(5, dtype=torch.int64))
+
+
+# -- the mechanism --------------------------------------------------------------------------------------------------
+
+
+def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
+    given = OmegaConf.load(CONF / "mechanism" / "histogram.yaml")
+    mechanism = Histogram(sigma=3.0, adjacency="add_remove")
+    assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(mechanism)}
+    assert isinstance(mechanism, Mechanism) and mechanism.outcome_model() is None
+    assert all(word in Histogram.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0, -1, "many", True])
+def test_a_wrong_sigma_is_refused(bad):
+    with pytest.raises(ValueError, match="sigma"):
+        Histogram(sigma=bad, adjacency="add_remove")
+    with pytest.raises(ValueError, match="adjacency"):
+        Histogram(sigma=1.0, adjacency="swap")
+
+
+@pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", math.sqrt(2))])
+def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
+    mechanism = Histogram(sigma=5.0, adjacency=adjacency)
+    assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=1),)
+    assert mechanism.worst_case(50, rounds=3) == (Gaussian(mu=moved / 5, count=3),)
+    discrete = dataclasses.replace(mechanism, noise="discrete")
+    (event,) = discrete.worst_case(7, 2)
+    assert isinstance(event, ZCDP) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
+    assert table(adjacency=adjacency).l2 == moved  # the sensitivity that travels with the value is the one priced
+    price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
+    assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["torch", "discrete"])
+def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
+    mechanism, source = Histogram(sigma=3.0, adjacency="add_remove", noise=noise), Recorder(noise)
+    ballots = table(3000, 4)
+    answers = mechanism.release(ballots, source, CONTEXT)
+    assert answers.events == mechanism.worst_case(3000)
+    ((kind, drawn),) = source.drawn
+    assert kind == "gaussian" and drawn.shape == (3000, 4)
+    exact = ballots.counts_QC + drawn
+    assert torch.equal(answers.noisy.counts_QC, exact.round().to(torch.int64)) and answers.noisy.sigma == 3.0
+    assert torch.equal(answers.label_Q, answers.noisy.counts_QC.argmax(1))
+    x = drawn.double().flatten().numpy()
+    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        if noise == "torch":
+            p = stats.kstest(x, stats.norm(scale=3 * factor).cdf).pvalue
+        else:
+            exactly = law("gaussian", 3.0 * factor, True)
+            seen = np.array([(x == z).sum() for z in range(-9, 10)])
+            share = np.array([exactly.pmf(z) for z in range(-9, 10)])
+            p = stats.chisquare(np.append(seen, len(x) - seen.sum()), np.append(share, 1 - share.sum()) * len(x)).pvalue
+        assert (p > TINY) == fits
+
+
+def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is_drawn():
+    mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
+    with pytest.raises(ValueError, match="voting=census"):
+        mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
+    with pytest.raises(ValueError, match="adjacency"):
+        mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
+    with pytest.raises(ValueError, match="noise"):
+        mechanism.release(table(), NoiseSource("discrete"), CONTEXT)
+    assert not source.drawn
+    with pytest.raises(ValueError, match="mechanism=gaussian"):
+        mechanism.check(num_queries=3, num_teachers=20, num_classes=4)
+    mechanism.check(num_queries=3, num_teachers=0, num_classes=4, rounds=2)
+    with pytest.raises(ValueError, match="mechanism=histogram"):
+        gaussian.Gaussian(sigma=3.0).check(num_queries=3, num_teachers=0, num_classes=4)
+
+
+@pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
+def test_ballots_are_whole_and_never_negative(counts):
+    with pytest.raises(ValueError, match="ballots"):
+        Ballots(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
+
+
+def test_pairs_of_ballots_must_be_neighbours():
+    left = torch.full((2, 2), 5)
+    for adjacency, change, fits in (
+        ("add_remove", [[1, 0], [0, 0]], True),
+        ("add_remove", [[1, -1], [0, 0]], False),
+        ("replace_one", [[1, 0], [-1, 0]], True),
+        ("replace_one", [[1, 0], [0, 0]], False),
+        ("replace_one", [[1, 0], [1, 0]], False),
+    ):
+        if fits:
+            Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+        else:
+            with pytest.raises(ValueError, match="neighbours"):
+                Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+
+
+# -- ballots --------------------------------------------------------------------------------------------------------
+
+
+def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> Records:
+    """Records that lie among 60 public images."""
+    ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
+    private = PrivateData(x, y, ids, "record" if unit_id is None else "group:who")
+    pool, _ = images(60, seed=5)
+    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
+    return Census().records(data, encoder=encoder, adjacency=adjacency)
+
+
+def encoder() -> torch.nn.Module:
+    network = networks.build("small_cnn", IMAGES.input_shape, 3, channels=(4, 8), hidden=16)
+    return headless(networks.initialise(network, torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt):
+    x, y = images(80, seed=1)
+    asked = torch.tensor([3, 50, 7, 21])
+    body = encoder() if learnt else torch.nn.Flatten()
+    voters = records(x, y, encoder=body if learnt else None)
+    ballots = voters.take(asked)
+    expected = torch.zeros(4, 3, dtype=torch.int64)
+    with torch.no_grad():
+        place = lambda one: torch.nn.functional.normalize(body(IMAGES.normalise(one[None])).flatten(), dim=0)  # noqa: E731
+        pool, _ = images(60, seed=5)
+        asked_places = [place(pool[q]) for q in asked]
+        nearest = lambda one: min(range(4), key=lambda q: float((place(one) - asked_places[q]).norm()))  # noqa: E731
+        for one, label in zip(x, y.tolist(), strict=True):
+            expected[nearest(one), label] += 1
+        assert torch.equal(ballots.counts_QC, expected) and int(expected.sum()) == 80
+        assert ballots.cell_P.tolist() == [nearest(one) for one in pool]
+    assert (len(voters), voters.num_teachers, voters.num_classes) == (60, 0, 3)
+    assert "withheld" in repr(voters) and "withheld" in repr(ballots)
+
+
+def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
+    x, y = images(40, seed=1)
+    asked, body = torch.arange(0, 60, 6), encoder()
+    whole = records(x, y, encoder=body).take(asked).counts_QC
+    for gone in (0, 17, 39):
+        kept = torch.arange(40) != gone
+        change = whole - records(x[kept], y[kept], encoder=body).take(asked).counts_QC
+        assert sorted(change.flatten().tolist())[-2:] == [0, 1] and int(change.sum()) == 1
+    other_x, other_y = x.clone(), y.clone()
+    other_x[5], other_y[5] = 255 - x[5], (y[5] + 1) % 3
+    change = whole - records(other_x, other_y, encoder=body).take(asked).counts_QC
+    assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
+
+
+def test_a_record_is_counted_alone_so_that_its_company_cannot_touch_its_rounding():
+    """In a batch it can: the last bits of a feature follow from how many others there are."""
+    x, _ = images(40, seed=1)
+    seen = []
+
+    class Watched(torch.nn.Flatten):
+        def forward(self, x):
+            seen.append(len(x))
+            return super().forward(x)
+
+    voters = records(x, torch.zeros(40, dtype=torch.int64), encoder=Watched())
+    seen.clear()
+    voters.take(torch.tensor([1, 2]))
+    assert seen == [1] * 40
+
+
+def test_a_group_fills_in_one_ballot_where_most_of_its_records_lie():
+    pool, _ = images(60, seed=5)
+    x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
+    y = torch.tensor([0, 0, 1, 1, 2, 0])
+    counts = records(x, y, unit_id=["a", "a", "a", "b", "b", "b"]).take(torch.tensor([3, 2, 1])).counts_QC
+    # a: twice (question 1, class 0). b: three places once each, of which the first by row and class.
+    assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_ties_go_to_the_first_question_and_blocks_do_not_matter():
+    place = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    asked = torch.cat([place[:300], place[:300]])
+    assert torch.equal(cells(place[:300], asked), torch.arange(300))
+    slow = [int((asked - one).square().sum(1).argmin()) for one in place]
+    assert cells(place, asked).tolist() == slow
+
+
+# -- what the answers say -------------------------------------------------------------------------------------------
+
+
+def test_shares_are_the_proportions_and_noise_alone_says_nothing():
+    clear = shares(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
+    torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
+
+
+def test_a_student_of_carried_labels_outvotes_wrong_cells_where_a_plain_one_learns_them():
+    x, y = images(300, seed=1)
+    generator = torch.Generator().manual_seed(3)
+    wrong = torch.rand(300, generator=generator) < 0.3
+    told = torch.where(wrong, (y + 1) % 3, y)
+    plain = Supervised(
+        network="small_cnn", network_options={"channels": (8, 16), "hidden": 32}, steps=150, batch_size=32
+    )
+    task = StudentTask(IMAGES, x, torch.arange(300), told)
+    test_x, test_y = images(600, seed=2)
+
+    def right(student) -> float:
+        return float((student.predict(test_x) == test_y).double().mean())
+
+    carried = Carried(first=plain, then=plain)
+    alone, helped = (right(algorithm.fit(task, seed=0, device=CPU)) for algorithm in (plain, carried))
+    assert helped > 0.97 and helped > alone + 0.02
+
+
+def test_a_later_round_learns_among_the_features_of_the_student_before():
+    x, y = images(90, seed=1)
+    y = torch.where(torch.rand(90, generator=torch.Generator().manual_seed(3)) < 0.3, (y + 1) % 3, y)
+    seen = []
+
+    class Spy(Supervised):
+        def fit(self, task, **options):
+            seen.append((self.name, len(task.query_Q)))
+            return super().fit(task, **options)
+
+    small = {"network": "small_cnn", "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 30}
+    parts = {"first": Spy(name="first", **small), "then": Spy(name="then", **small)}
+    student = Carried(**parts, trust=0.5, trust_later=1.0, generations=1)
+    every = torch.arange(90)
+    round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()
+    both = StudentTask(IMAGES, x, every.repeat(2), y.repeat(2), round_Q=round_Q)
+    guide = student.fit(dataclasses.replace(both, query_Q=every, label_Q=y, round_Q=None), seed=0, device=CPU)
+    last = student.fit(both, seed=0, device=CPU)
+    assert [name for name, _ in seen] == ["first", "then"], "the guide is not trained a second time"
+    assert seen[0][1] < 60 and seen[1][1] == 90
+    assert guide is not last
+    seen.clear()
+    dataclasses.replace(student, generations=3).fit(both, seed=0, device=CPU)
+    assert [name for name, _ in seen] == ["first", "then", "then", "then"]
+    joined = beside(None, guide.module)(IMAGES.normalise(x))
+    assert joined.shape == (90, 64 + 16)
+    torch.testing.assert_close(joined[:, :64].norm(dim=1), torch.ones(90))
+    torch.testing.assert_close(joined[:, 64:].norm(dim=1), torch.ones(90))
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------------
+
+CENSUS = ["voting=census", "mechanism=histogram", "mechanism.sigma=3", "query=medoids", "student=carried"]
+TWO_ROUNDS = [*CENSUS, "student@refit=carried", "query.rounds=2", "num_queries=80", "baseline=false",
+              "recommended.student_steps=40"]  # fmt: skip
+
+
+def configured(home: Path, *overrides: str):
+    folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
+    places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose.plan(hydra_compose("config", overrides=[*overrides, *places]), folder)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    home = tmp_path_factory.mktemp("census")
+    plan = configured(home, *TWO_ROUNDS)
+    report = pipeline.run(plan)
+    return home, plan, report
+
+
+def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
+    home, plan, report = run
+    release = plan.folder / "release"
+    summary = json.loads((release / "summary.json").read_text())
+    assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
+    assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
+    assert report.census and report.title == "digits: a student of a private census"
+    page = (release / "report.html").read_text()
+    assert "One record was counted once" in page and "lies nearest to" in page
+    assert "0 teachers" not in page and "trained on the private records themselves" not in page
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
+    assert not (home / "teachers").exists() or not list((home / "teachers").glob("*/ensemble.safetensors"))
+
+
+def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
+    home, plan, _ = run
+    release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
+    data = plan.source.load()
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        release, _ = released.read(home, release_id, data.pool, data.spec, ledger)
+        before = ledger.spent("digits").epsilon
+    assert release.cell_RP.shape == (2, len(data.pool)) and release.rounds == (40, 40)
+    assert release.cell_RP[0].max() < 40 <= release.cell_RP[1].min()
+    asked = release.query_Q.split(40)
+    for turn in (0, 1):  # an asked point lies in its own cell
+        assert torch.equal(release.query_Q[release.cell_RP[turn]][asked[turn]], asked[turn])
+    report = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={release_id}"))
+    assert report.reused and report.epsilon_charged == before
+    assert report.student_accuracy == run[2].student_accuracy  # the same student again
+
+
+def test_the_same_census_is_answered_from_the_first_release(run):
+    home, _, first = run
+    report = pipeline.run(configured(home, *TWO_ROUNDS))
+    assert report.reused and report.release_id == first.release_id and report.epsilon_charged == first.epsilon_charged
+
+
+@pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
+def test_edited_cells_are_refused(run, edit, tmp_path):
+    home, plan, _ = run
+    file = plan.folder / "release" / "cells.csv"
+    whole = file.read_text()
+    lines = whole.splitlines()
+    lines[1:3] = {"swap": [lines[2], lines[1]], "cut": [lines[1]], "foreign": ["0,99999,99999", lines[2]]}[edit]
+    record = json.loads((plan.folder / "release" / "release.json").read_text())
+    data = plan.source.load()
+    try:
+        file.write_text("\n".join(lines) + "\n")
+        with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
+            released.read(home, record["release_id"], data.pool, data.spec, ledger)
+    finally:
+        file.write_text(whole)
+
+
+@pytest.mark.parametrize(
+    "overrides,complaint",
+    [
+        (["voting=census"], "mechanism=histogram"),
+        (["mechanism=histogram"], "voting=census"),
+        (["voting=census", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["voting=census", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
+        (["voting=census", "mechanism=histogram", "votes=x.csv"], "votes"),
+        (["voting=census", "mechanism=histogram", "sanitiser=smooth"], "sanitiser"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrides, complaint, tmp_path):
+    with pytest.raises(ValueError, match=complaint):
+        pipeline.run(configured(tmp_path, *overrides))
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_path):
+    plan = configured(
+        tmp_path,
+        *TWO_ROUNDS,
+        "partition=replace_one",
+        "privacy.target_epsilon=2",
+        "membership=none",
+        "student.trust=0.5",
+    )
+    report = pipeline.run(plan)
+    assert report.adjacency == "replace_one" and report.epsilon == pytest.approx(2, rel=1e-3) and report.epsilon <= 2
+    mu = math.sqrt(2) * math.sqrt(2) / report.parameters["sigma"]
+    assert report.epsilon == pytest.approx(gdp.epsilon(mu, 1e-4), rel=1e-9)
+
+
+def test_the_experiment_is_a_census_below_a_tenth(tmp_path):
+    plan = configured(tmp_path, "experiment=mnist_census")
+    assert plan.source.name == "mnist" and plan.census == Census() and plan.rounds == 1
+    assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
+    assert plan.student.representation == plan.representation == plan.student.first.representation
