@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import beside, encode
+from pate_torch.representation import beneath, encode
 from pate_torch.threads import one_thread
 from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData
 
@@ -48,10 +48,11 @@ class Census:
     ) -> Records:
         """PRIVATE. The records, ready to be asked. encoder: normalised points -> features learnt from the public ones;
         None: nearness is that of the normalised points themselves. student: a released network, whose own features
-        then count as much.
+        then take their place.
         """
-        encoder = nn.Flatten() if encoder is None else encoder
-        encoder = (encoder if student is None else beside(encoder, student)).to(device)
+        if student is not None:
+            encoder = beneath(student)
+        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         place_PD = encode(encoder, data.pool.x, data.spec)
         return Records(data.private, data.spec, encoder, place_PD, adjacency, progress)
 

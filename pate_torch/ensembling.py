@@ -254,10 +254,10 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
 
 
 def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records:
-    """PRIVATE. Records in the features of the public points, and of a student once there is one."""
+    """PRIVATE. Records in features of the public points, or of a student once there is one."""
     assert plan.census is not None
     encoder = None
-    if plan.representation is not None:
+    if plan.representation is not None and student is None:
         progress = stages("Learning features of the public points")
         encoder = plan.representation.learn(
             data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress

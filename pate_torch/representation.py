@@ -13,7 +13,7 @@ import copy
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,27 +187,15 @@ def headless(network: nn.Module) -> nn.Module:
     return network
 
 
-class Beside(nn.Module):
-    """Features of several encoders side by side, each of unit length."""
-
-    def __init__(self, encoders: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleList(encoders)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
-
-
-def beside(encoder: nn.Module | None, network: nn.Module) -> nn.Module:
-    """The encoder's features (None: the points themselves) beside those beneath a network's last layer, of its first
-    member where it is a vote of several; the network's are left out where it has no layer beneath its last.
+def beneath(network: nn.Module) -> nn.Module:
+    """A copy of what a network sees before its last layer, of its first member where it is a vote of several; the
+    points themselves where there is no such layer.
     """
-    first = nn.Flatten() if encoder is None else encoder
     member = network.members[0] if isinstance(network, networks.Voting) else network
     try:
-        return Beside([first, headless(copy.deepcopy(member))])
+        return headless(copy.deepcopy(member))
     except ValueError:
-        return first
+        return nn.Flatten()
 
 
 def transfer(encoder: nn.Module, network: nn.Module) -> None:

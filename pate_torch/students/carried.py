@@ -21,6 +21,8 @@ from pate_torch.students.rounds import by_round, remembered
 from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
+_REACH = 0.99
+
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
@@ -28,9 +30,10 @@ class Carried:
     learnt from, those with the widest lead. Each class is expected to have the share that the answers give it.
 
     Students follow each other: ``generations`` of them learn from the answers of the first round, and one more from
-    those of each later round. The first, by ``first``, is as good as the features; for each later one, by ``then``, the
-    graph joins the features of the one before as well, among which the classes lie further apart, and ``trust_later``
-    of the carried labels are clear enough.
+    those of each later round. The first, by ``first``, is as good as the features. For each later one, by ``then``, the
+    graph lies in the features of the one before, where the classes are further apart: ``trust_later`` of the carried
+    labels are clear enough. Where the answers were asked for in those features too, they say more of the points about
+    them, and need not travel as far (``reach_later``, see ``graph.spread``) for their mistakes to be outvoted.
     """
 
     first: StudentAlgorithm
@@ -39,6 +42,7 @@ class Carried:
     representation: Representation | None = None
     trust: float = 0.8
     trust_later: float = 0.95
+    reach_later: float = 0.9
     generations: int = 2
 
     def __post_init__(self) -> None:
@@ -49,6 +53,7 @@ class Carried:
                 )
         checks.between("student.trust", self.trust, 0, 1)
         checks.between("student.trust_later", self.trust_later, 0, 1)
+        checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
         checks.integer("student.generations", self.generations, low=1)
 
     def check(self, spec: DataSpec) -> None:
@@ -75,7 +80,8 @@ class Carried:
         for turn in range(len(told)):
 
             def learn(turn: int = turn, before: Student | None = student) -> Student:
-                clear = self._clear(told[turn], before, seed, device)
+                reach = _REACH if turn < self.generations else self.reach_later
+                clear = self._clear(told[turn], before, reach, seed, device)
                 algorithm = self.first if before is None else self.then
                 return algorithm.fit(
                     clear,
@@ -89,13 +95,16 @@ class Carried:
         assert student is not None
         return student
 
-    def _clear(self, task: StudentTask, before: Student | None, seed: int, device: torch.device) -> StudentTask:
+    def _clear(
+        self, task: StudentTask, before: Student | None, reach: float, seed: int, device: torch.device
+    ) -> StudentTask:
         """The clearest carried labels. before: the student of the generation before, whose features help."""
         problem = pose(task, seed, device)
         told_QC = problem.belief_QC
         if told_QC is None:
             told_QC = F.one_hot(problem.label_Q, task.spec.num_classes).float()
-        share_PC = carried(problem, self.representation, told_QC.mean(0), before)
-        class_P = trusted(share_PC, self.trust if before is None else self.trust_later).cpu()
+        trust = self.trust if before is None else self.trust_later
+        share_PC = carried(problem, self.representation, told_QC.mean(0), before=before, reach=reach)
+        class_P = trusted(share_PC, trust).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])

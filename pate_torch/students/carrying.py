@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
 from pate_torch.protocols import Student
-from pate_torch.representation import Representation, beside, encode
+from pate_torch.representation import Representation, beneath, encode
 from pate_torch.students.training import Problem, label_loss
 
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
@@ -16,19 +16,24 @@ _NEIGHBOURS = 10
 
 
 def carried(
-    problem: Problem, representation: Representation | None, target_C: Tensor, before: Student | None = None
+    problem: Problem,
+    representation: Representation | None,
+    target_C: Tensor,
+    *,
+    before: Student | None = None,
+    reach: float = 0.99,
 ) -> Tensor:
     """Released labels spread over the neighbour graph of the public points, as probabilities [P, C].
 
-    before: an earlier student, whose features then count as much as those of ``representation``.
+    before: an earlier student, whose features then take the place of ``representation``'s. reach: see ``graph.spread``.
     """
     x_P, spec = problem.x_P, problem.spec
-    encoder = None
-    if representation is not None:
-        encoder = representation.learn(x_P, spec, seed=problem.seed, device=x_P.device)
     if before is not None:
-        encoder = beside(encoder, before.module)
-    features = coordinates(x_P, spec) if encoder is None else encode(encoder, x_P, spec)
+        features = encode(beneath(before.module), x_P, spec)
+    elif representation is not None:
+        features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
+    else:
+        features = coordinates(x_P, spec)
     told_QC = problem.belief_QC
     if told_QC is None:
         told_QC = F.one_hot(problem.label_Q, spec.num_classes).float()
@@ -36,7 +41,7 @@ def carried(
     seeds_PC[problem.query_Q.cpu()] = told_QC.cpu()
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = spread(neighbour_graph(features, _NEIGHBOURS), seeds_PC)
+    mass_PC = spread(neighbour_graph(features, _NEIGHBOURS), seeds_PC, reach)
     return balanced(mass_PC, target_C.cpu()).to(x_P.device)
 
 

@@ -11,16 +11,15 @@ moves one successor, with one vote on each question, and rounds compose adaptive
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, networks, rng
+from pate_torch import checks, rng
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.representation import encode, headless
+from pate_torch.representation import beneath, encode
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -73,7 +72,7 @@ class Succession:
         layer, of an ensemble's first member; the points themselves where there is no such layer. (Nothing is refused
         here: the answers that the student learnt from are paid for.)
         """
-        encoder = (_beneath(student.module) if encoder is None else encoder).to(device)
+        encoder = (beneath(student.module) if encoder is None else encoder).to(device)
 
         def rows(x: Tensor) -> Tensor:
             return torch.cat([student.logits(x).cpu(), encode(encoder, x, data.spec)], 1)
@@ -87,11 +86,3 @@ class Succession:
         with distributed.alone():  # heads take seconds, and the other ranks of a torchrun have no student
             ensemble = train(private, spec, own, self.recipe, seed=rng.derive(seed, "succession"), device=device)
         return ensemble, row_PD
-
-
-def _beneath(module: nn.Module) -> nn.Module:
-    member = module.members[0] if isinstance(module, networks.Voting) else module
-    try:
-        return headless(copy.deepcopy(member))
-    except ValueError:
-        return nn.Flatten()
