@@ -304,6 +304,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert report.census and report.title == "digits: a student of a private census"
     page = (release / "report.html").read_text()
     assert "One record was counted once" in page and "lies nearest to" in page
+    assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
     assert "0 teachers" not in page and "trained on the private records themselves" not in page
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)

@@ -32,6 +32,7 @@ FILES = {
     "privacy.json": "The privacy statement for machines.",
     "release.json": "What was asked, of whom, at what price.",
     "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
+    "cells.csv": "Of a census: the question in whose cell each public point lies, round by round.",
     "student.safetensors": "The student's weights.",
     "README.md": "The model card.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
@@ -39,6 +40,9 @@ FILES = {
 
 # Of these, what a release without a student does not hold.
 STUDENT_FILES = ("student.safetensors", "tensorboard/")
+
+# And what only a census leaves.
+CENSUS_FILES = ("cells.csv",)
 
 # Why a baseline may be shown outside the owner's house.
 BECAUSE = {
@@ -156,7 +160,8 @@ class ReleasedReport(PrivacyFacts):
     @property
     def files(self) -> Mapping[str, str]:
         """What lies in the release folder: name -> what it is."""
-        return {name: what for name, what in FILES.items() if self.student or name not in STUDENT_FILES}
+        absent = (() if self.student else STUDENT_FILES) + (() if self.census else CENSUS_FILES)
+        return {name: what for name, what in FILES.items() if name not in absent}
 
     @property
     def student_share(self) -> Share | None:

@@ -8,7 +8,8 @@ carried ones 99.4 to 99.8 %.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,12 @@ from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
 _REACH = 0.99
+Name = Callable[[str], str]
+
+
+def _named(turn: int) -> Name:
+    """Tags of the first student as they are, those of later ones with their number."""
+    return lambda tag: f"{tag}/{turn}" if turn else tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +84,11 @@ class Carried:
         rounds = by_round(task)
         told = [rounds[0]] * self.generations + rounds[1:]
         student: Student | None = None
+        curves: dict[str, list[tuple[int, float]]] = {}
         for turn in range(len(told)):
+            named = _named(turn)
 
-            def learn(turn: int = turn, before: Student | None = student) -> Student:
+            def learn(turn: int = turn, named: Name = named, before: Student | None = student) -> Student:
                 reach = _REACH if turn < self.generations else self.reach_later
                 clear = self._clear(told[turn], before, reach, seed, device)
                 algorithm = self.first if before is None else self.then
@@ -88,12 +97,13 @@ class Carried:
                     seed=seed,
                     device=device,
                     progress=lambda done, total: progress(turn * total + done, len(told) * total),
-                    log=lambda tag, value, step: log(f"{tag}/{turn}" if turn else tag, value, step),
+                    log=lambda tag, value, step: log(named(tag), value, step),
                 )
 
             student = remembered((repr(self), seed, device), told[: turn + 1], learn)
+            curves |= {named(tag): curve for tag, curve in student.curves.items()}
         assert student is not None
-        return student
+        return replace(student, curves=curves)
 
     def _clear(
         self, task: StudentTask, before: Student | None, reach: float, seed: int, device: torch.device
