@@ -8,7 +8,8 @@ carried ones 99.4 to 99.8 %.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,12 +24,6 @@ from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
 _REACH = 0.99
-Name = Callable[[str], str]
-
-
-def _named(turn: int) -> Name:
-    """Tags of the first student as they are, those of later ones with their number."""
-    return lambda tag: f"{tag}/{turn}" if turn else tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +81,32 @@ class Carried:
         student: Student | None = None
         curves: dict[str, list[tuple[int, float]]] = {}
         for turn in range(len(told)):
-            named = _named(turn)
-
-            def learn(turn: int = turn, named: Name = named, before: Student | None = student) -> Student:
-                reach = _REACH if turn < self.generations else self.reach_later
-                clear = self._clear(told[turn], before, reach, seed, device)
-                algorithm = self.first if before is None else self.then
-                return algorithm.fit(
-                    clear,
-                    seed=seed,
-                    device=device,
-                    progress=lambda done, total: progress(turn * total + done, len(told) * total),
-                    log=lambda tag, value, step: log(named(tag), value, step),
-                )
-
+            learn = functools.partial(self._generation, told, turn, student, seed, device, progress, log)
             student = remembered((repr(self), seed, device), told[: turn + 1], learn)
-            curves |= {named(tag): curve for tag, curve in student.curves.items()}
+            curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
         assert student is not None
         return replace(student, curves=curves)
+
+    def _generation(
+        self,
+        told: Sequence[StudentTask],
+        turn: int,
+        before: Student | None,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+        log: Log,
+    ) -> Student:
+        """The student of one turn. before: that of the turn before."""
+        clear = self._clear(told[turn], before, _REACH if turn < self.generations else self.reach_later, seed, device)
+        algorithm = self.first if before is None else self.then
+        return algorithm.fit(
+            clear,
+            seed=seed,
+            device=device,
+            progress=lambda done, total: progress(turn * total + done, len(told) * total),
+            log=lambda tag, value, step: log(_tag(tag, turn), value, step),
+        )
 
     def _clear(
         self, task: StudentTask, before: Student | None, reach: float, seed: int, device: torch.device
@@ -118,3 +121,8 @@ class Carried:
         class_P = trusted(share_PC, trust).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
+
+
+def _tag(tag: str, turn: int) -> str:
+    """Curves of the first student keep their names, those of later ones get their number."""
+    return f"{tag}/{turn}" if turn else tag

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import os
 import platform
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +24,12 @@ import torch
 from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("tally.c")
-_STRETCH = 1 << 14
-"""Queries a thread takes at a time: so many small parts that a thread which must wait leaves the rest to others."""
+_BLOCK = 1 << 12
+"""Queries the kernel walks at once: a thread takes no fewer."""
+_STRETCH = 1 << 15
+"""Queries a thread takes at a time, at most: a thread which must wait leaves the rest to others."""
+_HUGE = 1 << 21
+"""Bytes of a huge page."""
 
 Kernel = Callable[[int, int, int, int, int, int, int], None]
 """(predictions, stride, teachers, first query, end, classes, counts), addresses as integers; see ``tally.c``."""
@@ -43,16 +49,30 @@ def tally(count: Kernel, prediction_KQ: Tensor, num_classes: int) -> Tensor:
     if prediction_KQ.stride(1) != 1:
         prediction_KQ = prediction_KQ.contiguous()
     teachers, queries = prediction_KQ.shape
-    counts_QC = torch.empty(queries, num_classes, dtype=torch.int32)
+    counts_QC = _empty(queries, num_classes)
     source, stride, target = prediction_KQ.data_ptr(), prediction_KQ.stride(0), counts_QC.data_ptr()
+    threads = torch.get_num_threads()
+    stretch = min(_STRETCH, max(_BLOCK, queries // threads))
+    parts = iter(range(0, queries, stretch))
 
-    def part(first: int) -> None:
-        count(source, stride, teachers, first, min(first + _STRETCH, queries), num_classes, target)
+    def work(_: int) -> None:
+        for first in parts:  # whoever is free takes the next
+            count(source, stride, teachers, first, min(first + stretch, queries), num_classes, target)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # the interpreter is not held during a foreign call
-        for _ in pool.map(part, range(0, queries, _STRETCH)):
-            pass
+    with ThreadPoolExecutor(threads) as pool:  # the interpreter is not held during a foreign call
+        list(pool.map(work, range(threads)))
     return counts_QC
+
+
+def _empty(queries: int, num_classes: int) -> Tensor:
+    """int32 [Q, C], in huge pages where the system has them: small ones come and go in a tenth of the whole time."""
+    size = queries * num_classes * 4
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(queries, num_classes, dtype=torch.int32)
+    memory = mmap.mmap(-1, -(-size // _HUGE) * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel may be built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.int32, count=queries * num_classes).view(queries, num_classes)
 
 
 def _folder() -> Path:
