@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import checks, labelling, preflight, results, runs
+from pate_torch.census import Census
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove
-from pate_torch.ensembling import Teachers, consult, enrol, obtain_ensemble
+from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.membership import FEWEST, Membership, MembershipTest
@@ -37,6 +38,7 @@ from pate_torch.releasing import fit_student, obtain_release
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.representation import Representation
 from pate_torch.runplan import Partition, Plan
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
@@ -60,7 +62,7 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 GUIDE_STEPS = 200
 """Of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | Callable[[], nn.Module] | Any
+TeacherKind = TeacherRecipe | Census | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,8 @@ class Pate:
     home: where teachers, ledger and releases lie (None: PATE_HOME, or outputs).
 
     teacher: a TeacherRecipe; any scikit-learn classifier, cloned for every shard; or a function that makes a
-    torch.nn.Module from normalised points to logits, trained as ``recipe`` says. None: a small network for the data.
+    torch.nn.Module from normalised points to logits, trained as ``recipe`` says; or Census(), with mechanism=
+    Histogram(...) and without num_teachers: the records answer for themselves. None: a small network for the data.
     Recipes' teachers are kept under home and found again; the others live as long as this object.
 
     partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
@@ -110,7 +113,7 @@ class Pate:
         name: str,
         *,
         classes: Sequence[str] | int,
-        num_teachers: int,
+        num_teachers: int | None = None,
         mechanism: Mechanism,
         delta: float,
         budget_epsilon: float | None = None,
@@ -138,7 +141,12 @@ class Pate:
         self.home = runs.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
+        census = isinstance(teacher, Census)
+        if census and num_teachers:
+            raise checks.fail(
+                "num_teachers", num_teachers, "goes with teachers; in a census there are none", "Omit it."
+            )
+        self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
@@ -164,7 +172,8 @@ class Pate:
         unit_id: Sequence[str] | np.ndarray | None = None,
         public_x: Tensor | np.ndarray | None = None,
     ) -> Pate:
-        """Train one teacher per shard, or find those trained before in the same way on the same records.
+        """Train one teacher per shard, or find those trained before in the same way on the same records; for a census,
+        take in the records.
 
         x: uint8 images [N, Ch, H, W] or rows [N, D]; y: integers [N]; unit_id: stable names [N] of the units (None: a
         hash of the record, so equal records are one unit). public_x: public points whose statistics normalise the
@@ -177,6 +186,8 @@ class Pate:
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
         self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
+        if isinstance(self.teacher, Census):
+            return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             recipe = self.teacher or _recipe(spec)
             recipe.check(spec)
@@ -197,6 +208,7 @@ class Pate:
         refit: str | StudentAlgorithm | None = None,
         voting: Transduction | None = None,
         succession: Succession | None = None,
+        representation: Representation | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
@@ -204,8 +216,10 @@ class Pate:
         several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
         supervised, a small network). voting: how a recipe's teachers answer for all public points together (None: for
         each by itself). succession: how teachers are succeeded between rounds by others who start from the guiding
-        student (None: they are not). The same questions to the same teachers are answered from the earlier release,
-        for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
+        student (None: they are not). representation: how features of the public points are learnt, in which questions
+        are chosen and a census lies (None: the points as they are). The same questions to the same teachers are
+        answered from the earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be
+        passed.
         """
         private, spec = self._fitted()
         pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
@@ -220,7 +234,7 @@ class Pate:
         if voting is not None and self._stored is None:
             fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
             raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
-        plan = replace(plan, transduction=voting, succession=succession)
+        plan = replace(plan, transduction=voting, succession=succession, representation=representation)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, self._clock("labels"):
@@ -305,7 +319,7 @@ class Pate:
             raise ValueError("student: there is none yet. Call fit_student() first.")
         held = tensors.points("other_x", torch.as_tensor(other_x))
         known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
-        shards = self.partition.shards(private, self.num_teachers, self.seed)
+        shards = self.partition.shards(private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
@@ -327,6 +341,9 @@ class Pate:
         Its journal of released answers lies under home, and survives a restart.
         """
         private, spec = self._fitted()
+        if isinstance(self.teacher, Census):
+            fix = "Use teachers, or label()."
+            raise checks.fail("teacher", "Census", "is asked all its questions at once, not as they come", fix)
         rounds = num_queries if calls is None else calls
         data = Dataset(spec, private, PublicPool(private.x[:0]), _unknown(spec, private.x))
         plan = self._plan(data, checks.integer("num_queries", num_queries, low=1), Random())
@@ -400,7 +417,8 @@ class Pate:
             root=self.home,
             folder=Path(runs.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
-            num_teachers=self.num_teachers,
+            num_teachers=max(1, self.num_teachers),
+            census=self.teacher if isinstance(self.teacher, Census) else None,
             num_queries=num_queries,
             delta=self.delta,
             noise=getattr(self.mechanism, "noise", "torch"),
@@ -427,6 +445,8 @@ class Pate:
     def _asked(self, plan: Plan, data: Dataset, ledger: Ledger, stages: Stages) -> Teachers:
         """PRIVATE. The teachers with their votes on the pool."""
         store = TeacherStore(self.home)
+        if plan.census is not None:
+            return convene(plan, data, store, ledger, stages)
         if self._stored is None:
             assert self._panel is not None
             return enrol(self._panel.votes(data.pool.x), self.name, store, ledger)
@@ -437,7 +457,8 @@ class Pate:
         return Ledger(self.home / "ledger.sqlite")
 
     def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        if self._private is None or self._spec is None or (self._stored is None and self._panel is None):
+        here = isinstance(self.teacher, Census) or self._stored is not None or self._panel is not None
+        if self._private is None or self._spec is None or not here:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec
 

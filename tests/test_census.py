@@ -15,7 +15,7 @@ from scipy import stats
 from test_students import CPU, IMAGES, images
 from vote_laws import TINY, Recorder, law
 
-from pate_torch import command, compose, networks, pipeline, released
+from pate_torch import Pate, command, compose, networks, pipeline, released
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
@@ -27,6 +27,7 @@ from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask
+from pate_torch.queries.medoids import Medoids
 from pate_torch.representation import beneath, headless
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
@@ -382,6 +383,34 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
     assert report.adjacency == "replace_one" and report.epsilon == pytest.approx(2, rel=1e-3) and report.epsilon <= 2
     mu = math.sqrt(2) * math.sqrt(2) / report.parameters["sigma"]
     assert report.epsilon == pytest.approx(gdp.epsilon(mu, 1e-4), rel=1e-9)
+
+
+def test_a_census_in_python(tmp_path):
+    def clouds(count, seed):
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.randint(3, (count,), generator=draw)
+        return torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])[y] + torch.randn(count, 2, generator=draw), y
+
+    x, y = clouds(600, 0)
+    pool, _ = clouds(90, 1)
+    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": Census()}
+    pate = Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), budget_epsilon=3.0, **settings)
+    with pytest.raises(ValueError, match="fit_teachers"):
+        pate.label(pool)
+    release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
+    assert pate.epsilon == pytest.approx(gdp.epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
+    small = Supervised(network="mlp", steps=60, batch_size=32)
+    student = pate.fit_student(Carried(first=small, then=small))
+    test_x, test_y = clouds(300, 2)
+    assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
+    report = pate.report(test_x, test_y)
+    assert report.census and report.num_teachers == 0
+    with pytest.raises(ValueError, match="at once"):
+        pate.labeler(5)
+    with pytest.raises(ValueError, match="num_teachers"):
+        Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), num_teachers=5, **settings)
+    with pytest.raises(ValueError, match="num_teachers"):
+        Pate("clouds", mechanism=gaussian.Gaussian(sigma=4.0), **(settings | {"teacher": None}))
 
 
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (("mechanism.sigma=44.72", "num_queries=400"), 0.1)], ids=str)
