@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pate_torch.data.units import take
 from pate_torch.protocols import Progress, silent
 from pate_torch.representation import beneath, encode
 from pate_torch.threads import one_thread
-from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData
+from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData, Shards
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
@@ -39,22 +40,24 @@ class Census:
     def records(
         self,
         data: Dataset,
+        shards: Shards,
         *,
         encoder: nn.Module | None,
         student: nn.Module | None = None,
-        adjacency: str,
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> Records:
-        """PRIVATE. The records, ready to be asked. encoder: normalised points -> features learnt from the public ones;
-        None: nearness is that of the normalised points themselves. student: a released network, whose own features
-        then take their place.
+        """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
+
+        encoder: normalised points -> features learnt from the public ones; None: nearness is that of the normalised
+        points themselves. student: a released network, whose own features then take their place.
         """
         if student is not None:
             encoder = beneath(student)
         encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         place_PD = encode(encoder, data.pool.x, data.spec)
-        return Records(data.private, data.spec, encoder, place_PD, adjacency, progress)
+        private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+        return Records(private, data.spec, encoder, place_PD, shards.adjacency, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

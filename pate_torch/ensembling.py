@@ -264,9 +264,9 @@ def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = 
         )
     return plan.census.records(
         data,
+        plan.partition.shards(data.private, 1, plan.seed),
         encoder=encoder,
         student=None if student is None else student.module,
-        adjacency=plan.partition.adjacency,
         device=plan.device,
         progress=stages("Asking every record"),
     )

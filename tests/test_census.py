@@ -22,6 +22,7 @@ from pate_torch.accounting.events import ZCDP, Gaussian
 from pate_torch.audit_pairs import Pair
 from pate_torch.belief import shares
 from pate_torch.census import Census, Records, cells
+from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
@@ -144,7 +145,8 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     private = PrivateData(x, y, ids, "record" if unit_id is None else "group:who")
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
-    return Census().records(data, encoder=encoder, adjacency=adjacency)
+    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
+    return Census().records(data, partition.shards(private, 1, 0), encoder=encoder)
 
 
 def encoder() -> torch.nn.Module:
@@ -183,7 +185,10 @@ def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
         assert sorted(change.flatten().tolist())[-2:] == [0, 1] and int(change.sum()) == 1
     other_x, other_y = x.clone(), y.clone()
     other_x[5], other_y[5] = 255 - x[5], (y[5] + 1) % 3
-    change = whole - records(other_x, other_y, encoder=body).take(asked).counts_QC
+    assert records(x, y, encoder=body).take(asked).adjacency == "add_remove"
+    replaced = records(other_x, other_y, encoder=body, adjacency="replace_one").take(asked)
+    assert replaced.adjacency == "replace_one"
+    change = whole - replaced.counts_QC
     assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
 
 
@@ -361,6 +366,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
         (["voting=census", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
         (["voting=census", "mechanism=histogram", "votes=x.csv"], "votes"),
         (["voting=census", "mechanism=histogram", "sanitiser=smooth"], "sanitiser"),
+        (["voting=census", "mechanism=histogram", "labels_only=true"], "replace_one"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
