@@ -10,8 +10,8 @@ second census may lie in its features, where the classes stand further apart.
 Guarantee: a ballot is a function of one unit's records and of public values, computed alone, so that no record has a
 say even in the rounding of another's. So one unit fills in one ballot of each round's table (``types.Ballots``), and
 rounds compose adaptively.
-Source: labelling public points by the private records whose nearest neighbours they are (as in reverse-kNN
-distillation); the histogram of Dwork, McSherry, Nissim & Smith 2006.
+Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbour labelling, with k = 1, cells of many public
+points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
 
 from __future__ import annotations

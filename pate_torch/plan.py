@@ -150,7 +150,11 @@ class Composer:
         cfg = copy.deepcopy(self._composed[groups])
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
-        return composer.plan(cfg, Path("."))
+        plan = composer.plan(cfg, Path("."))
+        if plan.census is not None:
+            fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
+            raise checks.fail("voting", "census", "has no teachers to plan", fix)
+        return plan
 
     @property
     def recommended_teachers(self) -> int | None:

@@ -31,7 +31,7 @@ from pate_torch.planning.declared import Declared
 from pate_torch.planning.pilot import Crowd, Pilot, imagine, rehearse
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
-MECHANISMS = sorted(file.stem for file in Path(configuration(), "mechanism").glob("*.yaml"))
+MECHANISMS = sorted({file.stem for file in Path(configuration(), "mechanism").glob("*.yaml")} - {"histogram"})
 
 
 class PrivateRecordsRead(AssertionError):
@@ -372,6 +372,13 @@ def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():
 def test_a_plan_repeats_itself():
     first, again = plan("teachers=50"), plan("teachers=50")
     assert [c.outcome for c in first.choices] == [c.outcome for c in again.choices]
+
+
+def test_a_census_has_no_teachers_to_plan(capsys):
+    sheet = plan("mechanism=histogram", "dataset=a9a")
+    assert all("voting=census" in choice.problem for choice in sheet.choices)
+    assert command.main(["mechanism=histogram", "voting=census", "dataset=a9a", "--no-plot"]) == 2
+    assert "target_epsilon" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -23,7 +23,7 @@ from pate_torch.queries.random import Random
 from pate_torch.released import write
 from pate_torch.releasing import student_task
 from pate_torch.representation import headless
-from pate_torch.students import successive
+from pate_torch.students import rounds
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.successive import Successive
@@ -233,7 +233,7 @@ class Spy:
 
 
 def test_a_student_per_round_put_right_where_teachers_were_asked(data):
-    successive._FITTED.clear()
+    rounds._FITTED.clear()
     first, then = [], []
     algorithm, device = Successive(first=Spy(first), then=Spy(then)), torch.device("cpu")
     truth, query_Q, round_Q = data.evaluation.pool_y, torch.arange(14), torch.tensor([0] * 9 + [1] * 5)
@@ -294,7 +294,7 @@ def plan(tmp_path):
 
 
 def test_a_run_with_successors_is_recorded_and_learnt_from_again(plan):
-    successive._FITTED.clear()
+    rounds._FITTED.clear()
     report = pipeline.run(plan)
     record = json.loads((plan.folder / "release/release.json").read_text())
     assert record["succession"] is True and record["queries_by_round"] == [10, 20] and record["rounds"] == 2
@@ -302,7 +302,7 @@ def test_a_run_with_successors_is_recorded_and_learnt_from_again(plan):
     assert "successors of each later round" in statement and "8 teachers (after the first round" in statement
     private = load_file(plan.folder / "private/votes.safetensors")
     assert private["counts_QC"].shape == (30, 3) and (private["counts_QC"].sum(1) == TEACHERS).all()
-    successive._FITTED.clear()
+    rounds._FITTED.clear()
     again = dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
     assert pipeline.run(again).epsilon == report.epsilon
     students = [(p.folder / "release/student.safetensors").read_bytes() for p in (plan, again)]
