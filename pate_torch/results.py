@@ -85,7 +85,7 @@ def report(
         declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
         reused=reused,
         successors=record.get("succession") is True,
-        census=record.get("voting") == "census",
+        census_rounds=len(release.rounds) if release.cell_RP is not None else 0,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,

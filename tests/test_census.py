@@ -307,9 +307,9 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     summary = json.loads((release / "summary.json").read_text())
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
-    assert report.census and report.title == "digits: a student of a private census"
+    assert report.census_rounds == 2 and report.title == "digits: a student of a private census"
     page = (release / "report.html").read_text()
-    assert "One record was counted once" in page and "lies nearest to" in page
+    assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
     assert "0 teachers" not in page and "trained on the private records themselves" not in page
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
@@ -410,7 +410,8 @@ def test_a_census_in_python(tmp_path):
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     report = pate.report(test_x, test_y)
-    assert report.census and report.num_teachers == 0
+    assert report.census_rounds == 1 and report.num_teachers == 0
+    assert "counted once:" in (pate.folder / "README.md").read_text()
     with pytest.raises(ValueError, match="at once"):
         pate.labeler(5)
     with pytest.raises(ValueError, match="num_teachers"):

@@ -297,7 +297,7 @@ def _run(report: ReleasedReport) -> Markup:
         ("Questions asked", report.queries_asked),
         ("Questions answered", report.queries_answered),
         ("Student", report.student),
-        ("Records" if report.census else "Ensemble" if report.teachers_kept else "Votes", report.teachers_id),
+        ("Records" if report.census_rounds else "Ensemble" if report.teachers_kept else "Votes", report.teachers_id),
         ("Newest ledger entry", tag("code", report.ledger_head) if report.ledger_head else None),
         ("Time", ", ".join(f"{stage} {clock(took)}" for stage, took in report.seconds.items())),
     ]

@@ -151,7 +151,7 @@ class ReleasedReport(PrivacyFacts):
     def title(self) -> str:
         """What was released, in a line."""
         what = "a student" if self.student else "labels"
-        if self.census:
+        if self.census_rounds:
             return f"{self.dataset}: {what} of {'a private' if self.private else 'a'} census"
         if self.num_teachers == 0:
             return f"{self.dataset}: a model trained by {self.mechanism}"
@@ -160,7 +160,7 @@ class ReleasedReport(PrivacyFacts):
     @property
     def files(self) -> Mapping[str, str]:
         """What lies in the release folder: name -> what it is."""
-        absent = (() if self.student else STUDENT_FILES) + (() if self.census else CENSUS_FILES)
+        absent = (() if self.student else STUDENT_FILES) + (() if self.census_rounds else CENSUS_FILES)
         return {name: what for name, what in FILES.items() if name not in absent}
 
     @property

@@ -90,8 +90,9 @@ class PrivacyFacts:
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
-    training without teachers (DP-SGD), and for a ``census``, where records answered for themselves. ``successors``:
-    whether in later rounds others answered, who had started from a student that had been released to them.
+    training without teachers (DP-SGD), and for a census, where records answered for themselves in so many
+    ``census_rounds`` (0: no census). ``successors``: whether in later rounds others answered, who had started from a
+    student that had been released to them.
     """
 
     dataset: str
@@ -114,11 +115,12 @@ class PrivacyFacts:
     declared_size: int | None = None
     reused: bool = False
     successors: bool = False
-    census: bool = False
+    census_rounds: int = 0
     other_releases: tuple[OtherRelease, ...] = ()
 
     def __post_init__(self) -> None:
         checks.integer("num_teachers", self.num_teachers, low=0)
+        checks.integer("census_rounds", self.census_rounds, low=0)
         checks.integer("queries_asked", self.queries_asked, low=0)
         checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
         checks.delta("delta", self.delta)
@@ -243,12 +245,11 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
 
 def _how(facts: PrivacyFacts) -> str:
     given = f" ({facts.parameters_words})" if facts.parameters else ""
-    if facts.census:
-        whose = facts.unit_words[0].upper() + facts.unit_words[1:]
+    if facts.census_rounds:
         return (
-            f"How: {whose} was counted once: for its class, at the one of {facts.queries_asked} public points that it "
-            f"lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and only the noisy "
-            "counts left. A student sees nothing but public points and these counts."
+            f"How: {_counted(facts)}: for its class, at the one of the public points asked ({facts.queries_asked} in "
+            f"all) that it lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and only "
+            "the noisy counts left. A student sees nothing but public points and these counts."
         )
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
@@ -261,6 +262,12 @@ def _how(facts: PrivacyFacts) -> str:
         f"{facts.queries_asked} public questions. The mechanism {facts.mechanism}{given} added noise to the votes, and "
         f"only its {facts.queries_answered} {left} left. A student sees nothing but public points and these answers."
     )
+
+
+def _counted(facts: PrivacyFacts) -> str:
+    who = "Every record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]
+    rounds = "" if facts.census_rounds == 1 else f" in each of {facts.census_rounds} rounds"
+    return f"{who} was counted once{rounds}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,9 +319,8 @@ def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
 def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
     rows = []
-    if facts.census:
-        whose = facts.unit_words[0].upper() + facts.unit_words[1:]
-        rows.append(f"{whose} was counted once, in one number of one table, by itself and by public values alone.")
+    if facts.census_rounds:
+        rows.append(f"{_counted(facts)}, in one number of one table, by itself and by public values alone.")
     if facts.num_teachers:
         who = "Each record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]
         rows.append(

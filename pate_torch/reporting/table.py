@@ -77,8 +77,9 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.num_teachers:
         asked = f"{report.queries_answered} of {report.queries_asked} answered, by {report.num_teachers} teachers"
         rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
-    if report.census:
-        rows.append(("Questions", f"{report.queries_asked}, each record at the one that it lies nearest to"))
+    if report.census_rounds:
+        turns = "" if report.census_rounds == 1 else f" in {report.census_rounds} rounds"
+        rows.append(("Questions", f"{report.queries_asked}{turns}, each record at the one that it lies nearest to"))
     mechanism = f"{report.mechanism} ({report.parameters_words})" if report.parameters else report.mechanism
     rows.append(("Mechanism", mechanism))
     if report.student_share is not None:
@@ -91,7 +92,7 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.release_id:
         again = "use again: free" if report.private else NOT_PRIVATE
         rows.append(("Release", f"labels={report.release_id} ({again})"))
-    if report.census:
+    if report.census_rounds:
         return rows
     if report.teachers_id and not report.teachers_kept:
         rows.append(("Votes", f"{report.teachers_id} (bring them again: charged)"))
