@@ -248,8 +248,8 @@ def _how(facts: PrivacyFacts) -> str:
     if facts.census_rounds:
         return (
             f"How: {_counted(facts)}: for its class, at the one of the public points asked ({facts.queries_asked} in "
-            f"all) that it lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and only "
-            "the noisy counts left. A student sees nothing but public points and these counts."
+            f"all) that it lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and "
+            "only the noisy counts left. A student sees nothing but public points and these counts."
         )
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
