@@ -40,5 +40,6 @@ def remembered(names: Iterable[object], rounds: Iterable[StudentTask], fit: Call
     return _FITTED[key]
 
 
-_KEPT = 2
+_KEPT = 8
+"""Students of one run: generations and rounds."""
 _FITTED: OrderedDict[tuple[str, ...], Student] = OrderedDict()
