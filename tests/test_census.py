@@ -11,6 +11,7 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from scipy import stats
 from test_students import CPU, IMAGES, images
 from vote_laws import TINY, Recorder, law
@@ -332,6 +333,25 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     report = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={release_id}"))
     assert report.reused and report.epsilon_charged == before
     assert report.student_accuracy == run[2].student_accuracy  # the same student again
+
+
+def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
+    """The whole pipeline, not the mechanism alone: were the noise 2/3 or 3/2 of it, this would show."""
+    home, plan, report = run
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        data = plan.source.load()
+        release, _ = released.read(home, report.release_id, data.pool, data.spec, ledger)
+    exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
+    assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
+    squares = float((release.noisy.counts_QC - exact_QC).double().square().sum())
+    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole ballots
+        assert (TINY < p < 1 - TINY) == fits
+    text = "\n".join(",".join(map(str, row)) for row in exact_QC.tolist())
+    files = [file for file in (plan.folder / "release").rglob("*") if file.is_file()]
+    assert not any(text.encode() in file.read_bytes() for file in files)
+    private = (plan.folder / "private" / "votes.safetensors").parent
+    assert private.stat().st_mode & 0o077 == 0
 
 
 def test_the_same_census_is_answered_from_the_first_release(run):
