@@ -30,10 +30,21 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.medoids import Medoids
+from pate_torch.reporting.statement import PrivacyFacts, plain_words
 from pate_torch.representation import beneath, headless
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import Ballots, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool, Votes
+from pate_torch.types import (
+    LABEL_UNIT,
+    Ballots,
+    Context,
+    Dataset,
+    Evaluation,
+    NoisyCounts,
+    PrivateData,
+    PublicPool,
+    Votes,
+)
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
@@ -375,6 +386,20 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
             released.read(home, record["release_id"], data.pool, data.spec, ledger)
     finally:
         file.write_text(whole)
+
+
+def test_the_statement_names_the_unit():
+    def how(unit: str, rounds: int) -> str:
+        facts = PrivacyFacts(
+            dataset="d", mechanism="histogram", num_teachers=0, queries_asked=9, queries_answered=9, epsilon=1.0,
+            delta=1e-5, accountant="gdp", adjacency="replace_one", unit=unit, private=True, census_rounds=rounds,
+        )  # fmt: skip
+        return plain_words(facts)[-1]
+
+    assert "Every record was counted once: " in how("record", 1)
+    assert "Every patient was counted once in each of 2 rounds: " in how("group:patient", 2)
+    assert "most of its records lie nearest" in how("group:patient", 1)
+    assert "The label of every record was counted once" in how(LABEL_UNIT, 1)
 
 
 @pytest.mark.parametrize(

@@ -246,10 +246,11 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
 def _how(facts: PrivacyFacts) -> str:
     given = f" ({facts.parameters_words})" if facts.parameters else ""
     if facts.census_rounds:
+        lies = "most of its records lie" if facts.unit.startswith("group:") else "it lies"
         return (
             f"How: {_counted(facts)}: for its class, at the one of the public points asked ({facts.queries_asked} in "
-            f"all) that it lies nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and "
-            "only the noisy counts left. A student sees nothing but public points and these counts."
+            f"all) that {lies} nearest to. The mechanism {facts.mechanism}{given} added noise to every count, and only "
+            "the noisy counts left. A student sees nothing but public points and these counts."
         )
     if facts.num_teachers == 0:
         return f"How: the model was trained on the private records themselves by {facts.mechanism}{given}."
@@ -265,7 +266,8 @@ def _how(facts: PrivacyFacts) -> str:
 
 
 def _counted(facts: PrivacyFacts) -> str:
-    who = "Every record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]
+    named = {"record": "Every record", LABEL_UNIT: "The label of every record"}
+    who = named.get(facts.unit, f"Every {facts.unit.removeprefix('group:')}")
     rounds = "" if facts.census_rounds == 1 else f" in each of {facts.census_rounds} rounds"
     return f"{who} was counted once{rounds}"
 

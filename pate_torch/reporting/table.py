@@ -79,7 +79,7 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
         rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
     if report.census_rounds:
         turns = "" if report.census_rounds == 1 else f" in {report.census_rounds} rounds"
-        rows.append(("Questions", f"{report.queries_asked}{turns}, each record at the one that it lies nearest to"))
+        rows.append(("Questions", f"{report.queries_asked}{turns}, every record counted at the one nearest to it"))
     mechanism = f"{report.mechanism} ({report.parameters_words})" if report.parameters else report.mechanism
     rows.append(("Mechanism", mechanism))
     if report.student_share is not None:
