@@ -63,6 +63,7 @@ def report(
     truth = data.evaluation.y if student is not None else data.evaluation.y[:0]
     predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
     correct, answered = label_hits(data, release)
+    taken = 0 if release.cell_RP is None else len(release.cell_RP)
     return released.ReleasedReport(
         dataset=data.spec.name,
         mechanism=record["mechanism"],
@@ -82,10 +83,10 @@ def report(
         private=record["private"],
         parameters=_scalars(record["parameters"]),
         noise=record["noise"],
-        declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" else None,
+        declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" and not taken else None,
         reused=reused,
         successors=record.get("succession") is True,
-        census_rounds=len(release.rounds) if release.cell_RP is not None else 0,
+        census_rounds=taken,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         seconds=dict(seconds),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,

@@ -323,6 +323,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
+    assert "noisy counts of its cell" in page and "declared number" not in page
     assert "0 teachers" not in page and "trained on the private records themselves" not in page
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)

@@ -229,9 +229,14 @@ def _examples(report: ReleasedReport) -> Markup | None:
     for image, label, query in list(zip(shown.image, shown.label, shown.query, strict=True))[:MAX_EXAMPLES]:
         name = report.class_name(label) if label >= 0 else "no answer"
         items.append(tag("li", charts.picture(image, f"public point {query}"), name, tag("small", f"no. {query}")))
+    lead = "Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong."
+    if report.census_rounds:
+        lead = (
+            "Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells mix."
+        )
     return _section(
         "Some questions and their released labels",
-        _lead("Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong."),
+        _lead(lead),
         tag("ul", *items, class_="examples"),
         id="examples",
     )
