@@ -35,9 +35,9 @@ class Pair:
     def __post_init__(self) -> None:
         if self.adjacency is not None:
             moved_QC = self.left_QC - self.right_QC
-            most = {"add_remove": 1, "replace_one": 2}[self.adjacency]
-            net = 0 if self.adjacency == "replace_one" else int(moved_QC.sum())
-            if int(moved_QC.abs().sum()) > most or int(moved_QC.sum()) != net:
+            changes, net = int(moved_QC.abs().sum()), int(moved_QC.sum())
+            near = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net == 0
+            if self.left_QC.shape != self.right_QC.shape or not near:
                 raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one ballot in the whole table)")
             return
         moved_Q = (self.left_QC - self.right_QC).abs().sum(1)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pate_torch.data.units import take
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import beneath, encode
+from pate_torch.representation import encode
 from pate_torch.threads import one_thread
 from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData, Shards
 
@@ -43,17 +43,14 @@ class Census:
         shards: Shards,
         *,
         encoder: nn.Module | None,
-        student: nn.Module | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> Records:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: normalised points -> features learnt from the public ones; None: nearness is that of the normalised
-        points themselves. student: a released network, whose own features then take their place.
+        encoder: normalised points -> features, learnt from the public points or those of a released student; None:
+        nearness is that of the normalised points themselves.
         """
-        if student is not None:
-            encoder = beneath(student)
         encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         place_PD = encode(encoder, data.pool.x, data.spec)
         private = take(data.private, shards.index_KS[shards.mask_KS].numpy())

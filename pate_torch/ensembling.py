@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pate_torch import checks, networks, released, rng
 from pate_torch.census import Records
@@ -20,6 +20,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
+from pate_torch.representation import beneath
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
@@ -235,17 +236,24 @@ def obtain_teachers(
         return consult(plan, data, stored, store, stages, reused=plan.teachers is not None, together=fresh)
 
 
+def _encoder(plan: Plan, data: Dataset, stages: Stages | None = None) -> nn.Module | None:
+    """What gives features learnt from the public points alone; None where nothing does. stages: shown where it may take
+    long, None where it has been learnt before.
+    """
+    if plan.representation is None:
+        return None
+    progress = silent if stages is None else stages("Learning features of the public points")
+    return plan.representation.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
+
+
 def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: Stages) -> Votes:
     """PRIVATE. The votes on the public pool of teachers who start from this student. turn: the round they answer."""
     assert plan.succession is not None
-    encoder = None
-    if plan.representation is not None:
-        encoder = plan.representation.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device)
     ensemble, row_PD = plan.succession.succeed(
         student,
         data,
         plan.partition.shards(data.private, plan.num_teachers, plan.seed),
-        encoder=encoder,
+        encoder=_encoder(plan, data),
         seed=rng.derive(plan.seed, "round", turn),
         device=plan.device,
         progress=stages(f"Training {plan.num_teachers} successors"),
@@ -256,17 +264,11 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
 def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records:
     """PRIVATE. Records in features of the public points, or of a student once there is one."""
     assert plan.census is not None
-    encoder = None
-    if plan.representation is not None and student is None:
-        progress = stages("Learning features of the public points")
-        encoder = plan.representation.learn(
-            data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress
-        )
+    encoder = _encoder(plan, data, stages) if student is None else beneath(student.module)
     return plan.census.records(
         data,
         plan.partition.shards(data.private, 1, plan.seed),
         encoder=encoder,
-        student=None if student is None else student.module,
         device=plan.device,
         progress=stages("Asking every record"),
     )

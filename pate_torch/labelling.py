@@ -154,7 +154,7 @@ def label(
         incurred += answers.events
         noisy.append(answers.noisy)
         asked.append(len(answers.label_Q))
-        seen.append(said.take(torch.arange(len(answers.label_Q))))
+        seen.append(said if len(answers.label_Q) == len(said) else said.take(torch.arange(len(answers.label_Q))))
         progress(len(query_Q), num_queries)
 
     release = so_far()

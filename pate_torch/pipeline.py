@@ -225,10 +225,8 @@ def look(
 
     behind: the votes behind the answers, where they were given in this run; else the first teachers' votes stand in.
     """
-    if behind:
-        asked: Votes | Ballots | None = behind[0]
-    else:  # a census that is not taken again has nothing to show
-        asked = teachers.votes.take(release.query_Q) if isinstance(teachers.votes, Votes) else None
+    voted = teachers.votes if isinstance(teachers.votes, Votes) else None  # a census is not taken again to be shown
+    asked = behind[0] if behind else None if voted is None else voted.take(release.query_Q)
     if asked is not None:
         save_file(
             {"query_Q": release.query_Q, "counts_QC": asked.counts_QC.cpu()},
@@ -239,7 +237,7 @@ def look(
     summary = results.owner_summary(
         data=data,
         release=release,
-        votes=teachers.votes if isinstance(teachers.votes, Votes) else None,
+        votes=voted,
         ensemble=teachers.ensemble,
         nonprivate=nonprivate,
         model=mechanism.outcome_model(),

@@ -47,5 +47,6 @@ class Medoids:
             if len(members):
                 chosen.append(int(points[members[off_centre_R[members].argmin()]]))
         # Coinciding points leave fewer clusters than questions.
-        rest = shuffled(points[~torch.isin(points, torch.tensor(chosen))], state, self.name)
-        return torch.cat([torch.tensor(chosen, dtype=torch.int64), rest[: count - len(chosen)]])
+        chosen_Q = torch.tensor(chosen, dtype=torch.int64)
+        rest = shuffled(points[~torch.isin(points, chosen_Q)], state, self.name)
+        return torch.cat([chosen_Q, rest[: count - len(chosen)]])

@@ -13,21 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from pate_torch import checks
-from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.representation import Representation
-from pate_torch.students.carrying import carried, trusted
-from pate_torch.students.rounds import by_round, remembered
+from pate_torch.students.carrying import REACH, carried, trusted
+from pate_torch.students.rounds import Turns, by_round, remembered
 from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
-_REACH = 0.99
-
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
+class Carried(Turns):
     """representation: whose features the graph joins; None: principal axes. trust: share of each carried class that is
     learnt from, those with the widest lead. Each class is expected to have the share that the answers give it.
 
@@ -38,8 +35,6 @@ class Carried:
     them, and need not travel as far (``reach_later``, see ``graph.spread``) for their mistakes to be outvoted.
     """
 
-    first: StudentAlgorithm
-    then: StudentAlgorithm
     name: str = "carried"
     representation: Representation | None = None
     trust: float = 0.8
@@ -48,11 +43,7 @@ class Carried:
     generations: int = 2
 
     def __post_init__(self) -> None:
-        for key in ("first", "then"):
-            if not isinstance(getattr(self, key), StudentAlgorithm):
-                raise checks.fail(
-                    f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
-                )
+        super().__post_init__()
         checks.between("student.trust", self.trust, 0, 1)
         checks.between("student.trust_later", self.trust_later, 0, 1)
         checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
@@ -60,9 +51,7 @@ class Carried:
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first, self.then):
-            if isinstance(part, Checkable):
-                part.check(spec)
+        super().check(spec)
         if self.representation is not None:
             self.representation.check(spec)
 
@@ -98,7 +87,7 @@ class Carried:
         log: Log,
     ) -> Student:
         """The student of one turn. before: that of the turn before."""
-        clear = self._clear(told[turn], before, _REACH if turn < self.generations else self.reach_later, seed, device)
+        clear = self._clear(told[turn], before, REACH if turn < self.generations else self.reach_later, seed, device)
         algorithm = self.first if before is None else self.then
         return algorithm.fit(
             clear,
@@ -113,11 +102,8 @@ class Carried:
     ) -> StudentTask:
         """The clearest carried labels. before: the student of the generation before, whose features help."""
         problem = pose(task, seed, device)
-        told_QC = problem.belief_QC
-        if told_QC is None:
-            told_QC = F.one_hot(problem.label_Q, task.spec.num_classes).float()
         trust = self.trust if before is None else self.trust_later
-        share_PC = carried(problem, self.representation, told_QC.mean(0), before=before, reach=reach)
+        share_PC = carried(problem, self.representation, problem.told_QC.mean(0), before=before, reach=reach)
         class_P = trusted(share_PC, trust).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])

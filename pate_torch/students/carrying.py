@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
@@ -13,6 +12,8 @@ from pate_torch.students.training import Problem, label_loss
 
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBOURS = 10
+REACH = 0.99
+"""How far a few answers must travel, or those of cells that lie in other features (``graph.spread``)."""
 
 
 def carried(
@@ -21,7 +22,7 @@ def carried(
     target_C: Tensor,
     *,
     before: Student | None = None,
-    reach: float = 0.99,
+    reach: float = REACH,
 ) -> Tensor:
     """Released labels spread over the neighbour graph of the public points, as probabilities [P, C].
 
@@ -34,11 +35,8 @@ def carried(
         features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
     else:
         features = coordinates(x_P, spec)
-    told_QC = problem.belief_QC
-    if told_QC is None:
-        told_QC = F.one_hot(problem.label_Q, spec.num_classes).float()
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
-    seeds_PC[problem.query_Q.cpu()] = told_QC.cpu()
+    seeds_PC[problem.query_Q.cpu()] = problem.told_QC.cpu()
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
     mass_PC = spread(neighbour_graph(features, _NEIGHBOURS), seeds_PC, reach)

@@ -11,36 +11,20 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch import checks, rng
-from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.students.rounds import by_round, remembered
-from pate_torch.types import DataSpec
+from pate_torch import rng
+from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.students.rounds import Turns, by_round, remembered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Successive:
+class Successive(Turns):
     """``first`` learns from the answers of the first round (with one round, that is the student).
 
     For each later round ``then`` learns from labels of all public points: the answers where there are any, else what
     the student before says.
     """
 
-    first: StudentAlgorithm
-    then: StudentAlgorithm
     name: str = "successive"
-
-    def __post_init__(self) -> None:
-        for key in ("first", "then"):
-            if not isinstance(getattr(self, key), StudentAlgorithm):
-                raise checks.fail(
-                    f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
-                )
-
-    def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first, self.then):
-            if isinstance(part, Checkable):
-                part.check(spec)
 
     def fit(
         self,

@@ -51,6 +51,13 @@ class Problem:
     seed: int
     belief_QC: Tensor | None = None
 
+    @property
+    def told_QC(self) -> Tensor:
+        """What the answers say, as probabilities: the beliefs, or the labels as they are."""
+        if self.belief_QC is not None:
+            return self.belief_QC
+        return F.one_hot(self.label_Q, self.spec.num_classes).float()
+
     def stream(self, *names: str | int) -> torch.Generator:
         """The CPU generator of one named use of randomness."""
         return rng.torch_stream(self.seed, "student", *names)
