@@ -93,7 +93,7 @@ class Records:
         with one_thread():
             for n, x in enumerate(self.private.x.split(1)):
                 row_N[n] = cells(encode(self.encoder, x, self.spec), asked_QD)[0]
-                self.progress(n + 1, len(row_N))
+                self.progress(100 * (n + 1) // len(row_N), 100)  # per cent: how many records there are is private
         return row_N
 
     def __repr__(self) -> str:

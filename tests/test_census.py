@@ -207,7 +207,7 @@ def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
 def test_a_record_is_counted_alone_so_that_its_company_cannot_touch_its_rounding():
     """In a batch it can: the last bits of a feature follow from how many others there are."""
     x, _ = images(40, seed=1)
-    seen = []
+    seen, shown = [], []
 
     class Watched(torch.nn.Flatten):
         def forward(self, x):
@@ -216,8 +216,9 @@ def test_a_record_is_counted_alone_so_that_its_company_cannot_touch_its_rounding
 
     voters = records(x, torch.zeros(40, dtype=torch.int64), encoder=Watched())
     seen.clear()
-    voters.take(torch.tensor([1, 2]))
+    dataclasses.replace(voters, progress=lambda *step: shown.append(step)).take(torch.tensor([1, 2]))
     assert seen == [1] * 40
+    assert {total for _, total in shown} == {100} and shown[-1][0] == 100  # not how many records there are
 
 
 def test_a_group_fills_in_one_ballot_where_most_of_its_records_lie():
@@ -319,6 +320,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     summary = json.loads((release / "summary.json").read_text())
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
+    assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
     assert report.census_rounds == 2 and report.title == "digits: a student of a private census"
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
