@@ -37,6 +37,9 @@ class Census:
 
     name: str = "census"
 
+    def check(self, data: Dataset) -> None:
+        """Nothing to refuse: whatever the units, each fills in one ballot."""
+
     def records(
         self,
         data: Dataset,

@@ -20,8 +20,9 @@ from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
-from pate_torch.representation import beneath
+from pate_torch.representation import Beside, beneath
 from pate_torch.runplan import Plan
+from pate_torch.slopes import Leanings, Slopes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
@@ -45,7 +46,7 @@ class Teachers:
 
     id: str
     ensemble: Ensemble | None
-    votes: Votes | Records
+    votes: Votes | Records | Leanings
     reused: bool
     fingerprint: str
     remember: Callable[[str], None]
@@ -261,10 +262,14 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
     return ensemble.votes(row_PD, device=plan.device)
 
 
-def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records:
-    """PRIVATE. Records in features of the public points, or of a student once there is one."""
+def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records | Leanings:
+    """PRIVATE. Records in features of the public points; once there is a student in its features, slopes in both."""
     assert plan.census is not None
-    encoder = _encoder(plan, data, stages) if student is None else beneath(student.module)
+    encoder = _encoder(plan, data, stages)
+    if student is not None:
+        after = beneath(student.module)
+        joined = isinstance(plan.census, Slopes) and encoder is not None
+        encoder = Beside([encoder, after]) if joined else after
     return plan.census.records(
         data,
         plan.partition.shards(data.private, 1, plan.seed),

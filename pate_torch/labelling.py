@@ -75,7 +75,7 @@ def label(
 
     ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
     brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
-    ``witness``: PRIVATE. Told the votes behind the answers, at the end.
+    ``witness``: PRIVATE. Told the votes behind the answers, at the end, where there were any.
     Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
     cases nothing has been drawn or charged.
     """
@@ -97,6 +97,7 @@ def label(
     asked: list[int] = []
     seen: list[Votes | Ballots] = []
     cells: list[Tensor] = []
+    scores: list[Tensor] = []
     student_PC: Tensor | None = None
 
     def so_far() -> Release:
@@ -110,6 +111,7 @@ def label(
             NoisyCounts.joined(noisy),
             rounds=tuple(asked),
             cell_RP=torch.stack(cells) if cells else None,
+            score_RPC=torch.stack(scores) if scores else None,
         )
 
     for turn in range(rounds):
@@ -148,13 +150,16 @@ def label(
         answers = mechanism.release(said, noise, context)
         if isinstance(said, Ballots):
             cells.append(len(query_Q) + said.cell_P)
+        if answers.score_PC is not None:
+            scores.append(answers.score_PC.cpu())
         # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
         query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
         incurred += answers.events
         noisy.append(answers.noisy)
         asked.append(len(answers.label_Q))
-        seen.append(said if len(answers.label_Q) == len(said) else said.take(torch.arange(len(answers.label_Q))))
+        if isinstance(said, Votes | Ballots):
+            seen.append(said if len(answers.label_Q) == len(said) else said.take(torch.arange(len(answers.label_Q))))
         progress(len(query_Q), num_queries)
 
     release = so_far()

@@ -42,6 +42,7 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
     )
     if plan.census is not None:  # one shard of all records: the partition says which units go with its adjacency
         plan.partition.shards(data.private, 1, plan.seed)
+        plan.census.check(data)
     if training:
         _refuse("teacher", plan.recipe, data)
         plan.partition.shards(data.private, plan.num_teachers, plan.seed)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.types import Answers, Ballots, Context, Dataset, DataSpec, Votes
+from pate_torch.types import Answers, Context, Dataset, DataSpec
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -36,7 +36,9 @@ class DatasetSource(Protocol):
 
 
 class Electorate(Protocol):
-    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``census.Records``)."""
+    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``census.Records``, who fill in
+    ``Ballots``, and ``slopes.Leanings``, who are asked as often as the mechanism likes).
+    """
 
     def __len__(self) -> int:
         """Of the pool."""
@@ -50,7 +52,7 @@ class Electorate(Protocol):
     @property
     def num_classes(self) -> int: ...
 
-    def take(self, index_Q: Tensor, /) -> Votes | Ballots:
+    def take(self, index_Q: Tensor, /) -> Any:
         """What they say of these public points, in this order."""
         ...
 
@@ -74,7 +76,7 @@ class Mechanism(Protocol):
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]: ...
 
     def release(self, votes: Any, noise: Any, context: Context) -> Answers:
-        """votes: ``Votes``, or the ``Ballots`` of a census where the mechanism is for these."""
+        """votes: ``Votes``, or what records say where the mechanism is for these."""
         ...
 
     def outcome_model(self) -> OutcomeModel | None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -58,6 +59,10 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         cells = _cells(release)
         record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
         replace(folder / "cells.csv", cells)
+    if release.score_RPC is not None:
+        scores = safetensors.torch.save({"score_RPC": release.score_RPC.contiguous()})
+        record["scores_sha256"] = hashlib.sha256(scores).hexdigest()
+        replace(folder / "scores.safetensors", scores)
     replace(folder / "labels.csv", table)
     replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
@@ -141,9 +146,11 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
         rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
-        cells = None
+        cells = scores = None
         if "cells_sha256" in record:
             cells = (folder / "cells.csv").read_text(encoding="utf-8")
+        if "scores_sha256" in record:
+            scores = (folder / "scores.safetensors").read_bytes()
         release = Release(
             runs.checked_id("labels", record["release_id"]),
             query_Q,
@@ -153,12 +160,16 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             _noisy(rows, record, spec.num_classes),
             rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
+            score_RPC=None if scores is None else safetensors.torch.load(scores)["score_RPC"],
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
         if cells is not None and release.cell_RP is not None:
             whole &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
             whole &= release.cell_RP.shape == (len(release.rounds), len(pool))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        if scores is not None and release.score_RPC is not None:
+            whole &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
+            whole &= release.score_RPC.shape == (len(release.rounds), len(pool), spec.num_classes)
+    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
     adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0
     if not whole or not adds_up or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
@@ -209,11 +220,11 @@ def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:
     return checks.fail("labels", record["release_id"], what, fix)
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

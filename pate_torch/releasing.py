@@ -124,8 +124,18 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
 def student_task(data: Dataset, release: Release) -> StudentTask:
     """What a student learns from: the pool and the answers, with the noisy counts behind them where there are any.
 
-    The answers of a census speak for every public point of their cells.
+    The answers of a census speak for every public point of their cells, slopes for every public point.
     """
+    if release.score_RPC is not None:
+        rounds, share_SC = len(release.score_RPC), release.score_RPC.flatten(0, 1).softmax(1)
+        return StudentTask(
+            data.spec,
+            data.pool.x,
+            torch.arange(len(data.pool)).repeat(rounds),
+            share_SC.argmax(1),
+            belief_QC=share_SC,
+            round_Q=torch.arange(rounds).repeat_interleave(len(data.pool)),
+        )
     if release.cell_RP is not None and release.noisy is not None:
         rounds, cell = len(release.cell_RP), release.cell_RP.flatten()
         return StudentTask(

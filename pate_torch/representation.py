@@ -13,7 +13,7 @@ import copy
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,6 +196,17 @@ def beneath(network: nn.Module) -> nn.Module:
         return headless(copy.deepcopy(member))
     except ValueError:
         return nn.Flatten()
+
+
+class Beside(nn.Module):
+    """The unit-length features of several encoders, side by side."""
+
+    def __init__(self, encoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
 
 
 def transfer(encoder: nn.Module, network: nn.Module) -> None:

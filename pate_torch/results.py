@@ -63,7 +63,7 @@ def report(
     truth = data.evaluation.y if student is not None else data.evaluation.y[:0]
     predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
     correct, answered = label_hits(data, release)
-    taken = 0 if release.cell_RP is None else len(release.cell_RP)
+    taken = release.census_rounds
     return released.ReleasedReport(
         dataset=data.spec.name,
         mechanism=record["mechanism"],

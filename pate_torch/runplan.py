@@ -18,6 +18,7 @@ from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, Studen
 from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
+from pate_torch.slopes import Slopes
 from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
@@ -65,7 +66,7 @@ class Plan:
     membership: MembershipTest | None = None
     transduction: Transduction | None = None
     succession: Succession | None = None
-    census: Census | None = None
+    census: Census | Slopes | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False
@@ -105,10 +106,11 @@ class Plan:
             raise checks.fail("succession", "successors", "cannot be combined with votes", fix)
 
     def _check_census(self) -> None:
+        assert self.census is not None
         for key in ("teachers", "votes", "succession", "sanitiser"):
             if getattr(self, key) is not None:
-                fix = f"Leave out {key}: in a census every record answers for itself."
-                raise checks.fail("voting", "census", f"cannot be combined with {key}", fix)
+                fix = f"Leave out {key}: every record answers for itself."
+                raise checks.fail("voting", self.census.name, f"cannot be combined with {key}", fix)
         given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")

@@ -259,6 +259,8 @@ class Ballots:
 
 BALLOT_L2 = {"add_remove": 1.0, "replace_one": math.sqrt(2.0)}
 """How far one privacy unit moves a table of ballots, by adjacency."""
+SLOPE_L2 = {"add_remove": 1.0, "replace_one": 2.0}
+"""How far one privacy unit moves a sum of slopes of length at most 1 (``slopes``), by adjacency."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +289,7 @@ class Answers:
 
     ``events`` are those actually incurred. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
     unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own. ``noisy``: the noisy counts,
-    where the mechanism's price is theirs.
+    where the mechanism's price is theirs. ``score_PC``: logits of every public point, where that is what left.
     """
 
     label_Q: Tensor
@@ -295,6 +297,7 @@ class Answers:
     score_Q: Tensor | None = None
     from_student_Q: Tensor | None = None
     noisy: NoisyCounts | None = None
+    score_PC: Tensor | None = None
 
     @property
     def answered_Q(self) -> Tensor:
@@ -306,8 +309,8 @@ class Release:
     """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
 
     noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
-    empty: all in one. cell_RP: where records answered for themselves, the question (its place in query_Q) in whose cell
-    each public point lies, round by round, int64 [R, P].
+    empty: all in one. cell_RP: of a census, the question (its place in query_Q) in whose cell each public point lies,
+    round by round, int64 [R, P]. score_RPC: of slopes, the logits of every public point, round by round, float32.
     """
 
     id: str
@@ -318,10 +321,17 @@ class Release:
     noisy: NoisyCounts | None = None
     rounds: tuple[int, ...] = ()
     cell_RP: Tensor | None = None
+    score_RPC: Tensor | None = None
 
     @property
     def answered_Q(self) -> Tensor:
         return self.label_Q != NO_ANSWER
+
+    @property
+    def census_rounds(self) -> int:
+        """How often every record answered for itself; 0 where teachers did."""
+        said = self.cell_RP if self.score_RPC is None else self.score_RPC
+        return 0 if said is None else len(said)
 
     @property
     def round_Q(self) -> Tensor:

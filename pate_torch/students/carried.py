@@ -31,14 +31,16 @@ class Carried(Turns):
     Students follow each other: ``generations`` of them learn from the answers of the first round, and one more from
     those of each later round. The first, by ``first``, is as good as the features. For each later one, by ``then``, the
     graph lies in the features of the one before, where the classes are further apart: ``trust_later`` of the carried
-    labels are clear enough. Where the answers were asked for in those features too, they say more of the points about
-    them, and need not travel as far (``reach_later``, see ``graph.spread``) for their mistakes to be outvoted.
+    labels are clear enough. ``reach``: how far answers travel, see ``graph.spread``. Where they were asked for in those
+    features too (``reach_later``), they say more of the points about them, and need not travel as far for their
+    mistakes to be outvoted.
     """
 
     name: str = "carried"
     representation: Representation | None = None
     trust: float = 0.8
     trust_later: float = 0.95
+    reach: float = REACH
     reach_later: float = 0.9
     generations: int = 2
 
@@ -46,6 +48,7 @@ class Carried(Turns):
         super().__post_init__()
         checks.between("student.trust", self.trust, 0, 1)
         checks.between("student.trust_later", self.trust_later, 0, 1)
+        checks.between("student.reach", self.reach, 0, 1, open_=True)
         checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
         checks.integer("student.generations", self.generations, low=1)
 
@@ -87,7 +90,8 @@ class Carried(Turns):
         log: Log,
     ) -> Student:
         """The student of one turn. before: that of the turn before."""
-        clear = self._clear(told[turn], before, REACH if turn < self.generations else self.reach_later, seed, device)
+        reach = self.reach if turn < self.generations else self.reach_later
+        clear = self._clear(told[turn], before, reach, seed, device)
         algorithm = self.first if before is None else self.then
         return algorithm.fit(
             clear,

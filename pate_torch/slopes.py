@@ -1,0 +1,195 @@
+"""Slopes: every record says which way a public model should move. No teacher is trained.
+
+The model is linear in features of the public points, z -> z W, and starts at W = 0. A record (z, y) answers with the
+slope of its log-likelihood, z (e_y - softmax(z W))^T: nothing where the model is right and sure. A census
+(``census.py``) tells which classes lie in a cell, so that two classes within one cell are told apart by nothing; slopes
+part them by a line, with all records on both its sides. The noisy sum of slopes moves W, a few times, and the model's
+answers on the public points are what a student learns from; in features of that student the classes stand further
+apart, and a second round starts anew there.
+
+The features are turned and scaled so that the public points spread alike in every direction (the covariance is public,
+so Newton's step costs nothing more than a slope), and cut to one length.
+
+Guarantee: a slope is a function of one unit's record and of public values, computed alone and written in whole
+numbers, so that sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most
+``WHOLE``. So one unit more or less moves the sum by at most ``SLOPE_L2`` x ``WHOLE``.
+Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import checks
+from pate_torch.data.units import take
+from pate_torch.protocols import Progress, silent
+from pate_torch.representation import encode
+from pate_torch.threads import one_thread
+from pate_torch.types import SLOPE_L2, Dataset, DataSpec, PrivateData, Shards
+
+GRID = 1 << 15
+"""Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
+WHOLE = GRID**2
+"""A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+_MOST = 1 << 22
+_BELOW = 1 - 2.0**-20  # more than float32 can be off in a length
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes:
+    """ridge: added to the variance of every direction of the public points, of the mean variance: directions in which
+    the public points hardly spread would carry noise alone.
+    """
+
+    name: str = "slopes"
+    ridge: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.positive("voting.ridge", self.ridge)
+
+    def check(self, data: Dataset) -> None:
+        """Raise ValueError where records cannot answer so."""
+        if data.private.unit.startswith("group:"):
+            fix = "Use voting=census, where a group fills in one ballot."
+            raise checks.fail("voting", self.name, f"takes units of one record, not {data.private.unit}", fix)
+        if data.spec.nominal_size is None:
+            fix = "Declare about how many records there are: it sets how far a slope moves the model."
+            raise checks.fail("dataset.nominal_size", None, "must be given with voting=slopes", fix)
+        checks.integer("dataset.nominal_size", data.spec.nominal_size, low=1, high=_MOST - 1)
+
+    def records(
+        self,
+        data: Dataset,
+        shards: Shards,
+        *,
+        encoder: nn.Module | None,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Leanings:
+        """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
+
+        encoder: normalised points -> features, learnt from the public points, or those and a released student's; None:
+        the normalised points themselves. Raises ValueError as ``check`` does.
+        """
+        self.check(data)
+        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+        place_PD = encode(encoder, data.pool.x, data.spec)
+        frame = Frame.of(place_PD, self.ridge)
+        private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+        assert len(private) < _MOST, "sums of slopes must stay exact"
+        z_ND = _features(private, encoder, frame, data.spec, progress)
+        assert data.spec.nominal_size is not None
+        scale = frame.radius * math.sqrt(2) / data.spec.nominal_size
+        return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Releasable. Where features are measured from, along which axes, and how long a record's may be."""
+
+    centre_D: Tensor
+    axis_DD: Tensor
+    radius: float
+
+    @classmethod
+    def of(cls, place_PD: Tensor, ridge: float) -> Frame:
+        """The public points' own: their mean, their axes over the spread along each, their median length."""
+        centre_D = place_PD.mean(0)
+        centred_PD = (place_PD - centre_D).double()
+        values_D, axis_DD = torch.linalg.eigh(centred_PD.T @ centred_PD / len(centred_PD))
+        values_D = values_D.clamp(min=0)
+        axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
+        length_P = ((place_PD - centre_D) @ axis_DD).norm(dim=1)
+        return cls(centre_D, axis_DD, max(float(length_P.median()), 1e-6))
+
+    def __call__(self, place_PD: Tensor) -> Tensor:
+        """Coordinates, float32 [P, D]: of any length."""
+        return (place_PD - self.centre_D) @ self.axis_DD
+
+    def bounded(self, place_PD: Tensor) -> Tensor:
+        """Coordinates of length at most ``radius``, over ``radius``."""
+        z_PD = self(place_PD) / self.radius
+        return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
+
+
+def _features(private: PrivateData, encoder: nn.Module, frame: Frame, spec: DataSpec, progress: Progress) -> Tensor:
+    """PRIVATE. Bounded coordinates in units of 1/GRID, int32 [N, D], one record at a time (see ``census``)."""
+    z_ND = torch.empty(len(private), len(frame.centre_D), dtype=torch.int32)
+    with one_thread():
+        for n, x in enumerate(private.x.split(1)):
+            z_ND[n] = _whole(frame.bounded(encode(encoder, x, spec)))[0].int()
+            progress(100 * (n + 1) // len(private), 100)  # per cent: how many records there are is private
+    return z_ND
+
+
+def _whole(value: Tensor) -> Tensor:
+    """Vectors of length at most 1 in units of 1/GRID, int64: towards zero, so that none is longer than GRID."""
+    return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Leanings:
+    """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
+    the public points. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
+    asked_Q: the public points whose labels are wanted; None: all.
+    """
+
+    z_ND: Tensor
+    y_N: Tensor
+    place_PD: Tensor
+    num_classes: int
+    adjacency: str
+    scale: float
+    asked_Q: Tensor | None = None
+    num_teachers: int = 0
+
+    def __post_init__(self) -> None:
+        checks.one_of("adjacency", self.adjacency, tuple(SLOPE_L2))
+        assert int(self.z_ND.long().square().sum(1).max() if len(self.z_ND) else 0) <= WHOLE
+
+    def __len__(self) -> int:
+        return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
+
+    def take(self, index_Q: Tensor) -> Leanings:
+        """The same records, asked about these public points."""
+        asked_Q = index_Q.cpu() if self.asked_Q is None else self.asked_Q[index_Q.cpu()]
+        return Leanings(
+            self.z_ND, self.y_N, self.place_PD, self.num_classes, self.adjacency, self.scale, asked_Q, self.num_teachers
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the model's weights, [D, C]."""
+        return self.z_ND.shape[1], self.num_classes
+
+    @property
+    def l2(self) -> float:
+        """How far one privacy unit moves ``slope``."""
+        return SLOPE_L2[self.adjacency] * WHOLE
+
+    def slope(self, weight_DC: Tensor) -> Tensor:
+        """PRIVATE. The sum of all records' slopes, over sqrt 2, in units of 1/WHOLE, int64 [D, C]."""
+        weight_DC = weight_DC.double().cpu()
+        total_DC = torch.zeros(self.shape, dtype=torch.int64)
+        named_NC = F.one_hot(self.y_N, self.num_classes).double()
+        for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
+            with one_thread():  # row by row, as in ``_features``: in a product of matrices rows are summed together
+                share_BC = torch.stack([(z_D.double() / GRID @ weight_DC).softmax(0) for z_D in z_BD])
+            change_BC = _whole((named_BC - share_BC) / math.sqrt(2))
+            assert int(change_BC.square().sum(1).max()) <= WHOLE
+            # Whole numbers below 2^53: exact in float64, in whatever order they are added.
+            total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
+        return total_DC
+
+    def scores(self, weight_DC: Tensor) -> Tensor:
+        """Releasable. What a released model says of every public point, as logits, float32 [P, C]."""
+        return self.place_PD @ weight_DC.float()
+
+    def __repr__(self) -> str:
+        return f"Leanings(adjacency={self.adjacency!r}, content withheld)"
