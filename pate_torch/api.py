@@ -40,6 +40,7 @@ from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.representation import Representation
 from pate_torch.runplan import Partition, Plan
+from pate_torch.slopes import Slopes
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
@@ -141,10 +142,10 @@ class Pate:
         self.home = runs.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        census = isinstance(teacher, Census)
+        census = isinstance(teacher, Census | Slopes)
         if census and num_teachers:
             raise checks.fail(
-                "num_teachers", num_teachers, "goes with teachers; in a census there are none", "Omit it."
+                "num_teachers", num_teachers, "goes with teachers; where records answer there are none", "Omit it."
             )
         self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
@@ -418,7 +419,7 @@ class Pate:
             folder=Path(runs.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
             num_teachers=max(1, self.num_teachers),
-            census=self.teacher if isinstance(self.teacher, Census) else None,
+            census=self.teacher if isinstance(self.teacher, Census | Slopes) else None,
             num_queries=num_queries,
             delta=self.delta,
             noise=getattr(self.mechanism, "noise", "torch"),

@@ -255,6 +255,9 @@ def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
         counts_QC = answers.noisy.counts_QC.cpu().numpy()
         apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])
         label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy.sigma / 2)).astype(int)
+    if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
+        score_QC = answers.score_PC.cpu().double().numpy()
+        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not one_more))).astype(int)
     if answers.from_student_Q is not None:
         label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
     return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED)

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pate_torch import checks
 from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
+from pate_torch.slopes import GRID, Leanings
 from pate_torch.types import Ballots, Votes
 
 
@@ -56,7 +58,7 @@ class Pair:
         rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
         return [rows.index(row) for row in rows]
 
-    def votes(self, side: str) -> Votes | Ballots:
+    def votes(self, side: str) -> Votes | Ballots | Leanings:
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
             return Ballots(counts_QC, self.adjacency, torch.arange(len(counts_QC)))
@@ -67,6 +69,27 @@ class Pair:
         votes = self.votes("left")
         teachers = votes.num_teachers if isinstance(votes, Votes) else 0
         mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlopePair(Pair):
+    """One record more, or another in its place: alone, of length 1, where the one public point that is asked lies.
+
+    scale: see ``Leanings``.
+    """
+
+    left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
+    right_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
+    adjacency: str
+    scale: float
+
+    def votes(self, side: str) -> Leanings:
+        there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
+        z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
+        return Leanings(z_ND, y_N, torch.ones(1, 1), _CLASSES, self.adjacency, self.scale)
+
+
+_CLASSES = 50  # of a slope at the start: then e_y - p has length .99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +109,14 @@ class Setting:
             "stability": cls(queries=8, runs=20_000, overrides=sparse),
             "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
             "single_stable": cls(overrides={"epsilon": 1.0, "delta": 1e-7}),
+            # Later steps start where noise has led, and there a slope is shorter.
+            "descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
         }.get(name, cls())
 
     @staticmethod
     def independent(mechanism: Mechanism) -> bool:
         """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
-        return not isinstance(mechanism, SparseVector) and getattr(mechanism, "max_answers", None) is None
+        return not isinstance(mechanism, SparseVector | Descent) and getattr(mechanism, "max_answers", None) is None
 
 
 def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
@@ -103,6 +128,9 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
         return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
     if isinstance(mechanism, Confident | Interactive):
         return _screened_pairs(mechanism, queries)
+    if isinstance(mechanism, Descent):
+        scale = 1 / (mechanism.first * mechanism.sigma)  # logits whose noise is 1
+        return [SlopePair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
     if isinstance(mechanism, Histogram):
         return _ballot_pairs(mechanism, queries)
     sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))

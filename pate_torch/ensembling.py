@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import checks, networks, released, rng
-from pate_torch.census import Records
+from pate_torch.census import Census, Records
 from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.ledger import Ledger
@@ -22,7 +22,7 @@ from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
 from pate_torch.representation import Beside, beneath
 from pate_torch.runplan import Plan
-from pate_torch.slopes import Leanings, Slopes
+from pate_torch.slopes import Leanings
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
@@ -268,8 +268,7 @@ def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = 
     encoder = _encoder(plan, data, stages)
     if student is not None:
         after = beneath(student.module)
-        joined = isinstance(plan.census, Slopes) and encoder is not None
-        encoder = Beside([encoder, after]) if joined else after
+        encoder = after if encoder is None or isinstance(plan.census, Census) else Beside([encoder, after])
     return plan.census.records(
         data,
         plan.partition.shards(data.private, 1, plan.seed),

@@ -153,7 +153,7 @@ class Composer:
         plan = composer.plan(cfg, Path("."))
         if plan.census is not None:
             fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
-            raise checks.fail("voting", "census", "has no teachers to plan", fix)
+            raise checks.fail("voting", plan.census.name, "has no teachers to plan", fix)
         return plan
 
     @property

@@ -87,6 +87,7 @@ def report(
         reused=reused,
         successors=record.get("succession") is True,
         census_rounds=taken,
+        slopes=release.score_RPC is not None,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
         # Records are asked one by one: how long a census took tells how many there are, to a few records.
         seconds={stage: took for stage, took in seconds.items() if not (taken and stage == "labels")},

@@ -1,14 +1,14 @@
 """Slopes: every record says which way a public model should move. No teacher is trained.
 
 The model is linear in features of the public points, z -> z W, and starts at W = 0. A record (z, y) answers with the
-slope of its log-likelihood, z (e_y - softmax(z W))^T: nothing where the model is right and sure. A census
+slope of its log-likelihood, z (e_y - softmax(z W))^T: next to nothing where the model is right and sure. A census
 (``census.py``) tells which classes lie in a cell, so that two classes within one cell are told apart by nothing; slopes
 part them by a line, with all records on both its sides. The noisy sum of slopes moves W, a few times, and the model's
 answers on the public points are what a student learns from; in features of that student the classes stand further
 apart, and a second round starts anew there.
 
-The features are turned and scaled so that the public points spread alike in every direction (the covariance is public,
-so Newton's step costs nothing more than a slope), and cut to one length.
+The features are turned and scaled so that the public points spread alike in every direction (their covariance is
+public, so a step as good as Newton's costs nothing more); z and the change e_y - softmax(z W) are cut to length 1.
 
 Guarantee: a slope is a function of one unit's record and of public values, computed alone and written in whole
 numbers, so that sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most
@@ -18,7 +18,6 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import checks
-from pate_torch.data.units import take
+from pate_torch.data.units import one_per_unit, take
 from pate_torch.protocols import Progress, silent
 from pate_torch.representation import encode
 from pate_torch.threads import one_thread
@@ -54,10 +53,7 @@ class Slopes:
         checks.positive("voting.ridge", self.ridge)
 
     def check(self, data: Dataset) -> None:
-        """Raise ValueError where records cannot answer so."""
-        if data.private.unit.startswith("group:"):
-            fix = "Use voting=census, where a group fills in one ballot."
-            raise checks.fail("voting", self.name, f"takes units of one record, not {data.private.unit}", fix)
+        """Raise ValueError where the number of records is not declared, or too large for exact sums."""
         if data.spec.nominal_size is None:
             fix = "Declare about how many records there are: it sets how far a slope moves the model."
             raise checks.fail("dataset.nominal_size", None, "must be given with voting=slopes", fix)
@@ -72,7 +68,7 @@ class Slopes:
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> Leanings:
-        """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
+        """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
         encoder: normalised points -> features, learnt from the public points, or those and a released student's; None:
         the normalised points themselves. Raises ValueError as ``check`` does.
@@ -81,11 +77,11 @@ class Slopes:
         encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         place_PD = encode(encoder, data.pool.x, data.spec)
         frame = Frame.of(place_PD, self.ridge)
-        private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+        private = one_per_unit(take(data.private, shards.index_KS[shards.mask_KS].numpy()))
         assert len(private) < _MOST, "sums of slopes must stay exact"
         z_ND = _features(private, encoder, frame, data.spec, progress)
         assert data.spec.nominal_size is not None
-        scale = frame.radius * math.sqrt(2) / data.spec.nominal_size
+        scale = frame.radius / data.spec.nominal_size
         return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, scale)
 
 
@@ -151,7 +147,7 @@ class Leanings:
 
     def __post_init__(self) -> None:
         checks.one_of("adjacency", self.adjacency, tuple(SLOPE_L2))
-        assert int(self.z_ND.long().square().sum(1).max() if len(self.z_ND) else 0) <= WHOLE
+        assert bool((self.z_ND.long().square().sum(1) <= WHOLE).all())
 
     def __len__(self) -> int:
         return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
@@ -174,15 +170,18 @@ class Leanings:
         return SLOPE_L2[self.adjacency] * WHOLE
 
     def slope(self, weight_DC: Tensor) -> Tensor:
-        """PRIVATE. The sum of all records' slopes, over sqrt 2, in units of 1/WHOLE, int64 [D, C]."""
+        """PRIVATE. The sum of all records' slopes, each of length at most 1, in units of 1/WHOLE, int64 [D, C]."""
         weight_DC = weight_DC.double().cpu()
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
         named_NC = F.one_hot(self.y_N, self.num_classes).double()
         for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
-            with one_thread():  # row by row, as in ``_features``: in a product of matrices rows are summed together
-                share_BC = torch.stack([(z_D.double() / GRID @ weight_DC).softmax(0) for z_D in z_BD])
-            change_BC = _whole((named_BC - share_BC) / math.sqrt(2))
-            assert int(change_BC.square().sum(1).max()) <= WHOLE
+            share_BC = torch.empty_like(named_BC)
+            with one_thread():  # one by one, as in ``_features``
+                for share_C, z_D in zip(share_BC, z_BD, strict=True):
+                    share_C.copy_((z_D.double() / GRID @ weight_DC).softmax(0))
+            change_BC = named_BC - share_BC
+            change_BC = _whole(change_BC / change_BC.norm(dim=1, keepdim=True).clamp(min=1))
+            assert bool((change_BC.square().sum(1) <= WHOLE).all())
             # Whole numbers below 2^53: exact in float64, in whatever order they are added.
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC

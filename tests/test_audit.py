@@ -113,6 +113,7 @@ DECISIVE = {
     "confident": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "interactive": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "histogram": ("one more", 600_000, 1, ()),
+    "descent": ("one record", 60_000, 1, ()),
     "single_stable": ("all moved one way", 100_000, 2, ()),
     "stability": ("the last", 10_000, 8, ()),
     "soft_stability": ("the last", 40_000, 8, ()),

@@ -230,7 +230,9 @@ def _examples(report: ReleasedReport) -> Markup | None:
         name = report.class_name(label) if label >= 0 else "no answer"
         items.append(tag("li", charts.picture(image, f"public point {query}"), name, tag("small", f"no. {query}")))
     lead = "Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong."
-    if report.census_rounds:
+    if report.slopes:
+        lead = "Public points, each with the class that the model moved by noisy sums gave it. Noise and models err."
+    elif report.census_rounds:
         lead = (
             "Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells mix."
         )

@@ -33,6 +33,7 @@ FILES = {
     "release.json": "What was asked, of whom, at what price.",
     "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
     "cells.csv": "Of a census: the question in whose cell each public point lies, round by round.",
+    "scores.safetensors": "Of slopes: what the released model says of every public point, as logits, round by round.",
     "student.safetensors": "The student's weights.",
     "README.md": "The model card.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
@@ -41,8 +42,9 @@ FILES = {
 # Of these, what a release without a student does not hold.
 STUDENT_FILES = ("student.safetensors", "tensorboard/")
 
-# And what only a census leaves.
+# And what only a census leaves, and only slopes.
 CENSUS_FILES = ("cells.csv",)
+SLOPE_FILES = ("scores.safetensors",)
 
 # Why a baseline may be shown outside the owner's house.
 BECAUSE = {
@@ -151,6 +153,8 @@ class ReleasedReport(PrivacyFacts):
     def title(self) -> str:
         """What was released, in a line."""
         what = "a student" if self.student else "labels"
+        if self.slopes:
+            return f"{self.dataset}: {what} of {'private' if self.private else 'the'} records' slopes"
         if self.census_rounds:
             return f"{self.dataset}: {what} of {'a private' if self.private else 'a'} census"
         if self.num_teachers == 0:
@@ -160,7 +164,9 @@ class ReleasedReport(PrivacyFacts):
     @property
     def files(self) -> Mapping[str, str]:
         """What lies in the release folder: name -> what it is."""
-        absent = (() if self.student else STUDENT_FILES) + (() if self.census_rounds else CENSUS_FILES)
+        census = self.census_rounds and not self.slopes
+        left = ((STUDENT_FILES, self.student), (CENSUS_FILES, census), (SLOPE_FILES, self.slopes))
+        absent = {name for names, is_there in left if not is_there for name in names}
         return {name: what for name, what in FILES.items() if name not in absent}
 
     @property

@@ -90,9 +90,9 @@ class PrivacyFacts:
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
-    training without teachers (DP-SGD), and for a census, where records answered for themselves in so many
-    ``census_rounds`` (0: no census). ``successors``: whether in later rounds others answered, who had started from a
-    student that had been released to them.
+    training without teachers (DP-SGD), and where records answered for themselves in so many ``census_rounds`` (0: they
+    did not); ``slopes``: whether they said which way a model should move. ``successors``: whether in later rounds
+    others answered, who had started from a student that had been released to them.
     """
 
     dataset: str
@@ -116,6 +116,7 @@ class PrivacyFacts:
     reused: bool = False
     successors: bool = False
     census_rounds: int = 0
+    slopes: bool = False
     other_releases: tuple[OtherRelease, ...] = ()
 
     def __post_init__(self) -> None:
@@ -245,6 +246,13 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
 
 def _how(facts: PrivacyFacts) -> str:
     given = f" ({facts.parameters_words})" if facts.parameters else ""
+    if facts.slopes:
+        return (
+            f"How: {_counted(facts)}: which way a public model should move to be right about it. The mechanism "
+            f"{facts.mechanism}{given} added noise to every sum of what they said, and only the answers of the models "
+            "moved by these noisy sums left, on public points. A student sees nothing but public points and these "
+            "answers."
+        )
     if facts.census_rounds:
         lies = "most of its records lie" if facts.unit.startswith("group:") else "it lies"
         return (
@@ -269,6 +277,9 @@ def _counted(facts: PrivacyFacts) -> str:
     named = {"record": "Every record", LABEL_UNIT: "The label of every record"}
     who = named.get(facts.unit, f"Every {facts.unit.removeprefix('group:')}")
     rounds = "" if facts.census_rounds == 1 else f" in each of {facts.census_rounds} rounds"
+    if facts.slopes:
+        steps = facts.parameters.get("steps", 1)
+        return f"{who} had a say {'once' if steps == 1 else f'{steps} times'}{rounds}"
     return f"{who} was counted once{rounds}"
 
 
@@ -321,7 +332,9 @@ def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
 def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
     rows = []
-    if facts.census_rounds:
+    if facts.slopes:
+        rows.append(f"{_counted(facts)}, never longer than 1, by itself and by public values alone.")
+    elif facts.census_rounds:
         rows.append(f"{_counted(facts)}, in one number of one table, by itself and by public values alone.")
     if facts.num_teachers:
         who = "Each record" if facts.unit == "record" else facts.unit_words[0].upper() + facts.unit_words[1:]

@@ -79,7 +79,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
         rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
     if report.census_rounds:
         turns = "" if report.census_rounds == 1 else f" in {report.census_rounds} rounds"
-        rows.append(("Questions", f"{report.queries_asked}{turns}, every record counted at the one nearest to it"))
+        said = "asked which way a public model should move" if report.slopes else "counted at the one nearest to it"
+        rows.append(("Questions", f"{report.queries_asked}{turns}, every record {said}"))
     mechanism = f"{report.mechanism} ({report.parameters_words})" if report.parameters else report.mechanism
     rows.append(("Mechanism", mechanism))
     if report.student_share is not None:
