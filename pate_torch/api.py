@@ -63,7 +63,7 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 GUIDE_STEPS = 200
 """Of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | Census | Callable[[], nn.Module] | Any
+TeacherKind = TeacherRecipe | Census | Slopes | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,8 @@ class Pate:
 
     teacher: a TeacherRecipe; any scikit-learn classifier, cloned for every shard; or a function that makes a
     torch.nn.Module from normalised points to logits, trained as ``recipe`` says; or Census(), with mechanism=
-    Histogram(...) and without num_teachers: the records answer for themselves. None: a small network for the data.
+    Histogram(...), or Slopes(size=...), with mechanism=Descent(...), and without num_teachers: the records answer for
+    themselves. None: a small network for the data.
     Recipes' teachers are kept under home and found again; the others live as long as this object.
 
     partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
@@ -173,8 +174,8 @@ class Pate:
         unit_id: Sequence[str] | np.ndarray | None = None,
         public_x: Tensor | np.ndarray | None = None,
     ) -> Pate:
-        """Train one teacher per shard, or find those trained before in the same way on the same records; for a census,
-        take in the records.
+        """Train one teacher per shard, or find those trained before in the same way on the same records; for a census
+        and for slopes, take in the records.
 
         x: uint8 images [N, Ch, H, W] or rows [N, D]; y: integers [N]; unit_id: stable names [N] of the units (None: a
         hash of the record, so equal records are one unit). public_x: public points whose statistics normalise the
@@ -187,7 +188,7 @@ class Pate:
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
         self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
-        if isinstance(self.teacher, Census):
+        if isinstance(self.teacher, Census | Slopes):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             recipe = self.teacher or _recipe(spec)
@@ -342,9 +343,11 @@ class Pate:
         Its journal of released answers lies under home, and survives a restart.
         """
         private, spec = self._fitted()
-        if isinstance(self.teacher, Census):
+        if isinstance(self.teacher, Census | Slopes):
             fix = "Use teachers, or label()."
-            raise checks.fail("teacher", "Census", "is asked all its questions at once, not as they come", fix)
+            raise checks.fail(
+                "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
+            )
         rounds = num_queries if calls is None else calls
         data = Dataset(spec, private, PublicPool(private.x[:0]), _unknown(spec, private.x))
         plan = self._plan(data, checks.integer("num_queries", num_queries, low=1), Random())
@@ -458,7 +461,7 @@ class Pate:
         return Ledger(self.home / "ledger.sqlite")
 
     def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        here = isinstance(self.teacher, Census) or self._stored is not None or self._panel is not None
+        here = isinstance(self.teacher, Census | Slopes) or self._stored is not None or self._panel is not None
         if self._private is None or self._spec is None or not here:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec

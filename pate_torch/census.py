@@ -17,6 +17,7 @@ points in place of each point for itself, and a second round; the histogram of D
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 class Census:
     """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
 
+    mechanism: ClassVar[str] = "histogram"
     name: str = "census"
 
     def check(self, data: Dataset) -> None:

@@ -18,6 +18,7 @@ from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.runplan import Plan
+from pate_torch.slopes import Slopes
 from pate_torch.students.store import save as save_student
 from pate_torch.types import Ballots, Dataset, Release, Votes
 
@@ -94,6 +95,8 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
     voting = _voting(plan, teachers)
     if voting == "transductive":
         asking["voting"] = _configuration(plan.transduction)
+    if isinstance(plan.census, Slopes):
+        asking["voting"] = _configuration(plan.census)
     if plan.guided:
         asking["refit"] = _configuration(plan.refit)
     if plan.succession is not None:

@@ -89,8 +89,8 @@ def report(
         census_rounds=taken,
         slopes=release.score_RPC is not None,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
-        # Records are asked one by one: how long a census took tells how many there are, to a few records.
-        seconds={stage: took for stage, took in seconds.items() if not (taken and stage == "labels")},
+        # Records are asked one by one: how long that took tells how many there are, to a few records.
+        seconds={stage: took for stage, took in seconds.items() if not (taken and stage in ("census", "labels"))},
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth) or None,
         label_accuracy=correct / answered if answered else None,

@@ -111,6 +111,11 @@ class Plan:
             if getattr(self, key) is not None:
                 fix = f"Leave out {key}: every record answers for itself."
                 raise checks.fail("voting", self.census.name, f"cannot be combined with {key}", fix)
+        if self.mechanism.name != self.census.mechanism:
+            fix = f"Use mechanism={self.census.mechanism}."
+            raise checks.fail(
+                "voting", self.census.name, f"cannot be combined with mechanism={self.mechanism.name}", fix
+            )
         given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")

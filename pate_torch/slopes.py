@@ -19,6 +19,7 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,21 +44,30 @@ _BLOCK = 4096
 @dataclass(frozen=True, kw_only=True)
 class Slopes:
     """ridge: added to the variance of every direction of the public points, of the mean variance: directions in which
-    the public points hardly spread would carry noise alone.
+    the public points hardly spread would carry noise alone. size: about how many records there are, which must be
+    public knowledge: it sets how far a slope moves the model; None: what the data set declares (``nominal_size``).
     """
 
+    mechanism: ClassVar[str] = "descent"
     name: str = "slopes"
     ridge: float = 0.1
+    size: int | None = None
 
     def __post_init__(self) -> None:
         checks.positive("voting.ridge", self.ridge)
+        if self.size is not None:
+            checks.integer("voting.size", self.size, low=1, high=_MOST - 1)
 
     def check(self, data: Dataset) -> None:
-        """Raise ValueError where the number of records is not declared, or too large for exact sums."""
-        if data.spec.nominal_size is None:
-            fix = "Declare about how many records there are: it sets how far a slope moves the model."
-            raise checks.fail("dataset.nominal_size", None, "must be given with voting=slopes", fix)
-        checks.integer("dataset.nominal_size", data.spec.nominal_size, low=1, high=_MOST - 1)
+        """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
+        if self._size(data) is None:
+            fix = "Declare about how many records there are, where that is public knowledge."
+            raise checks.fail("voting.size", None, "must be given: the data set declares no nominal_size", fix)
+        if len(data.private) >= _MOST:  # not how many: that is private
+            raise checks.fail("voting", self.name, f"takes fewer than {_MOST} records", "Use voting=census.")
+
+    def _size(self, data: Dataset) -> int | None:
+        return data.spec.nominal_size if self.size is None else self.size
 
     def records(
         self,
@@ -78,11 +88,10 @@ class Slopes:
         place_PD = encode(encoder, data.pool.x, data.spec)
         frame = Frame.of(place_PD, self.ridge)
         private = one_per_unit(take(data.private, shards.index_KS[shards.mask_KS].numpy()))
-        assert len(private) < _MOST, "sums of slopes must stay exact"
         z_ND = _features(private, encoder, frame, data.spec, progress)
-        assert data.spec.nominal_size is not None
-        scale = frame.radius / data.spec.nominal_size
-        return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, scale)
+        size = self._size(data)
+        assert size is not None
+        return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, frame.radius / size)
 
 
 @dataclass(frozen=True, eq=False)

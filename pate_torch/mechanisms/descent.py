@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,10 +26,11 @@ class Descent(VoteMechanism):
     point gets an answer and its model's logits: how many are asked changes no price.
 
     Guarantee: ``steps`` times D/sigma-GDP per round, adaptively composed, hence rho = steps D^2/(2 sigma^2) (zCDP), D
-    the L2 sensitivity of the sum: 1 under adjacency add_remove, 2 under replace_one. Discrete noise: rho only.
+    the L2 sensitivity of the sum: 1 under adjacency add_remove, 2 under replace_one. There is no discrete form.
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
     name: str = "descent"
     sigma: float
     adjacency: str
@@ -69,14 +71,13 @@ class Descent(VoteMechanism):
             return Answers(torch.zeros(0, dtype=torch.int64), (self._sums(0),))
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
-            slope_DC = votes.slope(weight_DC).to(torch.int64 if self.discrete else torch.float64)
+            slope_DC = votes.slope(weight_DC)
             # In whole numbers of 1/WHOLE: the last bits of a float could tell of what it was added to.
-            noisy_DC = (noise.gaussian(votes.shape, self.sigma * WHOLE, slope_DC.device) + slope_DC).round().double()
+            noisy_DC = (noise.gaussian(votes.shape, self.sigma * WHOLE, slope_DC.device) + slope_DC).round()
             weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / WHOLE
         score_PC = votes.scores(weight_DC)
         asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
         return Answers(asked_QC.argmax(1), (self._sums(self.steps),), score_PC=score_PC)
 
     def _sums(self, count: int) -> Event:
-        mu = SLOPE_L2[self.adjacency] / self.sigma
-        return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)
+        return events.Gaussian(mu=SLOPE_L2[self.adjacency] / self.sigma, count=count)

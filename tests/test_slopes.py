@@ -1,0 +1,376 @@
+"""Slopes: a record moves every sum by at most one, priced as drawn; and what a model makes of the sums."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+from scipy import stats
+from test_census import configured, encoder
+from test_students import IMAGES, images
+from vote_laws import TINY, Recorder
+
+from pate_torch import Pate, command, pipeline, released
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import gdp
+from pate_torch.accounting.events import Gaussian
+from pate_torch.audit_pairs import worst_pairs
+from pate_torch.census import Census
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.noise import NoiseSource
+from pate_torch.protocols import Mechanism
+from pate_torch.queries.random import Random
+from pate_torch.representation import Beside
+from pate_torch.slopes import GRID, WHOLE, Frame, Leanings, Slopes
+from pate_torch.students.carried import Carried
+from pate_torch.students.supervised import Supervised
+from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes
+
+CONF = Path(command.configuration()).resolve()
+CONTEXT = Context(num_queries=9)
+
+
+def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> Leanings:
+    """The first of forty records that lie among 60 public images, in 16 learnt features, in three classes."""
+    x, y = (part[:count] for part in images(40, seed=1))
+    ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
+    private = PrivateData(x, y, np.asarray(ids))
+    pool, _ = images(60, seed=5)
+    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
+    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
+    return Slopes(size=size).records(data, partition.shards(private, 1, 0), encoder=encoder())
+
+
+def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
+    return size * torch.randn(16, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+# -- the slope ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
+    """Against automatic differentiation, where nothing is cut: a change is longer than 1 only where a model errs."""
+    records = leanings()
+    weight = weights(size=0.1).requires_grad_()
+    z = records.z_ND.double() / GRID
+    log_p = (z @ weight).log_softmax(1)[torch.arange(40), records.y_N]
+    change = torch.nn.functional.one_hot(records.y_N, 3) - (z @ weight).softmax(1)
+    assert float(change.detach().norm(dim=1).max()) < 1
+    log_p.sum().backward()
+    assert torch.allclose(records.slope(weight.detach()).double() / WHOLE, weight.grad, atol=40 * 3 / GRID)
+
+
+def test_a_change_longer_than_one_is_cut_and_nothing_else():
+    records, weight = leanings(), weights(size=60.0)
+    z = records.z_ND.double() / GRID
+    expected = torch.zeros(16, 3, dtype=torch.float64)
+    cut = 0
+    for one, label in zip(z, records.y_N.tolist(), strict=True):
+        p = np.exp(one.numpy() @ weight.numpy() - (one.numpy() @ weight.numpy()).max())
+        change = np.eye(3)[label] - p / p.sum()
+        cut += np.linalg.norm(change) > 1
+        expected += torch.outer(one, torch.from_numpy(change / max(1.0, np.linalg.norm(change))))
+    assert 3 < cut < 40
+    assert torch.allclose(records.slope(weight).double() / WHOLE, expected, atol=40 * 3 / GRID)
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
+def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_one_bit_for_bit(size):
+    records, weight = leanings(), weights(size=size)
+    whole = records.slope(weight)
+    for gone in (0, 17, 39):
+        kept = torch.arange(40) != gone
+        rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
+        alone = dataclasses.replace(records, z_ND=records.z_ND[[gone]], y_N=records.y_N[[gone]])
+        assert torch.equal(whole - rest.slope(weight), alone.slope(weight))
+        assert 0 < int(alone.slope(weight).square().sum()) <= WHOLE**2 and records.l2 == WHOLE
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    shuffled = dataclasses.replace(records, z_ND=records.z_ND[order], y_N=records.y_N[order])
+    assert torch.equal(shuffled.slope(weight), whole)
+
+
+def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
+    many, few = leanings(40), leanings(30)
+    assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.place_PD, few.place_PD)
+    assert leanings(40, "replace_one").l2 == 2 * WHOLE
+    assert torch.equal(leanings(40, "replace_one").z_ND, many.z_ND)
+
+
+def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be():
+    """One class against a model that is sure of another: the longest change, in whole numbers."""
+    frame = Frame.of(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
+    far = frame.bounded(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
+    z_ND = (far.double() * GRID * (1 - 2.0**-20)).trunc().int()
+    lengths = z_ND.long().square().sum(1).double().sqrt() / GRID
+    assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
+    for y in range(3):
+        for one in z_ND:
+            alone = Leanings(one[None], torch.tensor([y]), torch.zeros(1, 7), 3, "add_remove", 1.0)
+            sure = torch.zeros(7, 3, dtype=torch.float64)
+            sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
+            length = float(alone.slope(sure).double().square().sum().sqrt()) / WHOLE
+            assert 0.999 < length <= 1
+
+
+def test_longer_features_than_promised_are_not_taken():
+    with pytest.raises(AssertionError):
+        Leanings(
+            torch.full((1, 2), GRID, dtype=torch.int32), torch.tensor([0]), torch.zeros(1, 2), 2, "add_remove", 1.0
+        )
+
+
+def test_a_unit_of_several_records_answers_by_the_first():
+    several, alone = leanings(40, unit_id=[f"{n // 2:02d}" for n in range(40)]), leanings(40)
+    assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
+
+
+def test_public_points_spread_alike_in_every_direction():
+    place = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.arange(1.0, 7.0)) + 3
+    at = Frame.of(place, 1e-9)(place)
+    assert torch.allclose(at.T @ at / 500, torch.eye(6), atol=1e-3) and float(at.mean(0).abs().max()) < 1e-4
+    frame = Frame.of(place, 0.1)
+    assert float(frame(place).norm(dim=1).median()) == pytest.approx(frame.radius)
+    bounded = frame.bounded(place)
+    inside = frame(place).norm(dim=1) <= frame.radius
+    assert torch.allclose(bounded[inside], frame(place)[inside] / frame.radius, atol=1e-6)
+    assert torch.allclose(bounded[~inside].norm(dim=1), torch.ones(int((~inside).sum())), atol=1e-5)
+
+
+def test_features_stand_side_by_side_each_of_length_one():
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    both = Beside([torch.nn.Flatten(), encoder()])(x)
+    assert both.shape == (5, 64 + 16)
+    assert torch.allclose(both[:, :64].norm(dim=1), torch.ones(5)) and torch.allclose(
+        both[:, 64:].norm(dim=1), torch.ones(5)
+    )
+
+
+# -- the mechanism --------------------------------------------------------------------------------------------------
+
+
+def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
+    for group, made in (("mechanism/descent", Descent(sigma=3.0, adjacency="add_remove")), ("voting/slopes", Slopes())):
+        given = OmegaConf.load(CONF / f"{group}.yaml")
+        assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
+        for key in ("steps", "first", "rate", "ridge", "size"):
+            assert given.get(key) == getattr(made, key, None)
+    assert isinstance(Descent(sigma=3.0, adjacency="add_remove"), Mechanism)
+    assert all(word in Descent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"sigma": 0},
+        {"sigma": math.nan},
+        {"noise": "discrete"},
+        {"adjacency": "swap"},
+        {"steps": 0},
+        {"rate": -1},
+        {"first": 0},
+    ],
+)
+def test_wrong_values_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Descent(**{"sigma": 1.0, "adjacency": "add_remove", **bad})
+
+
+@pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", 2.0)])
+def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
+    mechanism = Descent(sigma=5.0, adjacency=adjacency, steps=3)
+    assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
+    assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=6),)
+    assert leanings(adjacency=adjacency).l2 == moved * WHOLE  # the sensitivity that travels with the value is priced
+    price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
+    assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
+
+
+def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else():
+    """The slow twin: steps written out, with the noise that was drawn; which has the accounted scale and no other."""
+    records, source = leanings(), Recorder("torch")
+    mechanism = Descent(sigma=2.0, adjacency="add_remove", steps=100)
+    asked = torch.tensor([3, 50, 7])
+    answers = mechanism.release(records.take(asked), source, CONTEXT)
+    assert answers.events == mechanism.worst_case(3) and answers.noisy is None
+    assert [kind for kind, _ in source.drawn] == ["gaussian"] * mechanism.steps
+    weight = torch.zeros(16, 3, dtype=torch.float64)
+    for step, (_, drawn) in enumerate(source.drawn):
+        noisy = (records.slope(weight) + drawn).round() / WHOLE
+        weight = weight + (16.0 if step else 8.0) * records.scale * noisy
+    score = records.place_PD @ weight.float()
+    assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
+    x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / WHOLE
+    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
+
+
+def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
+    mechanism, source = Descent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
+    ballots = Ballots(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
+    for votes in (Votes(torch.tensor([[3, 1]]), 4), ballots):
+        with pytest.raises(ValueError, match="voting=slopes"):
+            mechanism.release(votes, source, CONTEXT)
+    with pytest.raises(ValueError, match="adjacency"):
+        mechanism.release(leanings(adjacency="replace_one"), source, CONTEXT)
+    with pytest.raises(ValueError, match="noise"):
+        mechanism.release(leanings(), NoiseSource("discrete"), CONTEXT)
+    with pytest.raises(ValueError, match="voting=slopes"):
+        mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
+    with pytest.raises(ValueError, match="voting=census"):
+        Histogram(sigma=3.0, adjacency="add_remove").release(leanings(), source, CONTEXT)
+    assert source.drawn == []
+    nothing = mechanism.release(leanings().take(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
+    assert nothing.events == (Gaussian(mu=1 / 3, count=0),) and source.drawn == []
+
+
+@pytest.mark.parametrize("adjacency,apart", [("add_remove", 0.98), ("replace_one", math.sqrt(2))])
+def test_the_audit_looks_at_records_that_show(adjacency, apart):
+    """At the start of a descent a change has length sqrt(1 - 1/C), and two lie sqrt 2 apart."""
+    mechanism = Descent(sigma=3.0, adjacency=adjacency, steps=1)
+    (pair,) = worst_pairs(mechanism, 1)
+    start = torch.zeros(pair.votes("left").shape, dtype=torch.float64)
+    moved = (pair.votes("right").slope(start) - pair.votes("left").slope(start)).double() / WHOLE
+    assert float(moved.norm()) == pytest.approx(apart, abs=0.02)
+    pair.check(mechanism)
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------------
+
+SLOPES = ["voting=slopes", "mechanism=descent", "mechanism.sigma=1.5", "query=random", "student=carried"]
+TWO_ROUNDS = [*SLOPES, "student@refit=carried", "query.rounds=2", "num_queries=80", "baseline=false",
+              "recommended.student_steps=40", "student.reach=0.3", "refit.reach=0.3"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    home = tmp_path_factory.mktemp("slopes")
+    plan = configured(home, *TWO_ROUNDS)
+    return home, plan, pipeline.run(plan)
+
+
+def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
+    home, plan, report = run
+    release = plan.folder / "release"
+    summary = json.loads((release / "summary.json").read_text())
+    assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
+    assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
+    assert not {"labels", "census"} & set(summary["seconds"])  # their length tells how many records
+    assert report.slopes and report.title == "digits: a student of private records' slopes"
+    page = (release / "report.html").read_text()
+    assert (
+        "Every record had a say 2 times in each of 2 rounds" in page and "which way a public model should move" in page
+    )
+    assert "nearest to" not in page and "0 teachers" not in page
+    readme = (release / "README.md").read_text()
+    assert "scores.safetensors" in readme and "cells.csv" not in readme
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
+
+
+def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
+    home, plan, report = run
+    data = plan.source.load()
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        release, _ = released.read(home, report.release_id, data.pool, data.spec, ledger)
+    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.census_rounds == 2
+    for turn, asked in enumerate(release.query_Q.split(40)):
+        labels = release.label_Q[40 * turn : 40 * turn + 40]
+        assert torch.equal(release.score_RPC[turn][asked].argmax(1), labels)
+    right = (release.score_RPC[1].argmax(1) == data.evaluation.pool_y).double().mean()
+    assert float(right) > 0.5  # a tenth by chance
+    again = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={report.release_id}"))
+    assert again.reused and again.epsilon_charged == report.epsilon_charged
+    assert again.student_accuracy == report.student_accuracy
+
+
+def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(run):
+    home, _, first = run
+    same = pipeline.run(configured(home, *TWO_ROUNDS))
+    assert same.reused and same.release_id == first.release_id
+    other = pipeline.run(configured(home, *TWO_ROUNDS, "voting.ridge=0.2", "privacy.budget_epsilon=null"))
+    assert not other.reused and other.epsilon_charged > first.epsilon_charged
+
+
+@pytest.mark.parametrize("edit", ["swap", "cut", "garbage", "gone"])
+def test_edited_scores_are_refused(run, edit):
+    home, plan, report = run
+    file = plan.folder / "release" / "scores.safetensors"
+    whole = file.read_bytes()
+    score = load_file(file)["score_RPC"]
+    data = plan.source.load()
+    try:
+        if edit == "garbage":
+            file.write_bytes(b"no scores")
+        elif edit == "gone":
+            file.unlink()
+        else:
+            save_file({"score_RPC": (score.flip(0) if edit == "swap" else score[:, :-1]).contiguous()}, file)
+        with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
+            released.read(home, report.release_id, data.pool, data.spec, ledger)
+    finally:
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "overrides,complaint",
+    [
+        (["voting=slopes"], "mechanism=descent"),
+        (["voting=slopes", "mechanism=histogram"], "mechanism=descent"),
+        (["voting=census", "mechanism=descent"], "mechanism=histogram"),
+        (["mechanism=descent"], "voting=slopes"),
+        (["voting=slopes", "mechanism=descent", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["voting=slopes", "mechanism=descent", "teachers=0123456789abcdef"], "teachers"),
+        (["voting=slopes", "mechanism=descent", "voting.ridge=0"], "ridge"),
+        (["voting=slopes", "mechanism=descent", "voting.size=0"], "size"),
+    ],
+    ids=" ".join,
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrides, complaint, tmp_path):
+    with pytest.raises(ValueError, match=complaint):
+        pipeline.run(configured(tmp_path, *overrides))
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_slopes_in_python(tmp_path):
+    def clouds(count, seed):
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.randint(3, (count,), generator=draw)
+        return torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])[y] + torch.randn(count, 2, generator=draw), y
+
+    x, y = clouds(600, 0)
+    pool, _ = clouds(90, 1)
+    descent = Descent(sigma=6.0, adjacency="add_remove")
+    settings = {"classes": 3, "delta": 1e-5, "mechanism": descent, "budget_epsilon": 3.0}
+    undeclared = Pate("clouds", home=tmp_path / "a", teacher=Slopes(), **settings).fit_teachers(x, y)
+    with pytest.raises(ValueError, match="size"):
+        undeclared.label(pool, 90, strategy=Random())
+    assert undeclared.epsilon == 0
+    pate = Pate("clouds", home=tmp_path / "b", teacher=Slopes(size=600), **settings)
+    release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
+    assert pate.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9) and len(release.query_Q) == 90
+    small = Supervised(network="mlp", steps=60, batch_size=32)
+    student = pate.fit_student(Carried(first=small, then=small))
+    test_x, test_y = clouds(300, 2)
+    assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
+    assert pate.report(test_x, test_y).slopes
+
+
+@pytest.mark.parametrize("overrides,most", [((), 0.5), (("mechanism.sigma=77.5", "voting.ridge=.3"), 0.1)])
+def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
+    plan = configured(tmp_path, "experiment=mnist_slopes", *overrides)
+    assert plan.source.name == "mnist" and isinstance(plan.census, Slopes) and plan.guided and plan.rounds == 3
+    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.rounds), plan.delta)
+    assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
+    assert plan.student == plan.refit  # else the guiding students would be trained a second time
+
+
+def test_a_census_has_a_mechanism_of_its_own():
+    assert (Census.mechanism, Slopes.mechanism) == (Histogram(sigma=1.0, adjacency="add_remove").name, Descent.name)
