@@ -37,7 +37,7 @@ GRID = 1 << 15
 WHOLE = GRID**2
 """A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
 _MOST = 1 << 22
-_BELOW = 1 - 2.0**-20  # more than float32 can be off in a length
+_BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
 _BLOCK = 4096
 
 
@@ -118,8 +118,8 @@ class Frame:
         return (place_PD - self.centre_D) @ self.axis_DD
 
     def bounded(self, place_PD: Tensor) -> Tensor:
-        """Coordinates of length at most ``radius``, over ``radius``."""
-        z_PD = self(place_PD) / self.radius
+        """Coordinates of length at most ``radius``, over ``radius``, float64 [P, D]."""
+        z_PD = self(place_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
 
 
