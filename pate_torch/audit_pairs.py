@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pate_torch import checks
+from pate_torch.leanings import GRID, Leanings
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
@@ -17,7 +18,6 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.slopes import GRID, Leanings
 from pate_torch.types import Ballots, Votes
 
 

@@ -37,7 +37,7 @@ class DatasetSource(Protocol):
 
 class Electorate(Protocol):
     """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``census.Records``, who fill in
-    ``Ballots``, and ``slopes.Leanings``, who are asked as often as the mechanism likes).
+    ``Ballots``, and ``leanings.Leanings``, who are asked as often as the mechanism likes).
     """
 
     def __len__(self) -> int:

@@ -22,23 +22,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import checks
 from pate_torch.data.units import one_per_unit, take
+from pate_torch.leanings import Leanings, whole
 from pate_torch.protocols import Progress, silent
 from pate_torch.representation import encode
 from pate_torch.threads import one_thread
-from pate_torch.types import SLOPE_L2, Dataset, DataSpec, PrivateData, Shards
+from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
-GRID = 1 << 15
-"""Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
-WHOLE = GRID**2
-"""A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
 _MOST = 1 << 22
-_BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
-_BLOCK = 4096
+"""Records: the sums of fewer are exact (``leanings.WHOLE``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,76 +123,6 @@ def _features(private: PrivateData, encoder: nn.Module, frame: Frame, spec: Data
     z_ND = torch.empty(len(private), len(frame.centre_D), dtype=torch.int32)
     with one_thread():
         for n, x in enumerate(private.x.split(1)):
-            z_ND[n] = _whole(frame.bounded(encode(encoder, x, spec)))[0].int()
+            z_ND[n] = whole(frame.bounded(encode(encoder, x, spec)))[0].int()
             progress(100 * (n + 1) // len(private), 100)  # per cent: how many records there are is private
     return z_ND
-
-
-def _whole(value: Tensor) -> Tensor:
-    """Vectors of length at most 1 in units of 1/GRID, int64: towards zero, so that none is longer than GRID."""
-    return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Leanings:
-    """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
-    the public points. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
-    asked_Q: the public points whose labels are wanted; None: all.
-    """
-
-    z_ND: Tensor
-    y_N: Tensor
-    place_PD: Tensor
-    num_classes: int
-    adjacency: str
-    scale: float
-    asked_Q: Tensor | None = None
-    num_teachers: int = 0
-
-    def __post_init__(self) -> None:
-        checks.one_of("adjacency", self.adjacency, tuple(SLOPE_L2))
-        assert bool((self.z_ND.long().square().sum(1) <= WHOLE).all())
-
-    def __len__(self) -> int:
-        return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
-
-    def take(self, index_Q: Tensor) -> Leanings:
-        """The same records, asked about these public points."""
-        asked_Q = index_Q.cpu() if self.asked_Q is None else self.asked_Q[index_Q.cpu()]
-        return Leanings(
-            self.z_ND, self.y_N, self.place_PD, self.num_classes, self.adjacency, self.scale, asked_Q, self.num_teachers
-        )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the model's weights, [D, C]."""
-        return self.z_ND.shape[1], self.num_classes
-
-    @property
-    def l2(self) -> float:
-        """How far one privacy unit moves ``slope``."""
-        return SLOPE_L2[self.adjacency] * WHOLE
-
-    def slope(self, weight_DC: Tensor) -> Tensor:
-        """PRIVATE. The sum of all records' slopes, each of length at most 1, in units of 1/WHOLE, int64 [D, C]."""
-        weight_DC = weight_DC.double().cpu()
-        total_DC = torch.zeros(self.shape, dtype=torch.int64)
-        named_NC = F.one_hot(self.y_N, self.num_classes).double()
-        for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
-            share_BC = torch.empty_like(named_BC)
-            with one_thread():  # one by one, as in ``_features``
-                for share_C, z_D in zip(share_BC, z_BD, strict=True):
-                    share_C.copy_((z_D.double() / GRID @ weight_DC).softmax(0))
-            change_BC = named_BC - share_BC
-            change_BC = _whole(change_BC / change_BC.norm(dim=1, keepdim=True).clamp(min=1))
-            assert bool((change_BC.square().sum(1) <= WHOLE).all())
-            # Whole numbers below 2^53: exact in float64, in whatever order they are added.
-            total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
-        return total_DC
-
-    def scores(self, weight_DC: Tensor) -> Tensor:
-        """Releasable. What a released model says of every public point, as logits, float32 [P, C]."""
-        return self.place_PD @ weight_DC.float()
-
-    def __repr__(self) -> str:
-        return f"Leanings(adjacency={self.adjacency!r}, content withheld)"

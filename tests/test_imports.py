@@ -29,8 +29,10 @@ ALLOWED = {
         "accounting.events",
         "accounting.outcomes",
         "protocols",
+        "leanings",
         "mechanisms",
     },
+    "leanings": {"types", "checks", "threads"},
     "teachers": {
         "types",
         "checks",
@@ -87,7 +89,7 @@ ALLOWED = {
 TORCHLESS = ("accounting", "ledger", "ledger_accounts", "ledger_chain", "ledger_command", "ledger_file")
 NEVER = {part: {"torch", "hydra", "omegaconf"} for part in TORCHLESS}
 # Released reports are built from released values: votes, shards and private data are not even named there.
-PRIVATE_NAMES = {"Votes", "Shards", "PrivateData"}
+PRIVATE_NAMES = {"Votes", "Ballots", "Leanings", "Shards", "PrivateData"}
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -31,7 +31,8 @@ from pate_torch.planning.declared import Declared
 from pate_torch.planning.pilot import Crowd, Pilot, imagine, rehearse
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
-MECHANISMS = sorted({file.stem for file in Path(configuration(), "mechanism").glob("*.yaml")} - {"histogram"})
+TEACHERLESS = {"histogram", "descent"}
+MECHANISMS = sorted({file.stem for file in Path(configuration(), "mechanism").glob("*.yaml")} - TEACHERLESS)
 
 
 class PrivateRecordsRead(AssertionError):

@@ -22,6 +22,7 @@ from pate_torch.accounting.events import Gaussian
 from pate_torch.audit_pairs import worst_pairs
 from pate_torch.census import Census
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.leanings import GRID, WHOLE, Leanings
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
@@ -29,7 +30,7 @@ from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.random import Random
 from pate_torch.representation import Beside
-from pate_torch.slopes import GRID, WHOLE, Frame, Leanings, Slopes
+from pate_torch.slopes import Frame, Slopes
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes

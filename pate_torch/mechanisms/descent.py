@@ -10,9 +10,9 @@ import torch
 from pate_torch import checks
 from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
+from pate_torch.leanings import WHOLE, Leanings
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise import NoiseSource
-from pate_torch.slopes import WHOLE, Leanings
 from pate_torch.types import SLOPE_L2, Answers, Ballots, Context, Votes
 
 
