@@ -324,5 +324,5 @@ def test_every_mechanism_has_pairs_that_pass_its_own_check():
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
 @pytest.mark.parametrize("name", NAMES)
 def test_full_audit(name, noise, capsys):
-    expected = 2 if (name, noise) == ("exponential", "discrete") else 0
+    expected = 2 if noise == "discrete" and name in ("exponential", "descent") else 0  # which have no such form
     assert main([f"mechanism={name}", f"noise={noise}", f"--confidence={CERTAIN}"]) == expected, capsys.readouterr().out
