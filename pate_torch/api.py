@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import checks, labelling, preflight, results, runs
-from pate_torch.census import Census
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove
 from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
@@ -39,8 +38,7 @@ from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.representation import Representation
-from pate_torch.runplan import Partition, Plan
-from pate_torch.slopes import Slopes
+from pate_torch.runplan import Partition, Plan, RecordVoting
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
@@ -63,7 +61,7 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 GUIDE_STEPS = 200
 """Of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | Census | Slopes | Callable[[], nn.Module] | Any
+TeacherKind = TeacherRecipe | RecordVoting | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +141,7 @@ class Pate:
         self.home = runs.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        census = isinstance(teacher, Census | Slopes)
+        census = isinstance(teacher, RecordVoting)
         if census and num_teachers:
             raise checks.fail(
                 "num_teachers", num_teachers, "goes with teachers; where records answer there are none", "Omit it."
@@ -188,7 +186,7 @@ class Pate:
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
         self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
-        if isinstance(self.teacher, Census | Slopes):
+        if isinstance(self.teacher, RecordVoting):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             recipe = self.teacher or _recipe(spec)
@@ -343,7 +341,7 @@ class Pate:
         Its journal of released answers lies under home, and survives a restart.
         """
         private, spec = self._fitted()
-        if isinstance(self.teacher, Census | Slopes):
+        if isinstance(self.teacher, RecordVoting):
             fix = "Use teachers, or label()."
             raise checks.fail(
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
@@ -422,7 +420,7 @@ class Pate:
             folder=Path(runs.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
             num_teachers=max(1, self.num_teachers),
-            census=self.teacher if isinstance(self.teacher, Census | Slopes) else None,
+            census=self.teacher if isinstance(self.teacher, RecordVoting) else None,
             num_queries=num_queries,
             delta=self.delta,
             noise=getattr(self.mechanism, "noise", "torch"),
@@ -461,7 +459,7 @@ class Pate:
         return Ledger(self.home / "ledger.sqlite")
 
     def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        here = isinstance(self.teacher, Census | Slopes) or self._stored is not None or self._panel is not None
+        here = isinstance(self.teacher, RecordVoting) or self._stored is not None or self._panel is not None
         if self._private is None or self._spec is None or not here:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec

@@ -16,6 +16,7 @@ points in place of each point for itself, and a second round; the histogram of D
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,10 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.data.units import take
+from pate_torch import roll
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import encode
-from pate_torch.threads import one_thread
 from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData, Shards
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
@@ -56,9 +55,7 @@ class Census:
         encoder: normalised points -> features, learnt from the public points or those of a released student; None:
         nearness is that of the normalised points themselves.
         """
-        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
-        place_PD = encode(encoder, data.pool.x, data.spec)
-        private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+        private, encoder, place_PD = roll.call(data, shards, encoder, device)
         return Records(private, data.spec, encoder, place_PD, shards.adjacency, progress)
 
 
@@ -84,22 +81,12 @@ class Records:
     def take(self, index_Q: Tensor) -> Ballots:
         """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
-        row_N = self._nearest(asked_QD)
+        nearest = functools.partial(cells, asked_QD=asked_QD)
+        row_N = roll.one_by_one(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _one_ballot_each(row_N, self.private)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
         return Ballots(counts_QC, self.adjacency, cells(self.place_PD, asked_QD))
-
-    def _nearest(self, asked_QD: Tensor) -> Tensor:
-        """The row of each record, int64 [N], one record at a time: in a batch the rounding of one could follow from
-        how many others there are. (A batch would take half the time.)
-        """
-        row_N = torch.empty(len(self.private), dtype=torch.int64)
-        with one_thread():
-            for n, x in enumerate(self.private.x.split(1)):
-                row_N[n] = cells(encode(self.encoder, x, self.spec), asked_QD)[0]
-                self.progress(100 * (n + 1) // len(row_N), 100)  # per cent: how many records there are is private
-        return row_N
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"

@@ -16,17 +16,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch import checks, runs
-from pate_torch.census import Census
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
 from pate_torch.membership import MembershipTest
 from pate_torch.pipeline import Plan
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
-from pate_torch.runplan import Partition
+from pate_torch.runplan import Partition, RecordVoting
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
-from pate_torch.slopes import Slopes
 from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
@@ -39,7 +37,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
-    voting = component(cfg, "voting", Transduction | Census | Slopes) if "_target_" in resolved["voting"] else None
+    voting = component(cfg, "voting", Transduction | RecordVoting) if "_target_" in resolved["voting"] else None
     return Plan(
         source=_source(cfg),
         partition=component(cfg, "partition", Partition),
@@ -67,7 +65,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         transduction=voting if isinstance(voting, Transduction) else None,
-        census=voting if isinstance(voting, Census | Slopes) else None,
+        census=voting if isinstance(voting, RecordVoting) else None,
         succession=component(cfg, "succession", Succession) if "_target_" in resolved["succession"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),

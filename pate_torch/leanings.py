@@ -5,7 +5,7 @@ In whole numbers, so that sums are exact: no record has a say in the rounding of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -54,9 +54,7 @@ class Leanings:
     def take(self, index_Q: Tensor) -> Leanings:
         """The same records, asked about these public points."""
         asked_Q = index_Q.cpu() if self.asked_Q is None else self.asked_Q[index_Q.cpu()]
-        return Leanings(
-            self.z_ND, self.y_N, self.place_PD, self.num_classes, self.adjacency, self.scale, asked_Q, self.num_teachers
-        )
+        return replace(self, asked_Q=asked_Q)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,7 +73,7 @@ class Leanings:
         named_NC = F.one_hot(self.y_N, self.num_classes).double()
         for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
             share_BC = torch.empty_like(named_BC)
-            with one_thread():  # one by one, as in ``slopes``
+            with one_thread():  # one by one, as in ``roll``
                 for share_C, z_D in zip(share_BC, z_BD, strict=True):
                     share_C.copy_((z_D.double() / GRID @ weight_DC).softmax(0))
             change_BC = named_BC - share_BC

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pate_torch import labelling, released
 from pate_torch.accounting.events import Event
@@ -129,25 +130,16 @@ def student_task(data: Dataset, release: Release) -> StudentTask:
 
     The answers of a census speak for every public point of their cells, slopes for every public point.
     """
-    if release.score_RPC is not None:
-        rounds, share_SC = len(release.score_RPC), release.score_RPC.flatten(0, 1).softmax(1)
+    if release.census_rounds:
+        label_S, share_SC = _everywhere(release)
+        rounds = torch.arange(release.census_rounds)
         return StudentTask(
             data.spec,
             data.pool.x,
-            torch.arange(len(data.pool)).repeat(rounds),
-            share_SC.argmax(1),
+            torch.arange(len(data.pool)).repeat(len(rounds)),
+            label_S,
             belief_QC=share_SC,
-            round_Q=torch.arange(rounds).repeat_interleave(len(data.pool)),
-        )
-    if release.cell_RP is not None and release.noisy is not None:
-        rounds, cell = len(release.cell_RP), release.cell_RP.flatten()
-        return StudentTask(
-            data.spec,
-            data.pool.x,
-            torch.arange(len(data.pool)).repeat(rounds),
-            release.label_Q[cell],
-            belief_QC=shares(release.noisy)[cell],
-            round_Q=torch.arange(rounds).repeat_interleave(len(data.pool)),
+            round_Q=rounds.repeat_interleave(len(data.pool)),
         )
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
@@ -160,6 +152,16 @@ def student_task(data: Dataset, release: Release) -> StudentTask:
         belief_QC=believed_QC,
         round_Q=release.round_Q[answered],
     )
+
+
+def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
+    """(label, class shares) of every public point, round after round, [R P] and [R P, C]."""
+    if release.score_RPC is not None:
+        share_SC = release.score_RPC.flatten(0, 1).softmax(1)
+        return share_SC.argmax(1), share_SC
+    assert release.cell_RP is not None and release.noisy is not None
+    cell_S = release.cell_RP.flatten()
+    return release.label_Q[cell_S], shares(release.noisy)[cell_S]
 
 
 def _voting(plan: Plan, teachers: Teachers) -> str:

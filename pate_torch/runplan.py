@@ -35,6 +35,10 @@ class Partition(Protocol):
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
 
 
+RecordVoting = Census | Slopes
+"""Records answer for themselves: there are no teachers."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """Everything a run is made of: the components, then the choices of the top level. Raises ValueError."""
@@ -66,7 +70,7 @@ class Plan:
     membership: MembershipTest | None = None
     transduction: Transduction | None = None
     succession: Succession | None = None
-    census: Census | Slopes | None = None
+    census: RecordVoting | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
     quiet: bool = False

@@ -24,13 +24,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks
-from pate_torch.data.units import one_per_unit, take
+from pate_torch import checks, roll
+from pate_torch.data.units import one_per_unit
 from pate_torch.leanings import Leanings, whole
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import encode
-from pate_torch.threads import one_thread
-from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.types import Dataset, Shards
 
 _MOST = 1 << 22
 """Records: the sums of fewer are exact (``leanings.WHOLE``)."""
@@ -79,11 +77,11 @@ class Slopes:
         the normalised points themselves. Raises ValueError as ``check`` does.
         """
         self.check(data)
-        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
-        place_PD = encode(encoder, data.pool.x, data.spec)
-        frame = Frame.of(place_PD, self.ridge)
-        private = one_per_unit(take(data.private, shards.index_KS[shards.mask_KS].numpy()))
-        z_ND = _features(private, encoder, frame, data.spec, progress)
+        private, encoder, place_PD = roll.call(data, shards, encoder, device)
+        private, frame = one_per_unit(private), Frame.of(place_PD, self.ridge)
+        z_ND = roll.one_by_one(
+            lambda place_1D: whole(frame.bounded(place_1D)).int(), encoder, private, data.spec, progress
+        )
         size = self._size(data)
         assert size is not None
         return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, frame.radius / size)
@@ -116,13 +114,3 @@ class Frame:
         """Coordinates of length at most ``radius``, over ``radius``, float64 [P, D]."""
         z_PD = self(place_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
-
-
-def _features(private: PrivateData, encoder: nn.Module, frame: Frame, spec: DataSpec, progress: Progress) -> Tensor:
-    """PRIVATE. Bounded coordinates in units of 1/GRID, int32 [N, D], one record at a time (see ``census``)."""
-    z_ND = torch.empty(len(private), len(frame.centre_D), dtype=torch.int32)
-    with one_thread():
-        for n, x in enumerate(private.x.split(1)):
-            z_ND[n] = whole(frame.bounded(encode(encoder, x, spec)))[0].int()
-            progress(100 * (n + 1) // len(private), 100)  # per cent: how many records there are is private
-    return z_ND

@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import stats
+from test_api import clouds
 from test_students import CPU, IMAGES, images
 from vote_laws import TINY, Recorder, law
 
@@ -440,11 +441,6 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
 
 
 def test_a_census_in_python(tmp_path):
-    def clouds(count, seed):
-        draw = torch.Generator().manual_seed(seed)
-        y = torch.randint(3, (count,), generator=draw)
-        return torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])[y] + torch.randn(count, 2, generator=draw), y
-
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": Census()}

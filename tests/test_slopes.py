@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from scipy import stats
+from test_api import clouds
 from test_census import configured, encoder
 from test_students import IMAGES, images
 from vote_laws import TINY, Recorder
@@ -341,11 +342,6 @@ def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrid
 
 
 def test_slopes_in_python(tmp_path):
-    def clouds(count, seed):
-        draw = torch.Generator().manual_seed(seed)
-        y = torch.randint(3, (count,), generator=draw)
-        return torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])[y] + torch.randn(count, 2, generator=draw), y
-
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     descent = Descent(sigma=6.0, adjacency="add_remove")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pate_torch import checks
+from pate_torch.accounting import events
+from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.noise import NoiseSource
 from pate_torch.types import NO_ANSWER, Ballots, Votes
@@ -82,3 +85,55 @@ class VoteMechanism:
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
         label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero().squeeze(1)), noise, sigma)
         return label_Q
+
+
+class _OfRecords(Protocol):
+    @property
+    def adjacency(self) -> str: ...
+
+
+_Said = TypeVar("_Said", bound=_OfRecords)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordMechanism(VoteMechanism):
+    """Base of the mechanisms for records that answer for themselves, and not for teachers.
+
+    sigma: standard deviation of the noise. adjacency: of the partition. A subclass says of whom it takes answers
+    (``voting``), what it makes of them, and how far one unit moves that by adjacency (``l2``).
+    """
+
+    voting: ClassVar[str]
+    takes: ClassVar[str]
+    l2: ClassVar[Mapping[str, float]]
+    sigma: float
+    adjacency: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.sigma", self.sigma)
+        checks.one_of("mechanism.adjacency", self.adjacency, tuple(self.l2))
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Raise ValueError when the plan cannot work: records that answer for themselves mean num_teachers = 0."""
+        if num_teachers:
+            what = f"{self.takes} of records, not votes of {num_teachers} teachers"
+            fix = f"Use voting={self.voting}, or mechanism=gaussian for teachers."
+            raise checks.fail("mechanism", self.name, what, fix)
+        super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
+
+    def _accept_records(self, said: object, kind: type[_Said], noise: NoiseSource) -> _Said:
+        """``said``, which must be of that kind and of this adjacency. Raises ValueError, also for another noise."""
+        self._accept(noise)
+        if not isinstance(said, kind):
+            who = "teachers" if isinstance(said, Votes) else type(said).__name__.lower()
+            raise checks.fail("voting", who, f"cannot go with mechanism={self.name}", f"Use voting={self.voting}.")
+        if said.adjacency != self.adjacency:
+            what, fix = f"is not the records' ({said.adjacency})", "Set it to the partition's."
+            raise checks.fail("mechanism.adjacency", self.adjacency, what, fix)
+        return said
+
+    def _price(self, count: int) -> Event:
+        """Of so many tables with noise."""
+        mu = self.l2[self.adjacency] / self.sigma
+        return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from pate_torch import checks
-from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
 from pate_torch.leanings import WHOLE, Leanings
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise import NoiseSource
 from pate_torch.types import SLOPE_L2, Answers, Ballots, Context, Votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent(VoteMechanism):
+class Descent(RecordMechanism):
     """W <- W + rate * scale * (sum of slopes(W) + N(0, sigma^2)), ``steps`` times from W = 0; then W's answers.
 
     For records that answer by slopes (``voting=slopes``). sigma: standard deviation of the noise of one number of the
@@ -31,44 +31,29 @@ class Descent(VoteMechanism):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
+    voting: ClassVar[str] = "slopes"
+    takes: ClassVar[str] = "sums slopes"
+    l2: ClassVar[Mapping[str, float]] = SLOPE_L2
     name: str = "descent"
-    sigma: float
-    adjacency: str
     steps: int = 2
     first: float = 8.0
     rate: float = 16.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma, "It is the noise of a number, in slopes of length 1.")
-        checks.one_of("mechanism.adjacency", self.adjacency, tuple(SLOPE_L2))
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first", self.first)
         checks.positive("mechanism.rate", self.rate)
 
-    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError when the plan cannot work: records that answer for themselves mean num_teachers = 0."""
-        if num_teachers:
-            what = f"sums slopes of records, not votes of {num_teachers} teachers"
-            fix = "Use voting=slopes, or mechanism=gaussian for teachers."
-            raise checks.fail("mechanism", self.name, what, fix)
-        super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
-
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """``steps`` sums per round, whatever it asks."""
-        return (self._sums(self.steps * rounds if num_queries else 0),)
+        return (self._price(self.steps * rounds if num_queries else 0),)
 
     def release(self, votes: Votes | Ballots | Leanings, noise: NoiseSource, context: Context) -> Answers:
         """Answer every question of a round. ValueError: who does not answer by slopes, another adjacency or noise."""
-        self._accept(noise)
-        if not isinstance(votes, Leanings):
-            what = "teachers" if isinstance(votes, Votes) else "census"
-            raise checks.fail("voting", what, f"cannot go with mechanism={self.name}", "Use voting=slopes.")
-        if votes.adjacency != self.adjacency:
-            fix = "Set it to the partition's."
-            raise checks.fail("mechanism.adjacency", self.adjacency, f"is not the records' ({votes.adjacency})", fix)
+        votes = self._accept_records(votes, Leanings, noise)
         if len(votes) == 0:
-            return Answers(torch.zeros(0, dtype=torch.int64), (self._sums(0),))
+            return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
             slope_DC = votes.slope(weight_DC)
@@ -77,7 +62,4 @@ class Descent(VoteMechanism):
             weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / WHOLE
         score_PC = votes.scores(weight_DC)
         asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
-        return Answers(asked_QC.argmax(1), (self._sums(self.steps),), score_PC=score_PC)
-
-    def _sums(self, count: int) -> Event:
-        return events.Gaussian(mu=SLOPE_L2[self.adjacency] / self.sigma, count=count)
+        return Answers(asked_QC.argmax(1), (self._price(self.steps),), score_PC=score_PC)
