@@ -102,6 +102,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         asking["refit"] = _configuration(plan.refit)
     if plan.succession is not None:
         asking["succession"] = _configuration(plan.succession)
+    declared = plan.census.declared(data) if isinstance(plan.census, Slopes) else None
     pool = released.digest(data.pool)
     same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}
     return {
@@ -122,6 +123,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "delta": plan.delta,
         "adjacency": plan.partition.adjacency,
         "unit": data.private.unit,
+        **({} if declared is None else {"declared_size": declared}),
     }
 
 

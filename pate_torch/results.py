@@ -64,6 +64,7 @@ def report(
     predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
     correct, answered = label_hits(data, release)
     taken = release.census_rounds
+    declared = record.get("declared_size") if taken else data.spec.nominal_size
     return released.ReleasedReport(
         dataset=data.spec.name,
         mechanism=record["mechanism"],
@@ -83,7 +84,8 @@ def report(
         private=record["private"],
         parameters=_scalars(record["parameters"]),
         noise=record["noise"],
-        declared_size=data.spec.nominal_size if record["adjacency"] == "add_remove" and not taken else None,
+        # Teachers' shapes follow from it, and how far slopes move a model; a census needs none.
+        declared_size=declared if record["adjacency"] == "add_remove" else None,
         reused=reused,
         successors=record.get("succession") is True,
         census_rounds=taken,

@@ -53,13 +53,14 @@ class Slopes:
 
     def check(self, data: Dataset) -> None:
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
-        if self._size(data) is None:
+        if self.declared(data) is None:
             fix = "Declare about how many records there are, where that is public knowledge."
             raise checks.fail("voting.size", None, "must be given: the data set declares no nominal_size", fix)
         if len(data.private) >= _MOST:  # not how many: that is private
             raise checks.fail("voting", self.name, f"takes fewer than {_MOST} records", "Use voting=census.")
 
-    def _size(self, data: Dataset) -> int | None:
+    def declared(self, data: Dataset) -> int | None:
+        """About how many records there are, as publicly declared."""
         return data.spec.nominal_size if self.size is None else self.size
 
     def records(
@@ -82,7 +83,7 @@ class Slopes:
         z_ND = roll.one_by_one(
             lambda place_1D: whole(frame.bounded(place_1D)).int(), encoder, private, data.spec, progress
         )
-        size = self._size(data)
+        size = self.declared(data)
         assert size is not None
         return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, frame.radius / size)
 
