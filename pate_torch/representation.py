@@ -10,12 +10,13 @@ Source: Chen et al. 2020 (SimCLR), the normalised-temperature cross-entropy of i
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from pate_torch import checks, networks, rng
 from pate_torch.augment import Affine
 from pate_torch.protocols import Progress, silent
+from pate_torch.threads import side_by_side
 from pate_torch.types import DataSpec
 from pate_torch.views import as_affine, strong_view
 
@@ -39,7 +41,8 @@ class Representation:
     steps, batch_size (points; each gives two copies), learning_rate, temperature: of the contrastive loss.
     projection: width of the throw-away layers between the features and the loss. augment: geometric ranges, widened
     by ``strong_view``; null: only cutout and contrast.
-    precision: as for students.
+    precision: as for students. encoders: how many are learnt, each from draws of its own; their features lie side by
+    side. A network that starts from the recipe starts from one of them.
     """
 
     name: str = "contrastive"
@@ -53,6 +56,7 @@ class Representation:
     projection: int = 128
     augment: Affine | Mapping[str, Any] | None = None
     precision: str = "float32"
+    encoders: int = 1
 
     def __post_init__(self) -> None:
         checks.integer("representation.steps", self.steps, low=0)
@@ -61,6 +65,7 @@ class Representation:
         checks.non_negative("representation.weight_decay", self.weight_decay)
         checks.positive("representation.temperature", self.temperature)
         checks.integer("representation.projection", self.projection, low=2)
+        checks.integer("representation.encoders", self.encoders, low=1)
         checks.one_of("representation.precision", self.precision, PRECISIONS)
         checks.one_of("representation.network", self.network, networks.NETWORKS)
         checks.mapping("representation.network_options", self.network_options)
@@ -84,12 +89,26 @@ class Representation:
         x_P: raw public points [P, ...]. A recipe is learnt once in a process for the same points, seed and device
         (queries and students ask for the same one), and handed out as a copy.
         """
+        if self.encoders > 1:
+            return self._several(x_P, spec, seed, torch.device(device), progress)
         key = self._key(x_P, spec, seed, device)
-        if key not in _LEARNT:
-            _LEARNT[key] = self._train(x_P.to(device), spec, seed, progress)
+        learnt = _LEARNT.get(key)
+        if learnt is None:
+            learnt = _LEARNT[key] = self._train(x_P.to(device), spec, seed, progress)
             while len(_LEARNT) > _KEPT:
                 _LEARNT.popitem(last=False)
-        return copy.deepcopy(_LEARNT[key])
+        return copy.deepcopy(learnt)
+
+    @property
+    def alone(self) -> Representation:
+        """The recipe of one encoder, which a network can start from. Student k of several starts from encoder k."""
+        return replace(self, encoders=1)
+
+    def _several(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress) -> Beside:
+        def learn(k: int, progress: Progress) -> nn.Module:
+            return self.alone.learn(x_P, spec, seed=rng.member(seed, k), device=device, progress=progress)
+
+        return Beside(side_by_side([functools.partial(learn, k) for k in range(self.encoders)], device, progress))
 
     def features(
         self,
@@ -160,8 +179,8 @@ def mixed(precision: str, device: torch.device) -> Any:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-# Two recipes at a time: one for the questions, one for the student.
-_KEPT = 2
+_KEPT = 8
+"""Encoders of one run: for the questions, for the student, and where there are several of these."""
 _LEARNT: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
@@ -188,12 +207,13 @@ def headless(network: nn.Module) -> nn.Module:
 
 
 def beneath(network: nn.Module) -> nn.Module:
-    """A copy of what a network sees before its last layer, of its first member where it is a vote of several; the
-    points themselves where there is no such layer.
+    """A copy of what a network sees before its last layer, of all members side by side where it is a vote of several;
+    the points themselves where there is no such layer.
     """
-    member = network.members[0] if isinstance(network, networks.Voting) else network
+    if isinstance(network, networks.Voting):
+        return Beside([beneath(member) for member in network.members])
     try:
-        return headless(copy.deepcopy(member))
+        return headless(copy.deepcopy(network))
     except ValueError:
         return nn.Flatten()
 

@@ -18,6 +18,11 @@ def derive(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def member(seed: int, k: int) -> int:
+    """The seed of the k-th of several students or encoders of one kind; the first is what it would be alone."""
+    return seed if k == 0 else derive(seed, "student", "member", k)
+
+
 def torch_stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator for one named stream."""
     return torch.Generator(device=device).manual_seed(derive(seed, *names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from pate_torch.data.units import take
 from pate_torch.protocols import Progress
 from pate_torch.representation import encode
-from pate_torch.threads import one_thread
+from pate_torch.threads import side_by_side
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 
@@ -31,11 +32,18 @@ def one_by_one(
 ) -> Tensor:
     """PRIVATE. What ``say`` makes of the features [1, D] of each record, [N, ...]: one record at a time.
 
-    In a batch the rounding of one could follow from how many others there are. (A batch would take half the time.)
+    In a batch the rounding of one could follow from how many others there are. (A batch would take a fifth less time.)
     """
-    said, parts = [], private.x.split(1)
-    with one_thread():
+
+    def ask(x_BP: Tensor, progress: Progress) -> Tensor:
+        said, parts = [], x_BP.split(1)
         for n, x in enumerate(parts):
             said.append(say(encode(encoder, x, spec)))
-            progress(100 * (n + 1) // len(parts), 100)  # per cent: how many records there are is private
-    return torch.cat(said)
+            progress(n + 1, len(parts))
+        return torch.cat(said)
+
+    def tell(done: int, total: int) -> None:
+        progress(100 * done // total, 100)  # per cent: how many records there are is private
+
+    parts = private.x.tensor_split(max(1, min(torch.get_num_threads(), len(private.x))))
+    return torch.cat(side_by_side([functools.partial(ask, x_BP) for x_BP in parts], torch.device("cpu"), tell))

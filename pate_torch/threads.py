@@ -1,11 +1,18 @@
-"""How many threads torch's operations get."""
+"""How many threads torch's operations get, and what runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+
+from pate_torch.protocols import Progress
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -22,3 +29,39 @@ def one_thread(when: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:
+    """What each job gives, in order. On a CPU each has a thread, and its operations have no other, however many
+    processors there are: the numbers do not hang on that. Elsewhere one follows the other.
+
+    For jobs of public values that take about as long as each other: they share no lock but that of their progress.
+    (Processes would have to be given the points and give back their networks.) The first error ends all of them.
+    """
+    counts = [(0, 1)] * len(jobs)
+    lock, ended = threading.Lock(), threading.Event()
+
+    def told(k: int) -> Progress:
+        def tell(done: int, total: int) -> None:
+            with lock:
+                if ended.is_set():
+                    raise RuntimeError("ended, as another job of the same kind failed")
+                counts[k] = (done, total)
+                of = max(total for _, total in counts)
+                progress(sum(done for done, _ in counts), of * len(jobs))
+
+        return tell
+
+    if device.type != "cpu":
+        return [job(told(k)) for k, job in enumerate(jobs)]
+    workers = min(len(jobs), torch.get_num_threads())
+    with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(job, told(k)) for k, job in enumerate(jobs)]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:  # the one that failed first, not one that was ended by it
+                future.result()
+        finally:
+            ended.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [future.result() for future in futures]

@@ -17,7 +17,7 @@ from test_api import clouds
 from test_students import CPU, IMAGES, images
 from vote_laws import TINY, Recorder, law
 
-from pate_torch import Pate, command, compose, networks, pipeline, released
+from pate_torch import Pate, command, compose, networks, pipeline, released, roll
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
@@ -25,16 +25,19 @@ from pate_torch.audit_pairs import Pair
 from pate_torch.belief import shares
 from pate_torch.census import Census, Records, cells
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.graph import neighbour_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise import NoiseSource
-from pate_torch.protocols import Mechanism, StudentTask
+from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.statement import PrivacyFacts, plain_words
-from pate_torch.representation import beneath, headless
+from pate_torch.representation import beneath, encode, headless
+from pate_torch.students import carrying
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
+from pate_torch.threads import one_thread
 from pate_torch.types import (
     LABEL_UNIT,
     Ballots,
@@ -222,6 +225,20 @@ def test_a_record_is_counted_alone_so_that_its_company_cannot_touch_its_rounding
     assert {total for _, total in shown} == {100} and shown[-1][0] == 100  # not how many records there are
 
 
+def test_records_asked_on_several_threads_answer_as_one_after_the_other():
+    x, _ = images(41, seed=1)
+    spec, body = IMAGES, headless(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
+    private, before = records(x, torch.zeros(41, dtype=torch.int64), encoder=body).private, torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        said = roll.one_by_one(lambda place_1D: place_1D, body, private, spec, silent)
+    finally:
+        torch.set_num_threads(before)
+    with one_thread():
+        slow = torch.cat([encode(body, private.x[n : n + 1], spec) for n in range(41)])
+    assert torch.equal(said, slow)
+
+
 def test_a_group_fills_in_one_ballot_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
@@ -291,6 +308,23 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
     dataclasses.replace(student, generations=3).fit(both, seed=0, device=CPU)
     assert [name for name, _ in seen] == ["first", "then", "then", "then"]
     assert beneath(guide.module)(IMAGES.normalise(x)).shape == (90, 16)
+
+
+def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
+    x, y = images(90, seed=1)
+    graphs = []
+    monkeypatch.setattr(carrying, "neighbour_graph", lambda f, k: graphs.append(f) or neighbour_graph(f, k))
+    small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
+    student = Carried(first=small, then=small, generations=2, members=3)
+    last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
+    assert isinstance(last.module, networks.Voting) and len(last.module.members) == 3
+    assert graphs[1].shape == (90, 3 * 16)
+    seen = IMAGES.normalise(x)
+    pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
+    assert torch.allclose(last.logits(x), pooled, atol=1e-5)
+    apart = [torch.nn.functional.normalize(beneath(member)(seen), dim=1) for member in last.module.members]
+    assert torch.allclose(beneath(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
+    assert not torch.allclose(apart[0], apart[1])
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------

@@ -13,13 +13,17 @@ from sklearn.datasets import load_digits
 from pate_torch import graph, networks, representation
 from pate_torch.augment import Affine
 from pate_torch.protocols import StudentTask
-from pate_torch.representation import Representation, contrast, encode, headless, last_linear, transfer
-from pate_torch.rng import torch_stream
+from pate_torch.representation import Representation, beneath, contrast, encode, headless, last_linear, transfer
+from pate_torch.rng import member, torch_stream
+from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import pose
+from pate_torch.teachers.trunk import PublicStart
+from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec
 from pate_torch.views import View, as_affine, strong_view, weak_view, widened
 
+CPU = torch.device("cpu")
 SPEC = DataSpec(
     name="digits", num_classes=10, input_shape=(1, 8, 8), class_names=tuple("0123456789"), mean=(0.3,), std=(0.38,)
 )
@@ -80,6 +84,52 @@ def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)] and next(second.parameters()).abs().sum() > 0
     recipe.learn(x.flip(0), SPEC, seed=0, progress=lambda *p: calls.append(p))
     assert len(calls) == 8, "other points: learnt anew"
+
+
+def test_several_encoders_are_those_of_their_seeds_side_by_side():
+    x, _ = digits(120)
+    recipe = dataclasses.replace(RECIPE, steps=5, encoders=3)
+    representation._LEARNT.clear()
+    calls: list[tuple[int, int]] = []
+    features = recipe.features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
+    assert calls[-1] == (15, 15)
+    parts = []
+    for k in range(3):  # the slow twin: one after the other, learnt anew
+        representation._LEARNT.clear()
+        with one_thread():
+            parts.append(dataclasses.replace(recipe, encoders=1).features(x, SPEC, seed=member(4, k)))
+    assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
+    assert member(4, 0) == 4 and len({member(4, k) for k in range(3)}) == 3
+    assert not torch.allclose(parts[0], parts[1]), "each from a start of its own"
+
+
+def test_student_k_starts_from_encoder_k(monkeypatch):
+    x, y = digits(60)
+    recipe = dataclasses.replace(RECIPE, steps=2, encoders=2)
+    started = {}
+    fit = Supervised.fit
+
+    def spy(self, task, *, seed, **rest):
+        network = self.initial(pose(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL))
+        started[seed] = beneath(network)
+        return fit(self, task, seed=seed, **rest)
+
+    monkeypatch.setattr(Supervised, "fit", spy)
+    student = Supervised(network_options=SMALL, steps=2, representation=recipe)
+    Ensemble(member=student, members=2).fit(
+        StudentTask(SPEC, x, torch.arange(60), torch.from_numpy(np.asarray(y))), seed=4, device=CPU
+    )
+    together = recipe.learn(x, SPEC, seed=4)
+    for k in range(2):
+        ours, theirs = started[member(4, k)].state_dict(), together.encoders[k].state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_teacher_starts_from_one_encoder():
+    with pytest.raises(ValueError, match=r"start\.representation\.encoders=2"):
+        PublicStart(representation=dataclasses.replace(RECIPE, encoders=2))
+    with pytest.raises(ValueError, match=r"representation\.encoders=0"):
+        dataclasses.replace(RECIPE, encoders=0)
 
 
 def test_transfer_moves_the_trunk_and_leaves_the_classifier():

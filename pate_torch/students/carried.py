@@ -18,6 +18,7 @@ from pate_torch import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.representation import Representation
 from pate_torch.students.carrying import REACH, carried, trusted
+from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.rounds import Turns, by_round, remembered
 from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
@@ -34,6 +35,9 @@ class Carried(Turns):
     labels are clear enough. ``reach``: how far answers travel, see ``graph.spread``. Where they were asked for in those
     features too (``reach_later``), they say more of the points about them, and need not travel as far for their
     mistakes to be outvoted.
+
+    ``members``: how many students each generation is, pooled; each starts from features of its own, and the next
+    graph lies in the features of all of them side by side.
     """
 
     name: str = "carried"
@@ -43,6 +47,7 @@ class Carried(Turns):
     reach: float = REACH
     reach_later: float = 0.9
     generations: int = 2
+    members: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +56,7 @@ class Carried(Turns):
         checks.between("student.reach", self.reach, 0, 1, open_=True)
         checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
         checks.integer("student.generations", self.generations, low=1)
+        checks.integer("student.members", self.members, low=1)
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
@@ -93,6 +99,8 @@ class Carried(Turns):
         reach = self.reach if turn < self.generations else self.reach_later
         clear = self._clear(told[turn], before, reach, seed, device)
         algorithm = self.first if before is None else self.then
+        if self.members > 1:
+            algorithm = Ensemble(member=algorithm, members=self.members, bootstrap=False)
         return algorithm.fit(
             clear,
             seed=seed,

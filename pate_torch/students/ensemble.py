@@ -5,12 +5,15 @@ The ensemble's plurality need not lie near any single hypothesis of the class; v
 
 from __future__ import annotations
 
+import functools
+import threading
 from dataclasses import dataclass, replace
 
 import torch
 
 from pate_torch import checks, networks, rng
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.threads import side_by_side
 from pate_torch.types import DataSpec
 
 
@@ -49,18 +52,18 @@ class Ensemble:
         log: Log = silent,
     ) -> Student:
         """The voting student. Raises ValueError without labels."""
-        students = []
-        for k in range(self.members):
-            students.append(
-                self.member.fit(
-                    self._resampled(task, seed, k),
-                    # The first is the student alone: it starts from the features that chose the questions.
-                    seed=seed if k == 0 else rng.derive(seed, "student", "member", k),
-                    device=device,
-                    progress=lambda done, total, k=k: progress(k * total + done, self.members * total),  # type: ignore[misc]
-                    log=lambda tag, value, step, k=k: log(f"{tag}/{k}", value, step),  # type: ignore[misc]
-                )
-            )
+        lock = threading.Lock()
+
+        def join(k: int, progress: Progress) -> Student:
+            def tell(tag: str, value: float, step: int) -> None:
+                with lock:
+                    log(f"{tag}/{k}", value, step)
+
+            # The first is the student alone: it starts from the features that chose the questions.
+            told = self._resampled(task, seed, k)
+            return self.member.fit(told, seed=rng.member(seed, k), device=device, progress=progress, log=tell)
+
+        students = side_by_side([functools.partial(join, k) for k in range(self.members)], device, progress)
         spec, design = task.spec, students[0].network
         description = networks.describe(
             "voting",

@@ -242,7 +242,9 @@ class GradientStudent(ABC):
         model = networks.initialise(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
         if self.representation is not None:
             device = problem.x_P.device
-            transfer(self.representation.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)
+            transfer(
+                self.representation.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model
+            )
         return model
 
     def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, log: Log) -> None:

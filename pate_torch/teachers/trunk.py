@@ -49,6 +49,9 @@ class PublicStart:
             raise checks.fail(
                 "start.representation", self.representation, "must be a recipe", "See conf/representation."
             )
+        if self.representation.encoders > 1:
+            fix = "A teacher starts from one encoder."
+            raise checks.fail("start.representation.encoders", self.representation.encoders, "must be 1", fix)
         checks.integer("start.copies", self.copies, low=0)
 
     def learn(

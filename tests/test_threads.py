@@ -1,0 +1,96 @@
+"""Jobs side by side: in order, on one thread each, ended together."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from pate_torch.threads import one_thread, side_by_side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_what_each_gives_is_in_order_whoever_ends_first(four_threads):
+    def job(k):
+        def run(progress):
+            time.sleep(0.02 * (3 - k))
+            return k, torch.get_num_threads(), threading.get_ident()
+
+        return run
+
+    given = side_by_side([job(k) for k in range(3)], CPU, lambda *_: None)
+    assert [k for k, _, _ in given] == [0, 1, 2]
+    assert {threads for _, threads, _ in given} == {1}
+    assert len({name for *_, name in given}) == 3 and torch.get_num_threads() == 4
+
+
+def test_no_more_run_at_a_time_than_torch_has_threads():
+    running, most, lock = [0], [0], threading.Lock()
+
+    def job(progress):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        with lock:
+            running[0] -= 1
+
+    with one_thread():
+        side_by_side([job] * 4, CPU, lambda *_: None)
+    assert most[0] == 1
+
+
+def test_progress_is_of_all_of_them_and_never_goes_back(four_threads):
+    seen = []
+
+    def job(progress):
+        for step in range(50):
+            progress(step + 1, 50)
+
+    side_by_side([job] * 3, CPU, lambda *point: seen.append(point))
+    assert seen == sorted(seen) and seen[-1] == (150, 150) and {total for _, total in seen} == {150}
+
+
+def test_the_first_error_is_told_and_ends_the_others(four_threads):
+    reached = []
+
+    def fails(progress):
+        time.sleep(0.02)
+        raise FloatingPointError("student loss is nan")
+
+    def long(progress):
+        for step in range(10_000):
+            time.sleep(0.001)
+            progress(step, 10_000)
+            reached.append(step)
+
+    with pytest.raises(FloatingPointError, match="nan"):
+        side_by_side([long, fails, long], CPU, lambda *_: None)
+    assert len(reached) < 10_000 and torch.get_num_threads() == 4
+
+
+def test_an_interruption_ends_them_all(four_threads):
+    reached = []
+
+    def long(progress):
+        for step in range(10_000):
+            time.sleep(0.001)
+            progress(step, 10_000)
+            reached.append(step)
+
+    def stop(done, total):
+        if done > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([long] * 2, CPU, stop)
+    assert len(reached) < 10_000
