@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import checks, networks, released, rng
-from pate_torch.census import Census, Records
+from pate_torch.census import Records
 from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.leanings import Leanings
@@ -21,7 +21,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
-from pate_torch.representation import Beside, beneath
+from pate_torch.representation import beneath
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
@@ -263,12 +263,9 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
 
 
 def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records | Leanings:
-    """PRIVATE. Records in features of the public points; once there is a student in its features, slopes in both."""
+    """PRIVATE. Records in features of the public points; once there is a student, in its features."""
     assert plan.census is not None
-    encoder = _encoder(plan, data, stages)
-    if student is not None:
-        after = beneath(student.module)
-        encoder = after if encoder is None or isinstance(plan.census, Census) else Beside([encoder, after])
+    encoder = _encoder(plan, data, stages) if student is None else beneath(student.module)
     return plan.census.records(
         data,
         plan.partition.shards(data.private, 1, plan.seed),

@@ -74,8 +74,8 @@ class Slopes:
     ) -> Leanings:
         """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: normalised points -> features, learnt from the public points, or those and a released student's; None:
-        the normalised points themselves. Raises ValueError as ``check`` does.
+        encoder: normalised points -> features, learnt from the public points or a released student's; None: the
+        normalised points themselves. Raises ValueError as ``check`` does.
         """
         self.check(data)
         private, encoder, place_PD = roll.call(data, shards, encoder, device)

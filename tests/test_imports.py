@@ -18,7 +18,7 @@ ALLOWED = {
     "augment": {"checks", "rng"},
     "networks": {"checks", "rng"},
     "views": {"types", "checks", "augment"},
-    "representation": {"types", "checks", "rng", "protocols", "networks", "augment", "views"},
+    "representation": {"types", "checks", "rng", "protocols", "networks", "augment", "views", "threads"},
     "protocols": {"types", "accounting.events", "accounting.outcomes"},
     "accounting": {"accounting", "checks"},
     "mechanisms": {
