@@ -35,10 +35,10 @@ def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, 
     """What each job gives, in order. On a CPU each has a thread, and its operations have no other, however many
     processors there are: the numbers do not hang on that. Elsewhere one follows the other.
 
-    For jobs of public values that take about as long as each other: they share no lock but that of their progress.
-    (Processes would have to be given the points and give back their networks.) The first error ends all of them.
+    For jobs that take about as long as each other and spend their time in torch, which lets other threads go on.
+    (Processes would have to be sent the points and to send back what was learnt.) The first error ends all of them.
     """
-    counts = [(0, 1)] * len(jobs)
+    counts: list[tuple[int, int] | None] = [None] * len(jobs)
     lock, ended = threading.Lock(), threading.Event()
 
     def told(k: int) -> Progress:
@@ -47,8 +47,9 @@ def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, 
                 if ended.is_set():
                     raise RuntimeError("ended, as another job of the same kind failed")
                 counts[k] = (done, total)
-                of = max(total for _, total in counts)
-                progress(sum(done for done, _ in counts), of * len(jobs))
+                known = [count for count in counts if count is not None]
+                most = max(of for _, of in known)  # of one that has not begun
+                progress(sum(d for d, _ in known), sum(of for _, of in known) + most * (len(jobs) - len(known)))
 
         return tell
 

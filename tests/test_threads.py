@@ -60,6 +60,17 @@ def test_progress_is_of_all_of_them_and_never_goes_back(four_threads):
     assert seen == sorted(seen) and seen[-1] == (150, 150) and {total for _, total in seen} == {150}
 
 
+def test_progress_ends_where_jobs_differ_in_length(four_threads):
+    seen = []
+
+    def job(length):
+        return lambda progress: [progress(step + 1, length) for step in range(length)]
+
+    side_by_side([job(11), job(10), job(10)], CPU, lambda *point: seen.append(point))
+    assert seen[-1] == (31, 31) and [done for done, _ in seen] == list(range(1, 32))
+    assert all(done <= total for done, total in seen)
+
+
 def test_the_first_error_is_told_and_ends_the_others(four_threads):
     reached = []
 
