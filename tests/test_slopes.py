@@ -16,7 +16,7 @@ from test_census import configured, encoder
 from test_students import IMAGES, images
 from vote_laws import TINY, Recorder
 
-from pate_torch import Pate, command, pipeline, released
+from pate_torch import Pate, command, networks, pipeline, released, rng
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import Gaussian
@@ -33,7 +33,9 @@ from pate_torch.queries.random import Random
 from pate_torch.representation import Beside
 from pate_torch.slopes import Frame, Slopes
 from pate_torch.students.carried import Carried
+from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import GradientStudent
 from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes
 
 CONF = Path(command.configuration()).resolve()
@@ -300,6 +302,24 @@ def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(
     assert same.reused and same.release_id == first.release_id
     other = pipeline.run(configured(home, *TWO_ROUNDS, "voting.ridge=0.2", "privacy.budget_epsilon=null"))
     assert not other.reused and other.epsilon_charged > first.epsilon_charged
+
+
+def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
+    asked, fitted = [], []
+    records, fit = Slopes.records, GradientStudent.fit
+    monkeypatch.setattr(Slopes, "records", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
+    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    several = ["representation=contrastive", "representation.encoders=2", "recommended.representation_steps=4"]
+    plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2", "refit.members=2")
+    pipeline.run(plan)
+    first, second = asked
+    data = plan.source.load()
+    width = plan.representation.alone.features(data.pool.x[:4], data.spec, seed=0).shape[1]
+    assert first.shape == second.shape == (2 * width, 10)
+    assert sorted(fitted) == sorted([plan.seed, rng.member(plan.seed, 1)] * 3), "two generations, one more round"
+    student = load(plan.folder / "release" / "student.safetensors")
+    assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
+    assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "garbage", "gone"])
