@@ -18,10 +18,10 @@ from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.leanings import Leanings
 from pate_torch.ledger import Ledger
+from pate_torch.networks import beneath
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
-from pate_torch.representation import beneath
 from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble

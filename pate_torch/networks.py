@@ -9,6 +9,7 @@ teacher trained alone and one trained beside others. All layers here have a stac
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import checks
@@ -261,7 +263,62 @@ def voting(
     return Voting([build(design["name"], input_shape, num_classes, **design["options"]) for _ in range(members)])
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "correction": correction, "voting": voting}
+def last_linear(network: nn.Module) -> str:
+    """The name of a network's classifier: its last linear layer. Raises ValueError where there is none."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    if not names:
+        raise ValueError("representation: the network needs a last linear layer apart from its trunk")
+    return names[-1]
+
+
+def headless(network: nn.Module) -> nn.Module:
+    """The network with its classifier replaced by the identity, in place; returns it."""
+    network.set_submodule(last_linear(network), nn.Identity())
+    return network
+
+
+def beneath(network: nn.Module) -> nn.Module:
+    """A copy of what a network sees before its last layer, of all members side by side where it is a vote of several;
+    the points themselves where there is no such layer.
+    """
+    if isinstance(network, Voting):
+        return Beside([beneath(member) for member in network.members])
+    try:
+        return headless(copy.deepcopy(network))
+    except ValueError:
+        return nn.Flatten()
+
+
+class Beside(nn.Module):
+    """The unit-length features of several encoders, side by side."""
+
+    def __init__(self, encoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
+
+
+class Unit(nn.Module):
+    """Rows of length 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x.float().flatten(1), dim=1)
+
+
+def probe(input_shape: tuple[int, ...], num_classes: int, *, of: Mapping[str, Any] | None = None) -> nn.Module:
+    """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options. A
+    student only.
+    """
+    design = {"name": "logistic", "options": {}, **(of or {})}
+    trunk = beneath(build(design["name"], input_shape, num_classes, **design["options"])).eval()
+    with torch.no_grad():
+        width = Unit()(trunk(torch.zeros(1, *input_shape))).shape[1]
+    return nn.Sequential(trunk, Unit(), nn.Linear(width, num_classes))
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "correction": correction, "voting": voting, "probe": probe}
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pate_torch import checks, networks, rng
 from pate_torch.augment import Affine
+from pate_torch.networks import Beside, headless, last_linear
 from pate_torch.protocols import Progress, silent
 from pate_torch.threads import side_by_side
 from pate_torch.types import DataSpec
@@ -190,43 +191,6 @@ def contrast(z_2BD: Tensor, temperature: float) -> Tensor:
     similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
     return F.cross_entropy(similarity, partner)
-
-
-def last_linear(network: nn.Module) -> str:
-    """The name of a network's classifier: its last linear layer. Raises ValueError where there is none."""
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
-    if not names:
-        raise ValueError("representation: the network needs a last linear layer apart from its trunk")
-    return names[-1]
-
-
-def headless(network: nn.Module) -> nn.Module:
-    """The network with its classifier replaced by the identity, in place; returns it."""
-    network.set_submodule(last_linear(network), nn.Identity())
-    return network
-
-
-def beneath(network: nn.Module) -> nn.Module:
-    """A copy of what a network sees before its last layer, of all members side by side where it is a vote of several;
-    the points themselves where there is no such layer.
-    """
-    if isinstance(network, networks.Voting):
-        return Beside([beneath(member) for member in network.members])
-    try:
-        return headless(copy.deepcopy(network))
-    except ValueError:
-        return nn.Flatten()
-
-
-class Beside(nn.Module):
-    """The unit-length features of several encoders, side by side."""
-
-    def __init__(self, encoders: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleList(encoders)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
 
 
 def transfer(encoder: nn.Module, network: nn.Module) -> None:

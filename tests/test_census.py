@@ -29,11 +29,12 @@ from pate_torch.graph import neighbour_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.networks import beneath, headless
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.statement import PrivacyFacts, plain_words
-from pate_torch.representation import beneath, encode, headless
+from pate_torch.representation import encode
 from pate_torch.students import carrying
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised

@@ -12,8 +12,9 @@ from sklearn.datasets import load_digits
 
 from pate_torch import graph, networks, representation
 from pate_torch.augment import Affine
+from pate_torch.networks import beneath, headless, last_linear
 from pate_torch.protocols import StudentTask
-from pate_torch.representation import Representation, beneath, contrast, encode, headless, last_linear, transfer
+from pate_torch.representation import Representation, contrast, encode, transfer
 from pate_torch.rng import member, torch_stream
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.supervised import Supervised

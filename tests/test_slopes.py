@@ -27,12 +27,14 @@ from pate_torch.leanings import GRID, WHOLE, Leanings
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.networks import Beside
 from pate_torch.noise import NoiseSource
-from pate_torch.protocols import Mechanism
+from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
-from pate_torch.representation import Beside
+from pate_torch.representation import Representation, encode
 from pate_torch.slopes import Frame, Slopes
 from pate_torch.students.carried import Carried
+from pate_torch.students.export import export
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
@@ -320,6 +322,64 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     student = load(plan.folder / "release" / "student.safetensors")
     assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
     assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
+
+
+MODEL = ["representation=contrastive", "recommended.representation_steps=4", "student.last=model"]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, tmp_path, monkeypatch):
+    """It says of any point what the mechanism's model would have said."""
+    kept, fitted, records = [], [], Slopes.records
+
+    def keep(self, *a, **given):
+        kept.append((records(self, *a, **given), given))
+        return kept[-1][0]
+
+    monkeypatch.setattr(Slopes, "records", keep)
+    fit = GradientStudent.fit
+    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    several = [f"representation.encoders={members}", f"student.members={members}", f"refit.members={members}"]
+    plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *several, f"query.rounds={rounds}")
+    report = pipeline.run(plan)
+    assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
+    student = load(plan.folder / "release" / "student.safetensors")
+    data = plan.source.load()
+    leanings, given = kept[-1]
+    frame = Frame.of(encode(given["encoder"], data.pool.x, data.spec), plan.census.ridge)
+    score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
+    weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
+    for x in (data.pool.x, data.evaluation.x):
+        said = frame(encode(given["encoder"], x, data.spec)).double() @ weight_DC
+        ours = student.logits(x).double()
+        assert float((centred(ours) - centred(said)).abs().max()) < 0.05 * float(centred(said).std())
+    assert report.student_accuracy == pytest.approx(
+        float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
+    )
+    again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *several, f"query.rounds={rounds}"))
+    assert again.reused and again.student_accuracy == report.student_accuracy
+    assert export(student, tmp_path / "model.pt2").is_file()
+
+
+def centred(logit_PC: torch.Tensor) -> torch.Tensor:
+    return logit_PC - logit_PC.mean(1, keepdim=True)
+
+
+def test_answers_of_no_linear_model_are_not_published_as_one():
+    x, y = images(60, seed=1)
+    small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
+    student = Carried(first=small, then=small, last="model")
+    task = StudentTask(IMAGES, x, torch.arange(60), y)
+    with pytest.raises(ValueError, match=r"student\.last='model'.*labels"):
+        student.fit(task, seed=0, device=torch.device("cpu"))
+    drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
+    unlike = dataclasses.replace(task, belief_QC=drawn / drawn.sum(1, keepdim=True), query_Q=torch.arange(60))
+    few = dataclasses.replace(student, representation=Representation(network_options=small.network_options, steps=1))
+    with pytest.raises(ValueError, match=r"student\.last='model'.*misses them by"):
+        few.fit(unlike, seed=0, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"student\.last='teacher'"):
+        dataclasses.replace(student, last="teacher")
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "garbage", "gone"])

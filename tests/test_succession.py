@@ -15,6 +15,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.labelling import Charge, Guide
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.networks import headless
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import QueryState, StudentTask
 from pate_torch.queries.prototypes import Prototypes
@@ -22,7 +23,6 @@ from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
 from pate_torch.queries.random import Random
 from pate_torch.released import write
 from pate_torch.releasing import student_task
-from pate_torch.representation import headless
 from pate_torch.students import rounds
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.logistic import Logistic

@@ -17,6 +17,7 @@ import torch
 from pate_torch import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.representation import Representation
+from pate_torch.students.answering import answering
 from pate_torch.students.carrying import REACH, carried, trusted
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.rounds import Turns, by_round, remembered
@@ -38,6 +39,10 @@ class Carried(Turns):
 
     ``members``: how many students each generation is, pooled; each starts from features of its own, and the next
     graph lies in the features of all of them side by side.
+
+    ``last``: what is given in the end. "student": one that learnt from the last round's answers. "model": the linear
+    model itself that gave them (``voting=slopes``), in the features of the students before. It was led by the private
+    records, which those students never saw, and so does not repeat what they got wrong of the public points.
     """
 
     name: str = "carried"
@@ -48,6 +53,7 @@ class Carried(Turns):
     reach_later: float = 0.9
     generations: int = 2
     members: int = 1
+    last: str = "student"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +63,7 @@ class Carried(Turns):
         checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
         checks.integer("student.generations", self.generations, low=1)
         checks.integer("student.members", self.members, low=1)
+        checks.one_of("student.last", self.last, ("student", "model"))
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
@@ -73,15 +80,21 @@ class Carried(Turns):
         progress: Progress = silent,
         log: Log = silent,
     ) -> Student:
-        """The student of the last generation. Raises ValueError without labels."""
+        """The student of the last generation. Raises ValueError without labels, and where the ``last`` answers are not
+        those of a model that is linear in the features of the students before.
+        """
         rounds = by_round(task)
-        told = [rounds[0]] * self.generations + rounds[1:]
+        learnt = rounds if self.last == "student" else rounds[:-1]
+        told = learnt[:1] * self.generations + learnt[1:]
         student: Student | None = None
         curves: dict[str, list[tuple[int, float]]] = {}
+        name = repr(replace(self, last="student"))  # what guided the rounds has learnt from all of them so far
         for turn in range(len(told)):
             learn = functools.partial(self._generation, told, turn, student, seed, device, progress, log)
-            student = remembered((repr(self), seed, device), told[: turn + 1], learn)
+            student = remembered((name, seed, device), told[: turn + 1], learn)
             curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
+        if self.last == "model":
+            student = answering(rounds[-1], student, self.representation, seed=seed, device=device)
         assert student is not None
         return replace(student, curves=curves)
 

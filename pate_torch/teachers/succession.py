@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import checks, rng
+from pate_torch.networks import beneath
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.representation import beneath, encode
+from pate_torch.representation import encode
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe

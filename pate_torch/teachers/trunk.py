@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from pate_torch import checks, networks
 from pate_torch.augment import Affine
 from pate_torch.diffusion import Diffusion, Places
+from pate_torch.networks import headless
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import Representation, encode, headless
+from pate_torch.representation import Representation, encode
 from pate_torch.rng import torch_stream
 from pate_torch.types import DataSpec, PrivateData, Shards
 from pate_torch.views import View
