@@ -100,6 +100,8 @@ class Plan:
             self._check_succession()
         if self.census is not None:
             self._check_census()
+        if getattr(self.student, "last", None) == "model":
+            self._check_model()
 
     def _check_succession(self) -> None:
         if self.rounds < 2:
@@ -123,6 +125,15 @@ class Plan:
         given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")
+
+    def _check_model(self) -> None:
+        """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
+        if not isinstance(self.census, Slopes):
+            fix = "Use voting=slopes mechanism=descent, or student.last=student."
+            raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
+        if self.rounds > 1 and self.refit != dataclasses.replace(self.student, last="student"):  # type: ignore[type-var]
+            fix = "Use student@refit=carried with the values of student."
+            raise checks.fail("student.last", "model", "needs a refit that is the same student but for last", fix)
 
     @property
     def voters(self) -> int:

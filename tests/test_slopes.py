@@ -413,6 +413,10 @@ def test_edited_scores_are_refused(run, edit):
         (["voting=slopes", "mechanism=descent", "teachers=0123456789abcdef"], "teachers"),
         (["voting=slopes", "mechanism=descent", "voting.ridge=0"], "ridge"),
         (["voting=slopes", "mechanism=descent", "voting.size=0"], "size"),
+        (["student=carried", "student.last=model"], "voting=slopes"),
+        (["voting=census", "mechanism=histogram", "student=carried", "student.last=model"], "voting=slopes"),
+        ([*SLOPES, "student.last=model", "query.rounds=2"], "refit"),
+        ([*TWO_ROUNDS, "student.last=model", "student.trust=0.7"], "refit"),
     ],
     ids=" ".join,
 )
