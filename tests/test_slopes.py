@@ -275,6 +275,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
         "Every record had a say 2 times in each of 2 rounds" in page and "which way a public model should move" in page
     )
     assert "nearest to" not in page and "0 teachers" not in page
+    assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
     assert f"The declared number of records, {plan.source.private}, is public." in page  # it set how far a slope moves
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme

@@ -352,9 +352,10 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
             "The noise is exact and discrete, and comes from the operating system's entropy, unknown to anyone."
         )
     elif facts.private:
+        way_out = "" if facts.slopes else " (noise=discrete does)"
         rows.append(
             "The noise comes from the operating system's entropy, unknown to anyone, and is rounded to floating point: "
-            "the guarantee is for real numbers, and attacks on the rounding are not excluded (noise=discrete does)."
+            f"the guarantee is for real numbers, and attacks on the rounding are not excluded{way_out}."
         )
     rows.append(
         "The list of classes, the normalisation constants and the configuration are public: nothing in them came from "
