@@ -36,7 +36,6 @@ def main() -> None:
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
     )
-    distributed.close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ is gloo even where ranks train on GPUs. Without torchrun everything here is the 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ def world() -> World:
         return World()
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=TIMEOUT)
+        atexit.register(close)  # else its threads may outlive Python, which then ends by a signal
     local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size)
