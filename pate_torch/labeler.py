@@ -270,7 +270,11 @@ class PrivateLabeler:
             )
         block = self._open(votes)
         context = Context(
-            num_queries=block.num_queries, rounds=block.calls, failures=block.failures, answered=block.answered
+            num_queries=block.num_queries,
+            rounds=block.calls,
+            turn=block.turns,
+            failures=block.failures,
+            answered=block.answered,
         )
         # Noted before the noise: should the answers never reach the journal, the ledger knows of a call without any.
         self.ledger.record(block.reservation, self.mechanism.worst_case(len(points)))

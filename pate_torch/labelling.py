@@ -142,6 +142,7 @@ def label(
         context = Context(
             num_queries=num_queries,
             rounds=rounds,
+            turn=turn,
             failures=int((label_Q == NO_ANSWER).sum()),
             answered=int((label_Q != NO_ANSWER).sum()),
             student_QC=None if student_PC is None else student_PC[ask],

@@ -345,12 +345,18 @@ class Context:
     """All a mechanism may know besides the votes; public by type.
 
     ``student_QC``: the student's own class probabilities on these queries (interactive). ``num_queries``: the total
-    planned for this release, over all rounds; ``rounds``: how many calls it is planned in. ``failures``: how many
-    "no answer"s have been released so far.
+    planned for this release, over all rounds; ``rounds``: how many calls it is planned in; ``turn``: which of them this
+    is, from 0. ``failures``: how many "no answer"s have been released so far.
     """
 
     num_queries: int
     rounds: int = 1
+    turn: int = 0
     failures: int = 0
     answered: int = 0
     student_QC: Tensor | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether no call is planned after this one."""
+        return self.turn >= self.rounds - 1

@@ -166,7 +166,7 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     for group, made in (("mechanism/descent", Descent(sigma=3.0, adjacency="add_remove")), ("voting/slopes", Slopes())):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
-        for key in ("steps", "first", "rate", "ridge", "size"):
+        for key in ("early", "steps", "first", "rate", "ridge", "size"):
             assert given.get(key) == getattr(made, key, None)
     assert isinstance(Descent(sigma=3.0, adjacency="add_remove"), Mechanism)
     assert all(word in Descent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
@@ -179,6 +179,7 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
         {"sigma": math.nan},
         {"noise": "discrete"},
         {"adjacency": "swap"},
+        {"early": 0},
         {"steps": 0},
         {"rate": -1},
         {"first": 0},
@@ -193,7 +194,7 @@ def test_wrong_values_are_refused(bad):
 def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     mechanism = Descent(sigma=5.0, adjacency=adjacency, steps=3)
     assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
-    assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=6),)
+    assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
     assert leanings(adjacency=adjacency).l2 == moved * WHOLE  # the sensitivity that travels with the value is priced
     price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
@@ -216,6 +217,20 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else():
     x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / WHOLE
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
+
+
+def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
+    records, mechanism = leanings(), Descent(sigma=2.0, adjacency="add_remove", steps=50, early=3.0)
+    early, last = Gaussian(mu=1 / 6, count=50), Gaussian(mu=1 / 2, count=50)
+    assert mechanism.worst_case(9) == (last,)
+    assert mechanism.worst_case(9, rounds=3) == (dataclasses.replace(early, count=100), last)
+    for turn, (scale, event) in enumerate([(6, early), (6, early), (2, last)]):
+        source = Recorder("torch")
+        answers = mechanism.release(records, source, Context(num_queries=9, rounds=3, turn=turn))
+        assert answers.events == (event,)
+        x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / WHOLE
+        for factor, fits in ((1, True), (2 / 3, False), (3 / 2, False)):
+            assert (stats.kstest(x, stats.norm(scale=factor * scale).cdf).pvalue > TINY) == fits
 
 
 def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
@@ -281,6 +296,16 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert "scores.safetensors" in readme and "cells.csv" not in readme
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
+
+
+def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
+    drawn, gaussian = [], NoiseSource.gaussian
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
+        drawn.append(sigma / WHOLE) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
+    report = pipeline.run(configured(tmp_path, *TWO_ROUNDS, "mechanism.early=2", "recommended.student_steps=2"))
+    assert drawn == [3.0, 3.0, 1.5, 1.5]
+    paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
+    assert report.epsilon == pytest.approx(gdp.epsilon(paid, 1e-4), rel=1e-9)
 
 
 def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):

@@ -133,7 +133,7 @@ class RecordMechanism(VoteMechanism):
             raise checks.fail("mechanism.adjacency", self.adjacency, what, fix)
         return said
 
-    def _price(self, count: int) -> Event:
-        """Of so many tables with noise."""
-        mu = self.l2[self.adjacency] / self.sigma
+    def _price(self, count: int, times: float = 1.0) -> Event:
+        """Of so many tables with ``times`` sigma of noise."""
+        mu = self.l2[self.adjacency] / (times * self.sigma)
         return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)

@@ -21,12 +21,14 @@ class Descent(RecordMechanism):
     """W <- W + rate * scale * (sum of slopes(W) + N(0, sigma^2)), ``steps`` times from W = 0; then W's answers.
 
     For records that answer by slopes (``voting=slopes``). sigma: standard deviation of the noise of one number of the
-    sum, in slopes of length 1. first, rate: how far the first step goes and the later ones, of a Newton step whose
+    sum, in slopes of length 1; ``early`` times as much in every round but the last, where these only lead to features
+    in which the last one's model lies. first, rate: how far the first step goes and the later ones, of a Newton step whose
     curvature is 1 (a logistic loss's is at most 1/2 and mostly far less). adjacency: of the partition. Every public
     point gets an answer and its model's logits: how many are asked changes no price.
 
-    Guarantee: ``steps`` times D/sigma-GDP per round, adaptively composed, hence rho = steps D^2/(2 sigma^2) (zCDP), D
-    the L2 sensitivity of the sum: 1 under adjacency add_remove, 2 under replace_one. There is no discrete form.
+    Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
+    sigma in the last round and early x sigma before, D the L2 sensitivity of the sum: 1 under adjacency add_remove, 2
+    under replace_one. There is no discrete form.
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
@@ -35,31 +37,37 @@ class Descent(RecordMechanism):
     takes: ClassVar[str] = "sums slopes"
     l2: ClassVar[Mapping[str, float]] = SLOPE_L2
     name: str = "descent"
+    early: float = 1.0
     steps: int = 2
     first: float = 8.0
     rate: float = 16.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.positive("mechanism.early", self.early)
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first", self.first)
         checks.positive("mechanism.rate", self.rate)
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
-        """``steps`` sums per round, whatever it asks."""
-        return (self._price(self.steps * rounds if num_queries else 0),)
+        """``steps`` sums per round, whatever it asks; the last of the rounds has the last one's noise."""
+        if num_queries == 0:
+            return (self._price(0),)
+        before = (self._price(self.steps * (rounds - 1), self.early),) if rounds > 1 else ()
+        return (*before, self._price(self.steps))
 
     def release(self, votes: Votes | Ballots | Leanings, noise: NoiseSource, context: Context) -> Answers:
         """Answer every question of a round. ValueError: who does not answer by slopes, another adjacency or noise."""
         votes = self._accept_records(votes, Leanings, noise)
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
+        times = 1.0 if context.last else self.early
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
             slope_DC = votes.slope(weight_DC)
             # In whole numbers of 1/WHOLE: the last bits of a float could tell of what it was added to.
-            noisy_DC = (noise.gaussian(votes.shape, self.sigma * WHOLE, slope_DC.device) + slope_DC).round()
+            noisy_DC = (noise.gaussian(votes.shape, times * self.sigma * WHOLE, slope_DC.device) + slope_DC).round()
             weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / WHOLE
         score_PC = votes.scores(weight_DC)
         asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
-        return Answers(asked_QC.argmax(1), (self._price(self.steps),), score_PC=score_PC)
+        return Answers(asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC)
