@@ -19,6 +19,8 @@ GRID = 1 << 15
 """Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
 WHOLE = GRID**2
 """A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+SHORTEST = 1 / 64
+"""Cuts below would leave a change fewer than 512 units of the grid."""
 _BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
 _BLOCK = 4096
 
@@ -63,11 +65,14 @@ class Leanings:
 
     @property
     def l2(self) -> float:
-        """How far one privacy unit moves ``slope``."""
+        """How far one privacy unit moves ``slope`` where only what is longer than 1 is cut."""
         return SLOPE_L2[self.adjacency] * WHOLE
 
-    def slope(self, weight_DC: Tensor) -> Tensor:
-        """PRIVATE. The sum of all records' slopes, each of length at most 1, in units of 1/WHOLE, int64 [D, C]."""
+    def slope(self, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
+        """PRIVATE. The sum of all records' slopes in units of 1/WHOLE, int64 [D, C]; one unit moves it by ``cut * l2``.
+
+        cut: the length to which longer changes of a record's answer are cut, at most 1.
+        """
         weight_DC = weight_DC.double().cpu()
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
         named_NC = F.one_hot(self.y_N, self.num_classes).double()
@@ -77,8 +82,8 @@ class Leanings:
                 for share_C, z_D in zip(share_BC, z_BD, strict=True):
                     share_C.copy_((z_D.double() / GRID @ weight_DC).softmax(0))
             change_BC = named_BC - share_BC
-            change_BC = whole(change_BC / change_BC.norm(dim=1, keepdim=True).clamp(min=1))
-            assert bool((change_BC.square().sum(1) <= WHOLE).all())
+            change_BC = whole(change_BC * (cut / change_BC.norm(dim=1, keepdim=True).clamp(min=cut)))
+            assert bool((change_BC.square().sum(1) <= cut**2 * WHOLE).all())
             # Whole numbers below 2^53: exact in float64, in whatever order they are added.
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC

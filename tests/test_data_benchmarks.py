@@ -2,8 +2,11 @@
 
 import gzip
 import pickle
+import shutil
 import struct
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import scipy.io
@@ -14,6 +17,7 @@ from pate_torch.data.cifar10 import Cifar10
 from pate_torch.data.digits import Digits
 from pate_torch.data.fashion_mnist import FashionMnist
 from pate_torch.data.glyphs import CHARACTERS, Glyphs
+from pate_torch.data.handwriting import Handwriting, _atlas
 from pate_torch.data.mnist import Mnist
 from pate_torch.data.svhn import Svhn
 from pate_torch.protocols import DatasetSource
@@ -223,7 +227,71 @@ def test_glyphs_are_checked(wrong):
         Glyphs(**wrong)
 
 
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory):
+    """Four fonts, one without digits and one that is none."""
+    folder, shipped = tmp_path_factory.mktemp("fonts"), Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    for name in ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "DejaVuSansMono-Bold", "STIXSizOneSymReg"):
+        shutil.copy(shipped / f"{name}.ttf", folder)
+    (folder / "broken.otf").write_bytes(b"no font")
+    (folder / "licence.txt").write_text("free")
+    return folder
+
+
+def test_handwriting_is_a_prefix_of_larger_sets_and_made_from_the_seed(fonts):
+    assert _atlas(fonts).shape == (4, 10, 80, 80)
+    small, large = (Handwriting(path=fonts, private=n, public=50, test=20) for n in (300, 2500))
+    a, b = small.load(), large.load()
+    assert torch.equal(a.private.x, b.private.x[:300]) and torch.equal(a.private.y, b.private.y[:300])
+    assert torch.equal(a.pool.x, b.pool.x) and a.spec.nominal_size == 300
+    assert a.private.x.shape == (300, 1, 28, 28) and a.private.x.dtype == torch.uint8
+    other = Handwriting(path=fonts, private=300, public=50, test=20, seed=1).load()
+    assert not torch.equal(a.private.x, other.private.x)
+    assert not torch.equal(a.private.x[:20], a.evaluation.x)
+    counts = torch.bincount(b.private.y, minlength=10).double()
+    assert 1 < float(((counts - 250) ** 2 / 250).sum()) < 28  # chi-square(9), 0.1 % on either side; the seed is fixed
+
+
+def test_handwriting_lies_in_the_middle_and_can_be_told_apart(fonts):
+    from sklearn.neighbors import KNeighborsClassifier
+
+    dataset = Handwriting(path=fonts, private=3000, public=50, test=400).load()
+    x = dataset.private.x[:, 0].double()
+    at = torch.arange(28, dtype=torch.float64) - 13.5
+    for total in (x.sum(1), x.sum(2)):
+        assert float(((total @ at) / x.sum((1, 2))).abs().max()) < 0.7  # pixels; what is bent over the edge is lost
+    model = KNeighborsClassifier(3).fit(x.flatten(1).numpy(), dataset.private.y.numpy())
+    accuracy = model.score(dataset.evaluation.x.flatten(1).double().numpy(), dataset.evaluation.y.numpy())
+    assert 0.85 < accuracy < 0.995
+
+
+def test_some_fonts_are_rare(fonts):
+    """Of four, ranked as words are: shares 12/25, 6/25, 4/25, 3/25."""
+    plain = {"rotate": 0, "shear": 0, "scale": 0, "bend": 0}
+    dataset = Handwriting(path=fonts, private=6000, public=1, test=1, **plain).load()
+    ones = dataset.private.x[dataset.private.y == 1]
+    pictures, counts = torch.unique(ones.flatten(1), dim=0, return_counts=True)
+    assert len(pictures) == 12, "four fonts, three widths of stroke"
+    shares = counts.sort(descending=True).values.double() / len(ones)
+    expected = torch.tensor([12.0, 6, 4, 3]).repeat_interleave(3) / 75
+    assert float((shares - expected).abs().max()) < 5 * 0.016  # standard error of the largest, 600 ones
+
+
+@pytest.mark.parametrize(
+    "wrong,key", [({"path": "nowhere"}, "dataset.path"), ({"path": None}, "dataset.path"), ({"bend": -1}, "bend"),
+                  ({"rotate": 999}, "rotate"), ({"private": 0}, "dataset.private")],
+)  # fmt: skip
+def test_handwriting_is_checked(wrong, key):
+    with pytest.raises(ValueError, match=key):
+        Handwriting(**wrong).load()
+
+
+def test_a_folder_without_fonts_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"dataset\.path.*must hold fonts.*it holds 0 such files"):
+        Handwriting(path=tmp_path).load()
+
+
 def test_every_source_is_one_and_withholds_content():
-    for source in (Digits(), Mnist(), FashionMnist(), Svhn(), Cifar10(), Glyphs()):
+    for source in (Digits(), Mnist(), FashionMnist(), Svhn(), Cifar10(), Glyphs(), Handwriting()):
         assert isinstance(source, DatasetSource)
     assert "withheld" in repr(Digits().load()) and "withheld" in repr(Digits().load().private)

@@ -74,7 +74,8 @@ def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
     assert torch.allclose(records.slope(weight.detach()).double() / WHOLE, weight.grad, atol=40 * 3 / GRID)
 
 
-def test_a_change_longer_than_one_is_cut_and_nothing_else():
+@pytest.mark.parametrize("longest,some", [(1.0, (3, 40)), (0.25, (10, 40))])
+def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
     records, weight = leanings(), weights(size=60.0)
     z = records.z_ND.double() / GRID
     expected = torch.zeros(16, 3, dtype=torch.float64)
@@ -82,25 +83,26 @@ def test_a_change_longer_than_one_is_cut_and_nothing_else():
     for one, label in zip(z, records.y_N.tolist(), strict=True):
         p = np.exp(one.numpy() @ weight.numpy() - (one.numpy() @ weight.numpy()).max())
         change = np.eye(3)[label] - p / p.sum()
-        cut += np.linalg.norm(change) > 1
-        expected += torch.outer(one, torch.from_numpy(change / max(1.0, np.linalg.norm(change))))
-    assert 3 < cut < 40
-    assert torch.allclose(records.slope(weight).double() / WHOLE, expected, atol=40 * 3 / GRID)
+        cut += np.linalg.norm(change) > longest
+        expected += torch.outer(one, torch.from_numpy(change / max(1.0, np.linalg.norm(change) / longest)))
+    assert some[0] < cut < some[1]
+    assert torch.allclose(records.slope(weight, longest).double() / WHOLE, expected, atol=40 * 3 / GRID)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
-def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_one_bit_for_bit(size):
+@pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
+def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_bit_for_bit(size, cut):
     records, weight = leanings(), weights(size=size)
-    whole = records.slope(weight)
+    whole = records.slope(weight, cut)
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
         rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
         alone = dataclasses.replace(records, z_ND=records.z_ND[[gone]], y_N=records.y_N[[gone]])
-        assert torch.equal(whole - rest.slope(weight), alone.slope(weight))
-        assert 0 < int(alone.slope(weight).square().sum()) <= WHOLE**2 and records.l2 == WHOLE
+        assert torch.equal(whole - rest.slope(weight, cut), alone.slope(weight, cut))
+        assert 0 < int(alone.slope(weight, cut).square().sum()) <= (cut * WHOLE) ** 2 and records.l2 == WHOLE
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     shuffled = dataclasses.replace(records, z_ND=records.z_ND[order], y_N=records.y_N[order])
-    assert torch.equal(shuffled.slope(weight), whole)
+    assert torch.equal(shuffled.slope(weight, cut), whole)
 
 
 def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
@@ -122,8 +124,9 @@ def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be()
             alone = Leanings(one[None], torch.tensor([y]), torch.zeros(1, 7), 3, "add_remove", 1.0)
             sure = torch.zeros(7, 3, dtype=torch.float64)
             sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
-            length = float(alone.slope(sure).double().square().sum().sqrt()) / WHOLE
-            assert 0.999 < length <= 1
+            for cut in (1.0, 0.25):
+                length = float(alone.slope(sure, cut).double().square().sum().sqrt()) / WHOLE
+                assert 0.999 * cut < length <= cut
 
 
 def test_longer_features_than_promised_are_not_taken():
@@ -166,7 +169,7 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     for group, made in (("mechanism/descent", Descent(sigma=3.0, adjacency="add_remove")), ("voting/slopes", Slopes())):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
-        for key in ("early", "steps", "first", "rate", "ridge", "size"):
+        for key in ("early", "cut", "steps", "first", "rate", "ridge", "size"):
             assert given.get(key) == getattr(made, key, None)
     assert isinstance(Descent(sigma=3.0, adjacency="add_remove"), Mechanism)
     assert all(word in Descent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
@@ -180,6 +183,8 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
         {"noise": "discrete"},
         {"adjacency": "swap"},
         {"early": 0},
+        {"cut": 0},
+        {"cut": 1.5},
         {"steps": 0},
         {"rate": -1},
         {"first": 0},
@@ -200,21 +205,22 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
 
-def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else():
+@pytest.mark.parametrize("cut", [1.0, 0.25])
+def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     """The slow twin: steps written out, with the noise that was drawn; which has the accounted scale and no other."""
     records, source = leanings(), Recorder("torch")
-    mechanism = Descent(sigma=2.0, adjacency="add_remove", steps=100)
+    mechanism = Descent(sigma=2.0, adjacency="add_remove", steps=100, cut=cut)
     asked = torch.tensor([3, 50, 7])
     answers = mechanism.release(records.take(asked), source, CONTEXT)
     assert answers.events == mechanism.worst_case(3) and answers.noisy is None
     assert [kind for kind, _ in source.drawn] == ["gaussian"] * mechanism.steps
     weight = torch.zeros(16, 3, dtype=torch.float64)
     for step, (_, drawn) in enumerate(source.drawn):
-        noisy = (records.slope(weight) + drawn).round() / WHOLE
+        noisy = (records.slope(weight, cut) + drawn).round() / (cut * WHOLE)
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
     score = records.place_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
-    x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / WHOLE
+    x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * WHOLE)
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
 

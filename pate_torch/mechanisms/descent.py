@@ -10,7 +10,7 @@ import torch
 
 from pate_torch import checks
 from pate_torch.accounting.events import Event
-from pate_torch.leanings import WHOLE, Leanings
+from pate_torch.leanings import SHORTEST, WHOLE, Leanings
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise import NoiseSource
 from pate_torch.types import SLOPE_L2, Answers, Ballots, Context, Votes
@@ -18,17 +18,20 @@ from pate_torch.types import SLOPE_L2, Answers, Ballots, Context, Votes
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(RecordMechanism):
-    """W <- W + rate * scale * (sum of slopes(W) + N(0, sigma^2)), ``steps`` times from W = 0; then W's answers.
+    """W <- W + rate * scale * (sum of slopes(W)/cut + N(0, sigma^2)), ``steps`` times from W = 0; then W's answers.
 
-    For records that answer by slopes (``voting=slopes``). sigma: standard deviation of the noise of one number of the
-    sum, in slopes of length 1; ``early`` times as much in every round but the last, where these only lead to features
-    in which the last one's model lies. first, rate: how far the first step goes and the later ones, of a Newton step whose
-    curvature is 1 (a logistic loss's is at most 1/2 and mostly far less). adjacency: of the partition. Every public
-    point gets an answer and its model's logits: how many are asked changes no price.
+    For records that answer by slopes (``voting=slopes``). cut: length of the longest change of a record's answer, of at
+    most 1; a longer one is cut to it. After a few steps the changes of records that the model is right about are short,
+    and they count for more, beside the noise and beside the others, the shorter the longest is. sigma: standard
+    deviation of the noise of one number of the sum, in slopes of the greatest length; ``early`` times as much in every
+    round but the last, for these only lead to the features in which the last one's model lies. first, rate: how far the
+    first step goes and the later ones, of a Newton step whose curvature is ``cut`` (a logistic loss's is at most 1/2
+    and mostly far less). adjacency: of the partition. Every public point gets an answer and its model's logits: how
+    many are asked changes no price.
 
     Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
-    sigma in the last round and early x sigma before, D the L2 sensitivity of the sum: 1 under adjacency add_remove, 2
-    under replace_one. There is no discrete form.
+    sigma in the last round and early x sigma before, D the L2 sensitivity of the sum over cut: 1 under adjacency
+    add_remove, 2 under replace_one. There is no discrete form.
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
@@ -38,6 +41,7 @@ class Descent(RecordMechanism):
     l2: ClassVar[Mapping[str, float]] = SLOPE_L2
     name: str = "descent"
     early: float = 1.0
+    cut: float = 1.0
     steps: int = 2
     first: float = 8.0
     rate: float = 16.0
@@ -45,6 +49,7 @@ class Descent(RecordMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("mechanism.early", self.early)
+        checks.between("mechanism.cut", self.cut, SHORTEST, 1)
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first", self.first)
         checks.positive("mechanism.rate", self.rate)
@@ -61,13 +66,13 @@ class Descent(RecordMechanism):
         votes = self._accept_records(votes, Leanings, noise)
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
-        times = 1.0 if context.last else self.early
+        times, longest = 1.0 if context.last else self.early, self.cut * WHOLE
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
-            slope_DC = votes.slope(weight_DC)
+            slope_DC = votes.slope(weight_DC, self.cut)
             # In whole numbers of 1/WHOLE: the last bits of a float could tell of what it was added to.
-            noisy_DC = (noise.gaussian(votes.shape, times * self.sigma * WHOLE, slope_DC.device) + slope_DC).round()
-            weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / WHOLE
+            noisy_DC = (noise.gaussian(votes.shape, times * self.sigma * longest, slope_DC.device) + slope_DC).round()
+            weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / longest
         score_PC = votes.scores(weight_DC)
         asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
         return Answers(asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC)
