@@ -5,6 +5,7 @@ In whole numbers, so that sums are exact: no record has a say in the rounding of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import checks
-from pate_torch.threads import one_thread
 from pate_torch.types import SLOPE_L2
 
 GRID = 1 << 15
@@ -28,6 +28,17 @@ _BLOCK = 4096
 def whole(value: Tensor) -> Tensor:
     """Vectors of length at most 1 in units of 1/GRID, int64: towards zero, so that none is longer than GRID."""
     return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
+
+
+def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
+    """(weights as multiples of a unit, the unit: a power of 2).
+
+    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID long, stay
+    below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+    """
+    longest = float(weight_DC.norm(dim=0).max())
+    unit = 2.0 ** (math.frexp(longest)[1] - 36)
+    return (weight_DC / unit).round(), unit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,18 +84,15 @@ class Leanings:
 
         cut: the length to which longer changes of a record's answer are cut, at most 1.
         """
-        weight_DC = weight_DC.double().cpu()
+        weight_DC, unit = _whole_weights(weight_DC.double().cpu())
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
         named_NC = F.one_hot(self.y_N, self.num_classes).double()
         for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
-            share_BC = torch.empty_like(named_BC)
-            with one_thread():  # one by one, as in ``roll``
-                for share_C, z_D in zip(share_BC, z_BD, strict=True):
-                    share_C.copy_((z_D.double() / GRID @ weight_DC).softmax(0))
-            change_BC = named_BC - share_BC
+            # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
+            # a record's logits are the same in any company.
+            change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
             change_BC = whole(change_BC * (cut / change_BC.norm(dim=1, keepdim=True).clamp(min=cut)))
             assert bool((change_BC.square().sum(1) <= cut**2 * WHOLE).all())
-            # Whole numbers below 2^53: exact in float64, in whatever order they are added.
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC
 

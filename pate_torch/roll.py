@@ -23,6 +23,7 @@ def call(
     encoder: normalised points -> features; None: the normalised points themselves.
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+    encoder = encoder.to(memory_format=torch.channels_last)  # one image alone takes two thirds of the time
     private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
