@@ -259,7 +259,8 @@ def test_handwriting_lies_in_the_middle_and_can_be_told_apart(fonts):
     x = dataset.private.x[:, 0].double()
     at = torch.arange(28, dtype=torch.float64) - 13.5
     for total in (x.sum(1), x.sum(2)):
-        assert float(((total @ at) / x.sum((1, 2))).abs().max()) < 0.7  # pixels; what is bent over the edge is lost
+        off = ((total @ at) / x.sum((1, 2))).abs()  # pixels; a few are bent over the edge. (Else 1.5.)
+        assert float(off.quantile(0.99)) < 0.3 and float(off.max()) < 2
     model = KNeighborsClassifier(3).fit(x.flatten(1).numpy(), dataset.private.y.numpy())
     accuracy = model.score(dataset.evaluation.x.flatten(1).double().numpy(), dataset.evaluation.y.numpy())
     assert 0.85 < accuracy < 0.995
