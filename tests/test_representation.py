@@ -229,6 +229,7 @@ def test_principal_axes_keep_the_distances_of_their_plane(shape):
     kept = graph.principal(x, 4)
     u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     exact = u[:, :4] * s[:4]
+    kept, exact = kept.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
     torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(graph.principal(x, 90), x - x.mean(0))
 
