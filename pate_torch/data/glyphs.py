@@ -6,20 +6,20 @@ are batched affine warps of these, averaged down, with varying ink and noise. Re
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ImageFont
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch import checks
 from pate_torch.augment import Affine, warp
-from pate_torch.data import benchmark, locations
+from pate_torch.data import benchmark, drawn, locations
 from pate_torch.types import Dataset
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -64,33 +64,22 @@ class Glyphs:
         self._distortion()
 
     def load(self) -> Dataset:
-        private, public, test = (
-            self._records(part, count)
-            for part, count in (("private", self.private), ("public", self.public), ("test", self.test))
-        )
-        return benchmark.assemble(
+        atlas = _atlas(self.size * _OVERSAMPLING)[:, : self.num_classes]
+        return drawn.dataset(
+            kind="glyphs",
             name=self.name,
+            seed=self.seed,
             class_names=tuple(CHARACTERS[: self.num_classes]),
-            private=private,
-            held=(*public, *test),
-            nominal_size=self.private,
+            batch=functools.partial(self._batch, atlas),
+            size=_BATCH,
+            private=self.private,
+            public=self.public,
+            test=self.test,
         )
 
     def _distortion(self) -> Affine:
         """In pixels of the oversampled picture."""
         return Affine(rotate=self.rotate, shear=self.shear, scale=self.scale, shift=_OVERSAMPLING * self.shift)
-
-    def _records(self, part: str, count: int) -> tuple[Tensor, Tensor]:
-        atlas = _atlas(self.size * _OVERSAMPLING)[:, : self.num_classes]
-        x = torch.empty(count, 1, self.size, self.size, dtype=torch.uint8)
-        y = torch.empty(count, dtype=torch.int64)
-        for start in range(0, count, _BATCH):
-            # Whole batches are drawn, and the last one cut, so that the count changes no record.
-            generator = rng.torch_stream(self.seed, "glyphs", part, start)
-            images, labels = self._batch(atlas, generator)
-            kept = min(_BATCH, count - start)
-            x[start : start + kept], y[start : start + kept] = images[:kept], labels[:kept]
-        return x, y
 
     def _batch(self, atlas: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         label = torch.randint(self.num_classes, (_BATCH,), generator=generator)
@@ -103,19 +92,15 @@ class Glyphs:
         return (images.clamp(0, 1) * 255).round().to(torch.uint8), label
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def _atlas(size: int) -> Tensor:
     """Every font and character, centred by its box and 70 % of the picture high, float32 [fonts, 36, size, size]."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     atlas = np.zeros((len(FONTS), len(CHARACTERS), size, size), dtype=np.float32)
     for row, name in zip(atlas, FONTS, strict=True):
         font = _font(folder / f"{name}.ttf", 0.7 * size)
-        for picture, character in zip(row, CHARACTERS, strict=True):
-            left, top, right, bottom = font.getbbox(character)
-            image = Image.new("L", (size, size))
-            corner = ((size - left - right) / 2, (size - top - bottom) / 2)
-            ImageDraw.Draw(image).text(corner, character, fill=255, font=font)
-            picture[:] = np.asarray(image, dtype=np.float32) / 255
+        for place, character in zip(row, CHARACTERS, strict=True):
+            place[:] = drawn.picture(character, font, size)
     return torch.from_numpy(atlas)
 
 

@@ -1,5 +1,5 @@
-"""Digits of handwriting fonts, distorted: image records as hard as MNIST's, made offline, on which choices can be made
-that MNIST must not make.
+"""Digits of handwriting fonts, distorted: image records about as hard as MNIST's, made offline, on which choices can be
+made that MNIST must not make.
 
 A digit is drawn in a font, its strokes thickened, turned, sheared, stretched and bent smoothly, then centred by its
 mass. Fonts are as common as words are (Zipf), so that some styles are rare. Records are independent draws.
@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ImageFont
 from torch import Tensor
 
 from pate_torch import checks, rng
 from pate_torch.augment import Affine
-from pate_torch.data import benchmark, locations
+from pate_torch.data import benchmark, drawn, locations
 from pate_torch.types import Dataset
 
 SUFFIXES = (".otf", ".ttf", ".woff")
@@ -63,33 +63,24 @@ class Handwriting:
     def load(self) -> Dataset:
         """Raises ValueError where there is no folder, or no font in it has ten different digits."""
         atlas = _atlas(locations.existing("dataset.path", self.path, self.root))
-        private, public, test = (
-            self._records(atlas, part, count)
-            for part, count in (("private", self.private), ("public", self.public), ("test", self.test))
-        )
-        return benchmark.assemble(
+        order = torch.randperm(len(atlas), generator=rng.torch_stream(self.seed, "handwriting", "fonts"))
+        return drawn.dataset(
+            kind="handwriting",
             name=self.name,
+            seed=self.seed,
             class_names=tuple(_DIGITS),
-            private=private,
-            held=(*public, *test),
-            nominal_size=self.private,
+            batch=functools.partial(self._batch, atlas, 1 / (order + 1).double()),
+            size=_BATCH,
+            private=self.private,
+            public=self.public,
+            test=self.test,
         )
 
     def _distortion(self) -> Affine:
         return Affine(rotate=self.rotate, shear=self.shear, scale=self.scale)
 
-    def _records(self, atlas: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
-        order = torch.randperm(len(atlas), generator=rng.torch_stream(self.seed, "handwriting", "fonts"))
-        common_F = 1 / (order + 1).double()
-        batches = [
-            self._batch(atlas, common_F, rng.torch_stream(self.seed, "handwriting", part, start))
-            for start in range(0, count, _BATCH)
-        ]
-        x, y = (torch.cat(list(parts))[:count] for parts in zip(*batches, strict=True))
-        return x, y
-
     def _batch(self, atlas: Tensor, common_F: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Whole batches are drawn, and the last one cut, so that the count changes no record."""
+        """common_F: how common each font is, up to a factor."""
         label_B = torch.randint(10, (_BATCH,), generator=generator)
         font_B = torch.multinomial(common_F, _BATCH, replacement=True, generator=generator)
         x = atlas[font_B, label_B][:, None]
@@ -120,11 +111,11 @@ def _centred(x: Tensor) -> Tensor:
 def _atlas(folder: Path) -> Tensor:
     """Every font and digit, centred by its box, float32 [fonts, 10, 80, 80], in the order of the files' names."""
     files = sorted(file for file in folder.glob("**/*") if file.suffix.lower() in SUFFIXES)
-    drawn = [digits for digits in map(_digits, files) if digits is not None]
-    if not drawn:
+    fonts = [digits for digits in map(_digits, files) if digits is not None]
+    if not fonts:
         what = f"must hold fonts ({', '.join(SUFFIXES)}) with ten different digits; it holds {len(files)} such files"
         raise checks.fail("dataset.path", str(folder), what, "docs/your-own-data.md says where fonts are to be had.")
-    return torch.from_numpy(np.stack(drawn))
+    return torch.from_numpy(np.stack(fonts))
 
 
 def _digits(file: Path) -> np.ndarray | None:
@@ -134,16 +125,12 @@ def _digits(file: Path) -> np.ndarray | None:
     except OSError:
         return None
     pictures = np.zeros((10, _DRAWN, _DRAWN), dtype=np.float32)
-    for picture, digit in zip(pictures, _DIGITS, strict=True):
+    for place, digit in zip(pictures, _DIGITS, strict=True):
         left, top, right, bottom = font.getbbox(digit)
         if right - left < 4 or bottom - top < 10:
             return None
         fitting = font.font_variant(size=int(100 * 56 / max(right - left, bottom - top)))
-        left, top, right, bottom = fitting.getbbox(digit)
-        image = Image.new("L", (_DRAWN, _DRAWN))
-        corner = ((_DRAWN - left - right) / 2, (_DRAWN - top - bottom) / 2)
-        ImageDraw.Draw(image).text(corner, digit, fill=255, font=fitting)
-        picture[:] = np.asarray(image, dtype=np.float32) / 255
+        place[:] = drawn.picture(digit, fitting, _DRAWN)
     rows = pictures.reshape(10, -1)
     apart = np.abs(rows[:, None] - rows[None]).mean(2) + np.eye(10)
     # A font without digits has one box for them all.

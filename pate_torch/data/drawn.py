@@ -1,0 +1,55 @@
+"""What data sets drawn from fonts share: a character in a picture, and records in whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from pate_torch import rng
+from pate_torch.data import benchmark
+from pate_torch.types import Dataset
+
+Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+"""Random numbers -> a batch of records, always as many: uint8 [B, Ch, H, W] and int64 [B]."""
+
+
+def picture(character: str, font: ImageFont.FreeTypeFont, size: int) -> np.ndarray:
+    """A character, white on black and centred by its box, float32 [size, size]."""
+    left, top, right, bottom = font.getbbox(character)
+    image = Image.new("L", (size, size))
+    corner = ((size - left - right) / 2, (size - top - bottom) / 2)
+    ImageDraw.Draw(image).text(corner, character, fill=255, font=font)
+    return np.asarray(image, dtype=np.float32) / 255
+
+
+def dataset(
+    *,
+    kind: str,
+    name: str,
+    seed: int,
+    class_names: tuple[str, ...],
+    batch: Batch,
+    size: int,
+    private: int,
+    public: int,
+    test: int,
+) -> Dataset:
+    """So many records of each part, drawn by ``batch``, ``size`` at a time, from streams named after ``kind``."""
+
+    def records(part: str, count: int) -> tuple[Tensor, Tensor]:
+        # Whole batches are drawn, and the last one cut, so that the count changes no record.
+        drawn = [batch(rng.torch_stream(seed, kind, part, start)) for start in range(0, count, size)]
+        x, y = (torch.cat(parts)[:count] for parts in zip(*drawn, strict=True))
+        return x, y
+
+    return benchmark.assemble(
+        name=name,
+        class_names=class_names,
+        private=records("private", private),
+        held=(*records("public", public), *records("test", test)),
+        nominal_size=private,
+    )
