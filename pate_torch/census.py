@@ -7,8 +7,8 @@ thousand questions cost as much as one (``mechanisms.histogram``). The answers s
 records of a cell, and the public points of a cell may learn from that. A student of the first answers is public, so a
 second census may lie in its features, where the classes stand further apart.
 
-Guarantee: a ballot is a function of one unit's records and of public values, computed alone, so that no record has a
-say even in the rounding of another's. So one unit fills in one ballot of each round's table (``types.Ballots``), and
+Guarantee: a ballot is a function of one unit's records and of public values, and no record has a say even in the
+rounding of another's (``roll.each``). So one unit fills in one ballot of each round's table (``types.Ballots``), and
 rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbour labelling, with k = 1, cells of many public
 points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
@@ -82,7 +82,7 @@ class Records:
         """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
         nearest = functools.partial(cells, asked_QD=asked_QD)
-        row_N = roll.one_by_one(nearest, self.encoder, self.private, self.spec, self.progress)
+        row_N = roll.each(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _one_ballot_each(row_N, self.private)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)

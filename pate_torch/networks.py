@@ -307,14 +307,52 @@ class Unit(nn.Module):
         return F.normalize(x.float().flatten(1), dim=1)
 
 
-def probe(input_shape: tuple[int, ...], num_classes: int, *, of: Mapping[str, Any] | None = None) -> nn.Module:
-    """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options. A
-    student only.
+class Among(nn.Module):
+    """Where the public points around it lie, of a feature of unit length: [B, D] -> [B, D].
+
+    The mean of its ``neighbours`` nearest of P public points, each weighing d_K^2 - d_k^2: the last one nothing, so
+    that the mean does not jump where one takes the place of another. (A step of mean shift, Fukunaga and Hostetler
+    1975: features move to where public points are dense, and classes apart.)
+    """
+
+    def __init__(self, points: int, width: int, neighbours: int) -> None:
+        super().__init__()
+        self.neighbours = min(neighbours, points)
+        self.register_buffer("place_PD", torch.zeros(points, width))
+        self.place_PD: Tensor
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        near = (x_BD @ self.place_PD.T).topk(self.neighbours, dim=1)  # d^2 = 2 - 2 x.p
+        weight_BK = (near.values - near.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
+        weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
+        return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
+
+
+def among(encoder: nn.Module, place_PD: Tensor, neighbours: int) -> nn.Module:
+    """The encoder with its features moved ``among`` those of the public points, place_PD; 0 neighbours: as they are."""
+    if neighbours == 0:
+        return encoder
+    moved = Among(len(place_PD), place_PD.shape[1], neighbours)
+    moved.place_PD.copy_(place_PD)
+    return nn.Sequential(encoder, Unit(), moved)
+
+
+def probe(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    of: Mapping[str, Any] | None = None,
+    points: int = 0,
+    neighbours: int = 0,
+) -> nn.Module:
+    """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options.
+    ``neighbours``: the features are moved ``among`` those of so many of the public ``points``. A student only.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
     trunk = beneath(build(design["name"], input_shape, num_classes, **design["options"])).eval()
     with torch.no_grad():
         width = Unit()(trunk(torch.zeros(1, *input_shape))).shape[1]
+    trunk = among(trunk, torch.zeros(points, width), neighbours)
     return nn.Sequential(trunk, Unit(), nn.Linear(width, num_classes))
 
 

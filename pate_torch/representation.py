@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -206,7 +207,8 @@ def transfer(encoder: nn.Module, network: nn.Module) -> None:
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
-    device = next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
+    held = itertools.chain(encoder.parameters(), encoder.buffers())
+    device = next((tensor.device for tensor in held), torch.device("cpu"))
     encoder.eval()
     parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
     return F.normalize(torch.cat(parts), dim=1)

@@ -91,7 +91,7 @@ def report(
         census_rounds=taken,
         slopes=release.score_RPC is not None,
         other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
-        # Records are asked one by one: how long that took tells how many there are, to a few records.
+        # Every record is asked: how long that took tells how many there are, to a few records.
         seconds={stage: took for stage, took in seconds.items() if not (taken and stage in ("census", "labels"))},
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth) or None,

@@ -1,11 +1,13 @@
-"""What a census and slopes share: the records of all shards, in features of the public points, each encoded alone."""
+"""What a census and slopes share: the records of all shards, in features of the public points."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.data.units import take
@@ -23,29 +25,44 @@ def call(
     encoder: normalised points -> features; None: the normalised points themselves.
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
-    encoder = encoder.to(memory_format=torch.channels_last)  # one image alone takes two thirds of the time
+    encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
     private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
 
-def one_by_one(
+_SLOTS = 8
+"""Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
+
+
+def each(
     say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
 ) -> Tensor:
-    """PRIVATE. What ``say`` makes of the features [1, D] of each record, [N, ...]: one record at a time.
+    """PRIVATE. What ``say`` makes of the features of each record, [N, ...]; it gets those of a batch, [8, D].
 
-    In a batch the rounding of one could follow from how many others there are. (A batch would take a fifth to three
-    quarters less time, by network and processor.)
+    In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
+    Here all batches are of one shape, filled up with blanks, and a record's place in its batch follows from its content
+    alone. What is added in which order follows from shape and place: so none has a say in the rounding of another's.
     """
+    slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
+    slot_N = torch.tensor(slots, dtype=torch.int64)
+    before_NS = F.one_hot(slot_N, _SLOTS).cumsum(0)  # records of each slot, up to and with this one
+    row_N = _SLOTS * (before_NS.gather(1, slot_N[:, None]).squeeze(1) - 1) + slot_N
+    longest = max(1, int(torch.bincount(slot_N, minlength=_SLOTS).max()))
+    x_RP = private.x.new_zeros((_SLOTS * longest, *private.x.shape[1:]))
+    x_RP[row_N] = private.x
 
-    def ask(x_BP: Tensor, progress: Progress) -> Tensor:
-        said, parts = [], x_BP.split(1)
-        for n, x in enumerate(parts):
-            said.append(say(encode(encoder, x, spec)))
-            progress(n + 1, len(parts))
+    def ask(batches: Sequence[Tensor], progress: Progress) -> Tensor:
+        said = []
+        for n, x_BP in enumerate(batches):
+            said.append(say(encode(encoder, x_BP, spec)))
+            progress(n + 1, len(batches))
         return torch.cat(said)
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private
 
-    parts = private.x.tensor_split(max(1, min(torch.get_num_threads(), len(private.x))))
-    return torch.cat(side_by_side([functools.partial(ask, x_BP) for x_BP in parts], torch.device("cpu"), tell))
+    batches = x_RP.split(_SLOTS)
+    workers = min(torch.get_num_threads(), len(batches))
+    shares = [batches[len(batches) * k // workers : len(batches) * (k + 1) // workers] for k in range(workers)]
+    said = side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
+    return torch.cat(said)[row_N]

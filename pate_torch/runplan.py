@@ -19,6 +19,7 @@ from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.slopes import Slopes
+from pate_torch.students.carried import Carried
 from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
@@ -100,8 +101,8 @@ class Plan:
             self._check_succession()
         if self.census is not None:
             self._check_census()
-        if getattr(self.student, "last", None) == "model":
-            self._check_model()
+        if isinstance(self.student, Carried) and self.student.last == "model":
+            self._check_model(self.student)
 
     def _check_succession(self) -> None:
         if self.rounds < 2:
@@ -126,12 +127,15 @@ class Plan:
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")
 
-    def _check_model(self) -> None:
+    def _check_model(self, student: Carried) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not isinstance(self.census, Slopes):
             fix = "Use voting=slopes mechanism=descent, or student.last=student."
             raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
-        if self.rounds > 1 and self.refit != dataclasses.replace(self.student, last="student"):  # type: ignore[type-var]
+        if student.neighbours != self.census.neighbours:
+            fix = f"Use student.neighbours={self.census.neighbours}."
+            raise checks.fail("student.neighbours", student.neighbours, "must be voting.neighbours", fix)
+        if self.rounds > 1 and self.refit != student.before:
             fix = "Use student@refit=carried with the values of student."
             raise checks.fail("student.last", "model", "needs a refit that is the same student but for last", fix)
 

@@ -10,9 +10,9 @@ apart, and a second round starts anew there.
 The features are turned and scaled so that the public points spread alike in every direction (their covariance is
 public, so a step as good as Newton's costs nothing more); z and the change e_y - softmax(z W) are cut to length 1.
 
-Guarantee: a slope is a function of one unit's record and of public values, computed alone and written in whole
-numbers, so that sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most
-``WHOLE``. So one unit more or less moves the sum by at most ``SLOPE_L2`` x ``WHOLE``.
+Guarantee: a slope is a function of one unit's record and of public values (``roll.each``), written in whole numbers: so
+sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most ``WHOLE``. So one
+unit more or less moves the sum by at most ``SLOPE_L2`` x ``WHOLE``.
 Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
 """
 
@@ -24,10 +24,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, roll
+from pate_torch import checks, networks, roll
 from pate_torch.data.units import one_per_unit
 from pate_torch.leanings import Leanings, whole
 from pate_torch.protocols import Progress, silent
+from pate_torch.representation import encode
 from pate_torch.types import Dataset, Shards
 
 _MOST = 1 << 22
@@ -39,15 +40,19 @@ class Slopes:
     """ridge: added to the variance of every direction of the public points, of the mean variance: directions in which
     the public points hardly spread would carry noise alone. size: about how many records there are, which must be
     public knowledge: it sets how far a slope moves the model; None: what the data set declares (``nominal_size``).
+    neighbours: of a record only so many public points around it count, in whose midst it is taken to lie
+    (``networks.Among``); 0: it lies where it lies. That helps where the noise is large.
     """
 
     mechanism: ClassVar[str] = "descent"
     name: str = "slopes"
     ridge: float = 0.1
     size: int | None = None
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         checks.positive("voting.ridge", self.ridge)
+        checks.integer("voting.neighbours", self.neighbours, low=0)
         if self.size is not None:
             checks.integer("voting.size", self.size, low=1, high=_MOST - 1)
 
@@ -79,10 +84,11 @@ class Slopes:
         """
         self.check(data)
         private, encoder, place_PD = roll.call(data, shards, encoder, device)
+        if self.neighbours:
+            encoder = networks.among(encoder, place_PD, self.neighbours).to(device)
+            place_PD = encode(encoder, data.pool.x, data.spec)
         private, frame = one_per_unit(private), Frame.of(place_PD, self.ridge)
-        z_ND = roll.one_by_one(
-            lambda place_1D: whole(frame.bounded(place_1D)).int(), encoder, private, data.spec, progress
-        )
+        z_ND = roll.each(lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress)
         size = self.declared(data)
         assert size is not None
         return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, frame.radius / size)

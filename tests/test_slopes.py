@@ -377,9 +377,8 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
 MODEL = ["representation=contrastive", "recommended.representation_steps=4", "student.last=model"]
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("members", [1, 2])
-def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rounds,members,neighbours", [(1, 1, 0), (1, 2, 5), (2, 1, 5), (2, 2, 0)])
+def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbours, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
     kept, fitted, records = [], [], Slopes.records
 
@@ -391,25 +390,50 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     fit = GradientStudent.fit
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = [f"representation.encoders={members}", f"student.members={members}", f"refit.members={members}"]
-    plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *several, f"query.rounds={rounds}")
+    settings = [
+        *several,
+        f"query.rounds={rounds}",
+        f"voting.neighbours={neighbours}",
+        f"student.neighbours={neighbours}",
+    ]
+    plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings)
     report = pipeline.run(plan)
     assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.source.load()
     leanings, given = kept[-1]
-    frame = Frame.of(encode(given["encoder"], data.pool.x, data.spec), plan.census.ridge)
+    encoder = networks.among(given["encoder"], encode(given["encoder"], data.pool.x, data.spec), neighbours)
+    frame = Frame.of(encode(encoder, data.pool.x, data.spec), plan.census.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
-        said = frame(encode(given["encoder"], x, data.spec)).double() @ weight_DC
+        said = frame(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = student.logits(x).double()
         assert float((centred(ours) - centred(said)).abs().max()) < 0.05 * float(centred(said).std())
     assert report.student_accuracy == pytest.approx(
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
     )
-    again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *several, f"query.rounds={rounds}"))
+    again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings))
     assert again.reused and again.student_accuracy == report.student_accuracy
     assert export(student, tmp_path / "model.pt2").is_file()
+
+
+def test_a_point_among_its_neighbours_lies_in_their_midst():
+    """Against every distance written out; the last neighbour has no weight, so that none comes in by a jump."""
+    drawn = torch.Generator().manual_seed(0)
+    place, x = (torch.nn.functional.normalize(torch.randn(n, 6, generator=drawn), dim=1) for n in (40, 25))
+    moved = networks.among(torch.nn.Flatten(), place, 7)(x)
+    for point, ours in zip(x.double(), moved, strict=True):
+        squared = (place.double() - point).square().sum(1)
+        near = squared.argsort()[:7]
+        weight = squared[near[-1]] - squared[near]
+        slow = (weight[:, None] * place[near].double()).sum(0) / weight.sum()
+        torch.testing.assert_close(ours.double(), slow, rtol=0, atol=1e-5)
+    third = x[:1] + torch.linspace(0, 1, 2001)[:, None] * (x[1:2] - x[:1])  # on the way some give way to others
+    steps = networks.among(torch.nn.Flatten(), place, 7)(third).diff(dim=0).norm(dim=1)
+    assert float(steps.max()) < 0.02 < float(steps.sum())
+    same = torch.nn.functional.normalize(torch.ones(9, 6), dim=1)
+    torch.testing.assert_close(networks.among(torch.nn.Flatten(), same, 4)(x[:3]), same[:3])  # equal ones weigh alike
 
 
 def centred(logit_PC: torch.Tensor) -> torch.Tensor:
@@ -467,6 +491,9 @@ def test_edited_scores_are_refused(run, edit):
         (["voting=census", "mechanism=histogram", "student=carried", "student.last=model"], "voting=slopes"),
         ([*SLOPES, "student.last=model", "query.rounds=2"], "refit"),
         ([*TWO_ROUNDS, "student.last=model", "student.trust=0.7"], "refit"),
+        ([*TWO_ROUNDS, "student.last=model", "voting.neighbours=3"], "student.neighbours"),
+        ([*TWO_ROUNDS, "student.neighbours=3"], "student.last=model"),
+        ([*SLOPES, "voting.neighbours=-1"], "voting.neighbours"),
     ],
     ids=" ".join,
 )
@@ -495,7 +522,7 @@ def test_slopes_in_python(tmp_path):
     assert pate.report(test_x, test_y).slopes
 
 
-CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3")
+CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3", "voting.neighbours=16")
 
 
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])
@@ -505,7 +532,9 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.rounds), plan.delta)
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     # Else the guiding students would be trained a second time, and the last model's features be others.
-    assert plan.student == dataclasses.replace(plan.refit, last="model")
+    neighbours = 16 if overrides else 0
+    assert plan.student == dataclasses.replace(plan.refit, last="model", neighbours=neighbours)
+    assert plan.census.neighbours == neighbours
 
 
 def test_a_census_has_a_mechanism_of_its_own():

@@ -28,17 +28,21 @@ def answering(
     before: Student | None,
     representation: Representation | None,
     *,
+    neighbours: int,
     seed: int,
     device: torch.device,
 ) -> Student:
     """The model behind one round's probabilities, in the features of the students ``before``; None: those of the
-    representation, or, without one, the points themselves.
+    representation, or, without one, the points themselves. neighbours: as of the round's ``Slopes``.
 
     Raises ValueError where there are no probabilities, or no model that is linear in those features has them.
     """
     trunk, network = _trunk(task, before, representation, seed, device)
     if task.belief_QC is None:
         raise _not_linear("the answers are labels")
+    trunk = trunk.to(device)
+    if neighbours:
+        trunk = networks.among(trunk, encode(trunk, task.pool_x, task.spec), neighbours).to(device)
     place_QD = encode(trunk, task.pool_x[task.query_Q.cpu()], task.spec).double()
     share_QC = task.belief_QC.cpu().double()
     fitted_Q = (share_QC > _SMALLEST).all(1)
@@ -50,7 +54,8 @@ def answering(
     off = float((known_QD @ weight_DC - logit_QC).abs().max()) if len(known_QD) else float("inf")
     if not off < _OFF:
         raise _not_linear(f"the nearest linear model misses them by {off:.2g}")
-    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network)
+    of = {"of": network} if not neighbours else {"of": network, "points": len(task.pool_x), "neighbours": neighbours}
+    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, **of)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
     state |= {"2.weight": weight_DC[:-1].T.float().contiguous(), "2.bias": weight_DC[-1].float()}

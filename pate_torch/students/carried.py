@@ -43,6 +43,7 @@ class Carried(Turns):
     ``last``: what is given in the end. "student": one that learnt from the last round's answers. "model": the linear
     model itself that gave them (``voting=slopes``), in the features of the students before. It was led by the private
     records, which those students never saw, and so does not repeat what they got wrong of the public points.
+    ``neighbours``: its own, ``voting.neighbours``.
     """
 
     name: str = "carried"
@@ -54,6 +55,7 @@ class Carried(Turns):
     generations: int = 2
     members: int = 1
     last: str = "student"
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +66,14 @@ class Carried(Turns):
         checks.integer("student.generations", self.generations, low=1)
         checks.integer("student.members", self.members, low=1)
         checks.one_of("student.last", self.last, ("student", "model"))
+        checks.integer("student.neighbours", self.neighbours, low=0)
+        if self.neighbours and self.last != "model":
+            raise checks.fail("student.neighbours", self.neighbours, "is the model's", "Use student.last=model.")
+
+    @property
+    def before(self) -> Carried:
+        """The recipe of the students that a last model follows: this one, where there is no such model."""
+        return replace(self, last="student", neighbours=0)
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
@@ -88,13 +98,15 @@ class Carried(Turns):
         told = learnt[:1] * self.generations + learnt[1:]
         student: Student | None = None
         curves: dict[str, list[tuple[int, float]]] = {}
-        name = repr(replace(self, last="student"))  # what guided the rounds has learnt from all of them so far
+        name = repr(self.before)  # what guided the rounds has learnt from all of them so far
         for turn in range(len(told)):
             learn = functools.partial(self._generation, told, turn, student, seed, device, progress, log)
             student = remembered((name, seed, device), told[: turn + 1], learn)
             curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
         if self.last == "model":
-            student = answering(rounds[-1], student, self.representation, seed=seed, device=device)
+            student = answering(
+                rounds[-1], student, self.representation, neighbours=self.neighbours, seed=seed, device=device
+            )
         assert student is not None
         return replace(student, curves=curves)
 
