@@ -39,13 +39,13 @@ def test_every_experiment_composes(name, tmp_path):
 
 
 def test_low_epsilon_is_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
-    plan, _ = configured(tmp_path, "experiment=mnist_low_epsilon")
+    plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
     assert plan.source.name == "mnist" and plan.num_teachers == 1000
     assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
     assert isinstance(plan.recipe.start, PublicStart) and plan.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
     assert plan.representation == plan.recipe.start.representation == plan.student.representation
-    other, _ = configured(tmp_path, "experiment=mnist_low_epsilon", "mechanism=confident")
+    other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 
 
@@ -55,7 +55,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
         assert configured(tmp_path, *f"dataset={name}".split())[0].transduction is None
     assert configured(tmp_path, "dataset=mnist", "voting=transductive")[0].transduction == Transduction()
-    for name in ("mnist_pate", "mnist_low_epsilon"):
+    for name in ("mnist_pate", "mnist_prototypes"):
         assert configured(tmp_path, f"experiment={name}")[0].transduction == Transduction()
 
 
@@ -65,7 +65,7 @@ TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "
 def test_low_epsilon_runs_on_glyphs(tmp_path):
     found = run(
         tmp_path,
-        "experiment=mnist_low_epsilon",
+        "experiment=mnist_prototypes",
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),

@@ -527,7 +527,7 @@ CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3", "votin
 
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])
 def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
-    plan = configured(tmp_path, "experiment=mnist_slopes", *overrides)
+    plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
     assert plan.source.name == "mnist" and isinstance(plan.census, Slopes) and plan.guided and plan.rounds == 2
     price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.rounds), plan.delta)
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
