@@ -41,7 +41,8 @@ def each(
 
     In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
     Here all batches are of one shape, filled up with blanks, and a record's place in its batch follows from its content
-    alone. What is added in which order follows from shape and place: so none has a say in the rounding of another's.
+    alone. What is added in which order follows from shape, place and how the memory is aligned: so none has a say in
+    the rounding of another's.
     """
     slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
     slot_N = torch.tensor(slots, dtype=torch.int64)
@@ -54,6 +55,7 @@ def each(
     def ask(batches: Sequence[Tensor], progress: Progress) -> Tensor:
         said = []
         for n, x_BP in enumerate(batches):
+            x_BP = x_BP.clone()  # a part of a tensor is aligned as it comes
             said.append(say(encode(encoder, x_BP, spec)))
             progress(n + 1, len(batches))
         return torch.cat(said)
