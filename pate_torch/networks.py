@@ -328,15 +328,6 @@ class Among(nn.Module):
         return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
 
 
-def among(encoder: nn.Module, place_PD: Tensor, neighbours: int) -> nn.Module:
-    """The encoder with its features moved ``among`` those of the public points, place_PD; 0 neighbours: as they are."""
-    if neighbours == 0:
-        return encoder
-    moved = Among(len(place_PD), place_PD.shape[1], neighbours)
-    moved.place_PD.copy_(place_PD)
-    return nn.Sequential(encoder, Unit(), moved)
-
-
 def probe(
     input_shape: tuple[int, ...],
     num_classes: int,
@@ -346,13 +337,14 @@ def probe(
     neighbours: int = 0,
 ) -> nn.Module:
     """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options.
-    ``neighbours``: the features are moved ``among`` those of so many of the public ``points``. A student only.
+    ``neighbours``: the features are moved among those of so many of the public ``points``. A student only.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
     trunk = beneath(build(design["name"], input_shape, num_classes, **design["options"])).eval()
     with torch.no_grad():
         width = Unit()(trunk(torch.zeros(1, *input_shape))).shape[1]
-    trunk = among(trunk, torch.zeros(points, width), neighbours)
+    if neighbours:
+        trunk = nn.Sequential(trunk, Unit(), Among(points, width, neighbours))
     return nn.Sequential(trunk, Unit(), nn.Linear(width, num_classes))
 
 

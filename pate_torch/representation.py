@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -207,8 +206,21 @@ def transfer(encoder: nn.Module, network: nn.Module) -> None:
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
-    held = itertools.chain(encoder.parameters(), encoder.buffers())
-    device = next((tensor.device for tensor in held), torch.device("cpu"))
+    device = _device(encoder)
     encoder.eval()
     parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
     return F.normalize(torch.cat(parts), dim=1)
+
+
+def among(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbours: int) -> nn.Module:
+    """The encoder, its features moved among those of the raw public points (``networks.Among``); 0: as they are."""
+    if neighbours == 0:
+        return encoder
+    place_PD = encode(encoder, x_P, spec)
+    moved = networks.Among(len(place_PD), place_PD.shape[1], neighbours)
+    moved.place_PD.copy_(place_PD)
+    return nn.Sequential(encoder, networks.Unit(), moved.to(_device(encoder)))
+
+
+def _device(encoder: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))

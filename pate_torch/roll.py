@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,20 +12,22 @@ from torch import Tensor, nn
 
 from pate_torch.data.units import take
 from pate_torch.protocols import Progress
-from pate_torch.representation import encode
+from pate_torch.representation import among, encode
 from pate_torch.threads import side_by_side
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 
 def call(
-    data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str
+    data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbours: int = 0
 ) -> tuple[PrivateData, nn.Module, Tensor]:
     """(PRIVATE: the records of all shards; the encoder; unit-length features of the public points).
 
-    encoder: normalised points -> features; None: the normalised points themselves.
+    encoder: normalised points -> features; None: the normalised points themselves. neighbours: public points among
+    which features are moved.
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
     encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
+    encoder = among(encoder, data.pool.x, data.spec, neighbours)
     private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
@@ -46,25 +48,23 @@ def each(
     """
     slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
     slot_N = torch.tensor(slots, dtype=torch.int64)
-    before_NS = F.one_hot(slot_N, _SLOTS).cumsum(0)  # records of each slot, up to and with this one
-    row_N = _SLOTS * (before_NS.gather(1, slot_N[:, None]).squeeze(1) - 1) + slot_N
-    longest = max(1, int(torch.bincount(slot_N, minlength=_SLOTS).max()))
-    x_RP = private.x.new_zeros((_SLOTS * longest, *private.x.shape[1:]))
-    x_RP[row_N] = private.x
+    so_far_NS = F.one_hot(slot_N, _SLOTS).cumsum(0)  # records of each slot, up to and with this one
+    batch_N = so_far_NS.gather(1, slot_N[:, None]).squeeze(1) - 1
+    batches = max(1, int(torch.bincount(slot_N, minlength=_SLOTS).max()))
+    x_RSP = private.x.new_zeros((batches, _SLOTS, *private.x.shape[1:]))
+    x_RSP[batch_N, slot_N] = private.x
 
-    def ask(batches: Sequence[Tensor], progress: Progress) -> Tensor:
+    def ask(x_RSP: Tensor, progress: Progress) -> Tensor:
         said = []
-        for n, x_BP in enumerate(batches):
-            x_BP = x_BP.clone()  # a part of a tensor is aligned as it comes
-            said.append(say(encode(encoder, x_BP, spec)))
-            progress(n + 1, len(batches))
-        return torch.cat(said)
+        for n, x_SP in enumerate(x_RSP):
+            # A clone, as a part of a tensor is aligned as it comes.
+            said.append(say(encode(encoder, x_SP.clone(), spec)))
+            progress(n + 1, len(x_RSP))
+        return torch.stack(said)
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private
 
-    batches = x_RP.split(_SLOTS)
-    workers = min(torch.get_num_threads(), len(batches))
-    shares = [batches[len(batches) * k // workers : len(batches) * (k + 1) // workers] for k in range(workers)]
+    shares = x_RSP.tensor_split(min(torch.get_num_threads(), batches))
     said = side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
-    return torch.cat(said)[row_N]
+    return torch.cat(said)[batch_N, slot_N]

@@ -24,11 +24,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, networks, roll
+from pate_torch import checks, roll
 from pate_torch.data.units import one_per_unit
 from pate_torch.leanings import Leanings, whole
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import encode
 from pate_torch.types import Dataset, Shards
 
 _MOST = 1 << 22
@@ -83,10 +82,7 @@ class Slopes:
         normalised points themselves. Raises ValueError as ``check`` does.
         """
         self.check(data)
-        private, encoder, place_PD = roll.call(data, shards, encoder, device)
-        if self.neighbours:
-            encoder = networks.among(encoder, place_PD, self.neighbours).to(device)
-            place_PD = encode(encoder, data.pool.x, data.spec)
+        private, encoder, place_PD = roll.call(data, shards, encoder, device, self.neighbours)
         private, frame = one_per_unit(private), Frame.of(place_PD, self.ridge)
         z_ND = roll.each(lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress)
         size = self.declared(data)

@@ -38,7 +38,7 @@ def test_every_experiment_composes(name, tmp_path):
     assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline"})
 
 
-def test_low_epsilon_is_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
+def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
     assert plan.source.name == "mnist" and plan.num_teachers == 1000
     assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
@@ -62,7 +62,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
 TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
-def test_low_epsilon_runs_on_glyphs(tmp_path):
+def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
         "experiment=mnist_prototypes",

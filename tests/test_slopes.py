@@ -31,7 +31,7 @@ from pate_torch.networks import Beside
 from pate_torch.noise import NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
-from pate_torch.representation import Representation, encode
+from pate_torch.representation import Representation, among, encode
 from pate_torch.slopes import Frame, Slopes
 from pate_torch.students.carried import Carried
 from pate_torch.students.export import export
@@ -377,7 +377,9 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
 MODEL = ["representation=contrastive", "recommended.representation_steps=4", "student.last=model"]
 
 
-@pytest.mark.parametrize("rounds,members,neighbours", [(1, 1, 0), (1, 2, 5), (2, 1, 5), (2, 2, 0)])
+@pytest.mark.parametrize(
+    "rounds,members,neighbours", [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5), (2, 2, 5)]
+)
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbours, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
     kept, fitted, records = [], [], Slopes.records
@@ -402,7 +404,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.source.load()
     leanings, given = kept[-1]
-    encoder = networks.among(given["encoder"], encode(given["encoder"], data.pool.x, data.spec), neighbours)
+    encoder = among(given["encoder"], data.pool.x, data.spec, neighbours)
     frame = Frame.of(encode(encoder, data.pool.x, data.spec), plan.census.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
@@ -418,22 +420,27 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert export(student, tmp_path / "model.pt2").is_file()
 
 
+def moved(place: torch.Tensor, neighbours: int) -> networks.Among:
+    module = networks.Among(*place.shape, neighbours)
+    module.place_PD.copy_(place)
+    return module
+
+
 def test_a_point_among_its_neighbours_lies_in_their_midst():
     """Against every distance written out; the last neighbour has no weight, so that none comes in by a jump."""
     drawn = torch.Generator().manual_seed(0)
     place, x = (torch.nn.functional.normalize(torch.randn(n, 6, generator=drawn), dim=1) for n in (40, 25))
-    moved = networks.among(torch.nn.Flatten(), place, 7)(x)
-    for point, ours in zip(x.double(), moved, strict=True):
+    for point, ours in zip(x.double(), moved(place, 7)(x), strict=True):
         squared = (place.double() - point).square().sum(1)
         near = squared.argsort()[:7]
         weight = squared[near[-1]] - squared[near]
         slow = (weight[:, None] * place[near].double()).sum(0) / weight.sum()
         torch.testing.assert_close(ours.double(), slow, rtol=0, atol=1e-5)
     third = x[:1] + torch.linspace(0, 1, 2001)[:, None] * (x[1:2] - x[:1])  # on the way some give way to others
-    steps = networks.among(torch.nn.Flatten(), place, 7)(third).diff(dim=0).norm(dim=1)
+    steps = moved(place, 7)(third).diff(dim=0).norm(dim=1)
     assert float(steps.max()) < 0.02 < float(steps.sum())
     same = torch.nn.functional.normalize(torch.ones(9, 6), dim=1)
-    torch.testing.assert_close(networks.among(torch.nn.Flatten(), same, 4)(x[:3]), same[:3])  # equal ones weigh alike
+    torch.testing.assert_close(moved(same, 4)(x[:3]), same[:3])  # equal ones weigh alike
 
 
 def centred(logit_PC: torch.Tensor) -> torch.Tensor:

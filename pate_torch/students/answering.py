@@ -13,7 +13,7 @@ from torch import nn
 
 from pate_torch import checks, networks
 from pate_torch.protocols import Student, StudentTask
-from pate_torch.representation import Representation, encode
+from pate_torch.representation import Representation, among, encode
 
 _SMALLEST = 1e-30
 """Probabilities below, of which float32 knows few digits, are not fitted."""
@@ -40,9 +40,7 @@ def answering(
     trunk, network = _trunk(task, before, representation, seed, device)
     if task.belief_QC is None:
         raise _not_linear("the answers are labels")
-    trunk = trunk.to(device)
-    if neighbours:
-        trunk = networks.among(trunk, encode(trunk, task.pool_x, task.spec), neighbours).to(device)
+    trunk = among(trunk.to(device), task.pool_x, task.spec, neighbours)
     place_QD = encode(trunk, task.pool_x[task.query_Q.cpu()], task.spec).double()
     share_QC = task.belief_QC.cpu().double()
     fitted_Q = (share_QC > _SMALLEST).all(1)
@@ -54,8 +52,8 @@ def answering(
     off = float((known_QD @ weight_DC - logit_QC).abs().max()) if len(known_QD) else float("inf")
     if not off < _OFF:
         raise _not_linear(f"the nearest linear model misses them by {off:.2g}")
-    of = {"of": network} if not neighbours else {"of": network, "points": len(task.pool_x), "neighbours": neighbours}
-    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, **of)
+    moved = {"points": len(task.pool_x), "neighbours": neighbours} if neighbours else {}
+    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
     state |= {"2.weight": weight_DC[:-1].T.float().contiguous(), "2.bias": weight_DC[-1].float()}
