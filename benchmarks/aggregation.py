@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.rng import torch_stream
 from pate_torch.teachers.voting import count
 from pate_torch.types import Context, Votes
@@ -51,7 +51,7 @@ def main() -> None:
     array_KQ = prediction_KQ.numpy()
     votes: Votes = count(prediction_KQ, args.classes)
     counts_QC = votes.counts_QC[:sample].numpy().astype(np.float64)
-    draw, source = np.random.default_rng(), NoiseSource()
+    draw, source = np.random.default_rng(), Rehearsal()
     mechanism, context = Gaussian(sigma=40.0), Context(num_queries=args.queries)
 
     # In turn, so that both find the machine in the same state, and before the loop's 64-bit copy fills the memory.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
 from pate_torch.pac.boosting import high_confidence
 from pate_torch.pac.classes import Listed, Stump, Stumps, Thresholds, erm, error_counts, representatives
@@ -32,7 +32,7 @@ from pate_torch.rng import numpy_stream
 
 EPSILON = 1.0
 TARGET = 0.37
-NOISE = NoiseSource(insecure_seed=1)  # a benchmark on synthetic data: repeatable, not private
+NOISE = Rehearsal(insecure_seed=1)  # a benchmark on synthetic data: repeatable, not private
 
 
 @dataclass(frozen=True)

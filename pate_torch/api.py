@@ -10,6 +10,7 @@ pate.epsilon, pate.report(test_x, test_y)
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, labelling, preflight, results, runs
+from pate_torch import checks, preflight, results, runs
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove
 from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.membership import FEWEST, Membership, MembershipTest
-from pate_torch.noise import NoiseSource
-from pate_torch.pipeline import open_account, worst_case
+from pate_torch.pipeline import open_budget, worst_case
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -238,13 +238,12 @@ class Pate:
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, self._clock("labels"):
-            open_account(plan, ledger, self.name, private.unit, planned)
+            store = TeacherStore(self.home)
+            budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
             teachers = self._asked(plan, data, ledger, stages)
-            charge = labelling.Charge(
-                ledger=ledger, account=self.name, fingerprint=teachers.fingerprint, run=plan.folder.name
-            )
-            release, record, reused = obtain_release(plan, data, teachers, self.mechanism, charge, stages)
+            release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
             teachers.remember(ledger.head())
+            store.remember(self.name, ledger.head())
         self._labelled, self._student = _Labelled(plan, data, release, record, reused), None
         return release
 
@@ -296,7 +295,7 @@ class Pate:
                 data=replace(done.data, evaluation=evaluation),
                 release=done.release,
                 record=done.record,
-                reused=done.reused,
+                paid=[] if done.reused else [done.release.id],
                 student=student,
                 student_name=name,
                 ledger=ledger,
@@ -351,8 +350,9 @@ class Pate:
         plan = self._plan(data, checks.integer("num_queries", num_queries, low=1), Random())
         planned = self.mechanism.worst_case(num_queries, rounds)
         ledger = self._open()
-        open_account(plan, ledger, self.name, private.unit, planned)
         store = TeacherStore(self.home)
+        budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
+        store.remember(self.name, ledger.head())
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.head())
         voters = self._stored.ensemble if self._stored is not None else self._panel
@@ -360,14 +360,11 @@ class Pate:
         return PrivateLabeler(
             voters.votes,
             mechanism=self.mechanism,
-            ledger=ledger,
-            account=self.name,
+            budget=replace(budget, run=f"labeler {self.name}"),
             journal=self.home / "answers" / f"{self.name}.jsonl",
             num_queries=num_queries,
             calls=rounds,
             spec=spec,
-            noise=NoiseSource(plan.noise, plan.insecure_noise_seed),
-            fingerprint=store.fingerprint(private),
             owns_ledger=True,
         )
 
@@ -375,9 +372,13 @@ class Pate:
 
     @property
     def epsilon(self) -> float:
-        """Everything charged to the account so far, composed, at its delta; 0 before anything was."""
+        """The guarantee of everything released so far, at the account's delta: what was reserved, composed, or the cap
+        where that is less; 0 before anything was, infinite once noise was seeded.
+        """
         account = self.account
-        return 0.0 if account is None else account.guarantee.epsilon
+        if account is None:
+            return 0.0
+        return math.inf if account.guarantee is None else account.guarantee.epsilon
 
     @property
     def account(self) -> Account | None:

@@ -33,7 +33,7 @@ from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.audit_pairs import Pair, Setting, worst_pairs
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, Context
 
@@ -228,7 +228,7 @@ def _sample(
     independent: bool,
 ) -> tuple[Outcomes, set[tuple[Event, ...]]]:
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
-    noise = NoiseSource(getattr(mechanism, "noise", "torch"))
+    noise = Rehearsal(getattr(mechanism, "noise", "torch"))
     context = Context(num_queries=pair.queries, student_QC=pair.student_QC)
     votes, one_more = pair.votes(side), pair.adjacency == "add_remove"
     if independent:

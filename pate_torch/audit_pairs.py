@@ -18,7 +18,7 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.types import Ballots, Votes
+from pate_torch.types import ONE_BALLOT, Ballots, Votes, one_vector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class Pair:
     def votes(self, side: str) -> Votes | Ballots | Leanings:
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
-            return Ballots(counts_QC, self.adjacency, torch.arange(len(counts_QC)))
+            return Ballots(counts_QC, ONE_BALLOT[self.adjacency], torch.arange(len(counts_QC)))
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
@@ -86,7 +86,7 @@ class SlopePair(Pair):
     def votes(self, side: str) -> Leanings:
         there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
         z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
-        return Leanings(z_ND, y_N, torch.ones(1, 1), _CLASSES, self.adjacency, self.scale)
+        return Leanings(z_ND, y_N, torch.ones(1, 1), _CLASSES, one_vector(self.adjacency, _CLASSES), self.scale)
 
 
 _CLASSES = 50  # of a slope at the start: then e_y - p has length .99

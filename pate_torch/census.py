@@ -26,7 +26,16 @@ from torch import Tensor, nn
 
 from pate_torch import roll
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import Ballots, Dataset, DataSpec, PrivateData, Shards
+from pate_torch.types import (
+    ONE_BALLOT,
+    Ballots,
+    Dataset,
+    DataSpec,
+    PrivateData,
+    Sensitivity,
+    Shards,
+    of_each_record,
+)
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
@@ -56,7 +65,8 @@ class Census:
         nearness is that of the normalised points themselves.
         """
         private, encoder, place_PD = roll.call(data, shards, encoder, device)
-        return Records(private, data.spec, encoder, place_PD, shards.adjacency, progress)
+        sensitivity = of_each_record(shards, ONE_BALLOT[shards.adjacency])
+        return Records(private, data.spec, encoder, place_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,7 +77,7 @@ class Records:
     spec: DataSpec
     encoder: nn.Module
     place_PD: Tensor
-    adjacency: str
+    sensitivity: Sensitivity
     progress: Progress = silent
     num_teachers: int = 0
 
@@ -78,6 +88,10 @@ class Records:
     def num_classes(self) -> int:
         return self.spec.num_classes
 
+    @property
+    def adjacency(self) -> str | None:
+        return self.sensitivity.adjacency
+
     def take(self, index_Q: Tensor) -> Ballots:
         """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
@@ -86,7 +100,7 @@ class Records:
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _one_ballot_each(row_N, self.private)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
-        return Ballots(counts_QC, self.adjacency, cells(self.place_PD, asked_QD))
+        return Ballots(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"

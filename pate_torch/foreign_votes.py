@@ -190,6 +190,10 @@ class Register:
         fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
         return self.known(fingerprint, dataset, votes.num_teachers, ledger)
 
+    def content(self, votes: Votes) -> str:
+        """A keyed hash of the votes alone, under whichever name they come."""
+        return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
+
     def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
         """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
         ValueError as ``enrol``.

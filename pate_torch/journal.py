@@ -66,6 +66,7 @@ class Journal:
         self.path = Path(path)
         header = {"format": FORMAT, "account": account, "shape": list(spec.input_shape), "classes": spec.num_classes}
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._content = hashlib.sha256()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
         try:
             self._hold()
@@ -78,6 +79,11 @@ class Journal:
         """Write one entry, on disk when this returns."""
         self._write({"kind": kind, **facts})
         self.lines.append(Line(kind, facts))
+
+    @property
+    def state(self) -> str:
+        """SHA-256 of everything written so far."""
+        return self._content.hexdigest()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -99,6 +105,7 @@ class Journal:
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             self._file.truncate(whole)
+        self._content.update(content[:whole])
         texts = content[:whole].splitlines()
         if not texts:
             self._write(header)
@@ -120,6 +127,7 @@ class Journal:
             if self._file.write(line) != len(line):
                 raise OSError("the disk took only part of an entry")
             os.fsync(self._file.fileno())
+            self._content.update(line)
         except BaseException:
             self._file.truncate(size)  # or the next entry would be glued to half of this one
             raise

@@ -25,12 +25,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import checks, compose, labelling, preflight, results, runs
+from pate_torch import checks, compose, preflight, results, runs
 from pate_torch.command import configuration, explain
 from pate_torch.ensembling import enrol
-from pate_torch.foreign_votes import read
+from pate_torch.foreign_votes import Register, read
 from pate_torch.ledger import Ledger
-from pate_torch.pipeline import open_account, worst_case
+from pate_torch.pipeline import open_budget, worst_case
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
@@ -77,17 +77,18 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     preflight.refuse(plan, data, mechanism, planned, training=False)
     make_private_folder(plan.root, "store")
     with Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
-        open_account(plan, ledger, name, data.private.unit, planned)
-        teachers = enrol(votes, name, TeacherStore(plan.root), ledger)
-        charge = labelling.Charge(ledger=ledger, account=name, fingerprint=teachers.fingerprint, run=plan.folder.name)
+        store = TeacherStore(plan.root)
+        budget = open_budget(plan, ledger, data, planned, Register(store).content(votes))
+        teachers = enrol(votes, name, store, ledger)
         with clock("labels"):
-            release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages)
+            release, record, reused = obtain_release(plan, data, teachers, mechanism, budget, stages)
         teachers.remember(ledger.head())
+        store.remember(name, ledger.head())
         report = results.report(
             data=data,
             release=release,
             record=record,
-            reused=reused,
+            paid=[] if reused else [release.id],
             student=None,
             student_name="",
             ledger=ledger,
@@ -140,6 +141,7 @@ def build(cfg: DictConfig) -> tuple[Plan, Votes]:
         budget_epsilon=privacy["budget_epsilon"],
         opening_budget=privacy["opening_budget"],
         target_epsilon=privacy["target_epsilon"],
+        second_account=privacy["second_account"],
         quiet=checks.boolean("quiet", resolved["quiet"]),
     ), votes
 

@@ -1,11 +1,12 @@
 """Answer classification queries privately, one or many at a time, for as long as the budget lasts.
 
-    reserve a block of questions -> for each call: note it in the ledger, draw noise, write the answers down -> commit
+    reserve a block of questions -> for each call: resume it, draw noise, write the answers down, suspend it -> commit
 
 Questions may depend on earlier answers. A block is priced and reserved as one release, because some mechanisms pay for
 a whole sequence (the sparse vector) and a reservation per question would pay for each anew. What a block reserved and
 did not use returns to the account when it is settled: when it is used up, by ``close``, or at the next start. A block
-with a call that was interrupted is never settled: it stays charged at its worst.
+with a call that was interrupted is never settled, and none from a journal that is not as the ledger knows it (an older
+copy, an edited one): it stays charged at its worst.
 
 Source: NB20 Algorithm 1 (the interface); BTT18 Algorithms 3 and 4 (online release) and 5 (publishing a classifier);
 NB20 Algorithm 4 (universal answers).
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,9 +29,8 @@ from torch import Tensor
 
 from pate_torch import checks, journal
 from pate_torch.accounting.events import Event, from_json, to_json
+from pate_torch.budget import Budget, Spending
 from pate_torch.journal import Journal
-from pate_torch.ledger import Ledger
-from pate_torch.noise import NoiseSource
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp
@@ -86,11 +87,11 @@ class _Block:
 class PrivateLabeler:
     """Private answers to any questions, behind one mechanism.
 
-    voters: an ``Ensemble``, or a function from points to ``Votes`` (then ``spec`` says what points are). account: open
-    in ``ledger`` already. journal: the file of released answers: a question asked before is answered from it, free of
-    charge and after a restart too. num_queries: the size of a block; calls: in how many turns it may be asked, at most
-    (None: one question a turn). Mechanisms that stop end the block, and the next question opens another.
-    owns_ledger: ``close`` closes it too.
+    voters: an ``Ensemble``, or a function from points to ``Votes`` (then ``spec`` says what points are). budget: an
+    account that is open, on its terms (``Budget.of``). journal: the file of released answers: a question asked before
+    is answered from it, free of charge and after a restart too. num_queries: the size of a block; calls: in how many
+    turns it may be asked, at most (None: one question a turn). Mechanisms that stop end the block, and the next
+    question opens another. owns_ledger: ``close`` closes it too.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
@@ -102,27 +103,24 @@ class PrivateLabeler:
         voters: Ensemble | Voters,
         *,
         mechanism: Mechanism,
-        ledger: Ledger,
-        account: str,
+        budget: Budget,
         journal: Path | str,
         num_queries: int = 100,
         calls: int | None = None,
         spec: DataSpec | None = None,
-        noise: NoiseSource | None = None,
-        fingerprint: str = "",
         owns_ledger: bool = False,
     ) -> None:
         self._voters: Voters = voters.votes if isinstance(voters, Ensemble) else voters
         if spec is None and not isinstance(voters, Ensemble):
             raise checks.fail("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
         self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]
-        self.mechanism, self.ledger, self.account = mechanism, ledger, account
-        self.noise = NoiseSource(getattr(mechanism, "noise", "torch")) if noise is None else noise
+        self.mechanism, self.budget = mechanism, budget
+        self.ledger, self.account = budget.ledger, budget.account
         self.num_queries = checks.integer("num_queries", num_queries, low=1)
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
-        self.fingerprint, self._owns_ledger = fingerprint, owns_ledger
-        ledger.account(account)  # raises if there is none
-        self._journal = Journal(journal, account=account, spec=self.spec)
+        self._owns_ledger = owns_ledger
+        budget.check(())  # raises where there is no such account, or it is on other terms
+        self._journal = Journal(journal, account=self.account, spec=self.spec)
         self._block: _Block | None = None
         self._answers: dict[str, int] = {}
         self._asked: list[Tensor] = []
@@ -165,8 +163,11 @@ class PrivateLabeler:
 
     @property
     def epsilon(self) -> float:
-        """Everything charged to the account so far, at its delta: an open block counts as a whole."""
-        return self.ledger.spent(self.account).epsilon
+        """The guarantee of all of the account's releases, at its delta: what blocks reserved, composed, or the cap
+        where that is less; infinite once noise was seeded. What was used of it: ``ledger.account(...).ex_post``.
+        """
+        guarantee = self.ledger.spent(self.account)
+        return math.inf if guarantee is None else guarantee.epsilon
 
     @property
     def private(self) -> bool:
@@ -247,16 +248,9 @@ class PrivateLabeler:
 
     def _choose(self, hypotheses: HypothesisClass, sample: Sample, epsilon: float) -> journal.Line:
         points = self._rows(self.history.x)
-        held = []
-
-        def charge(events: tuple[Event, ...]) -> None:
-            held.append(self._reserve(events, mechanism="sspp"))
-
-        chosen = sspp(hypotheses, sample, points, epsilon=epsilon, noise=self.noise, charge=charge)
+        chosen = sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
         self._settle()
         self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
-        for reservation in held:
-            self.ledger.commit(reservation, chosen.events, release_id=secrets.token_hex(8))
         return self._journal.lines[-1]
 
     # ---- one turn -----------------------------------------------------------------------------------------------
@@ -268,76 +262,72 @@ class PrivateLabeler:
                 f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
-        block = self._open(votes)
-        context = Context(
-            num_queries=block.num_queries,
-            rounds=block.calls,
-            turn=block.turns,
-            failures=block.failures,
-            answered=block.answered,
-        )
-        # Noted before the noise: should the answers never reach the journal, the ledger knows of a call without any.
-        self.ledger.record(block.reservation, self.mechanism.worst_case(len(points)))
+        self.budget.covers(votes.sensitivity)
+        if self._block is not None and not self._block.fits(len(votes)):
+            self._settle()
         try:
-            answers = self.mechanism.release(votes, self.noise, context)
-            label_Q = answers.label_Q.cpu()
-            shown = points[: len(label_Q)]
-            self._journal.append(
-                "answers",
-                reservation=block.reservation,
-                points=journal.encode(shown),
-                labels=label_Q.tolist(),
-                asked=len(points),
-                events=json.loads(to_json(answers.events)),
-            )
+            with self._turn(votes) as spending:
+                block = self._block = self._block or self._begun(spending, max(self.num_queries, len(votes)), votes)
+                context = Context(
+                    num_queries=block.num_queries,
+                    rounds=block.calls,
+                    turn=block.turns,
+                    failures=block.failures,
+                    answered=block.answered,
+                )
+                answers = spending.admit(self.mechanism.release(votes, spending.noise, context))
+                label_Q = answers.label_Q.cpu()
+                shown = points[: len(label_Q)]
+                self._journal.append(
+                    "answers",
+                    reservation=block.reservation,
+                    points=journal.encode(shown),
+                    labels=label_Q.tolist(),
+                    asked=len(points),
+                    events=json.loads(to_json(answers.events)),
+                )
+                spending.incur(answers.events)
+                block.take(label_Q, answers.events, len(points))
+                if block.fits(1):
+                    spending.suspend(self._journal.state)
         except BaseException:
             self._block = None  # never settled: noise may have been drawn, so it stays charged at its worst
             raise
-        block.take(label_Q, answers.events, len(points))
         self._remember(shown, label_Q)
         if not block.fits(1):
-            self._settle()
+            self._block = None
+            self._journal.append("close", reservation=block.reservation)
 
-    def _open(self, votes: Votes) -> _Block:
-        """The block this turn belongs to: the present one, or a new one, reserved whole."""
-        count = len(votes)
-        if self._block is not None and not self._block.fits(count):
-            self._settle()
-        if self._block is None:
-            size = max(self.num_queries, count)
-            self.mechanism.check(
-                num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
-            )
-            reservation = self._reserve(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
-            self._journal.append(
-                "block",
-                reservation=reservation,
-                num_queries=size,
-                calls=self.calls,
-                mechanism=self.mechanism.name,
-                parameters={k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"},  # type: ignore[call-overload]
-                num_teachers=votes.num_teachers,
-                private=self.noise.private,
-            )
-            self._block = _Block(reservation, size, self.calls)
-        return self._block
-
-    def _reserve(self, events: tuple[Event, ...], mechanism: str) -> str:
-        reservation = self.ledger.reserve(
-            self.account,
-            events,
-            fingerprint=self.fingerprint,
-            mechanism=mechanism,
-            run=f"labeler {self._journal.path.name}",
-            insecure=not self.noise.private,
+    def _turn(self, votes: Votes) -> AbstractContextManager[Spending]:
+        """The next turn of the present block, or the first of a new one, reserved whole."""
+        if self._block is not None:
+            return self.budget.resume(self._block.reservation, self._journal.state)
+        size = max(self.num_queries, len(votes))
+        self.mechanism.check(
+            num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
         )
-        return reservation.id
+        return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
+
+    def _begun(self, spending: Spending, size: int, votes: Votes) -> _Block:
+        """A new block, noted in the journal."""
+        self._journal.append(
+            "block",
+            reservation=spending.id,
+            num_queries=size,
+            calls=self.calls,
+            mechanism=self.mechanism.name,
+            parameters={k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"},  # type: ignore[call-overload]
+            num_teachers=votes.num_teachers,
+            private=self.budget.private,
+        )
+        return _Block(spending.id, size, self.calls)
 
     def _settle(self) -> None:
         """Commit what the open block incurred."""
         block, self._block = self._block, None
         if block is not None:
-            self.ledger.commit(block.reservation, block.incurred, release_id=secrets.token_hex(8))
+            with self.budget.resume(block.reservation, self._journal.state):
+                pass  # nothing more is drawn: what it did not use returns to the account
             self._journal.append("close", reservation=block.reservation)
 
     # ---- restart ------------------------------------------------------------------------------------------------
@@ -364,34 +354,22 @@ class PrivateLabeler:
                         self._answer_by(student_store.load(self.student_path))
         except (KeyError, TypeError) as error:
             raise self._bad(f"is damaged ({error!r})", "Restore a backup, or begin another journal.") from error
-        notes = self._notes() if blocks else {}
+        charges = self.ledger.charges(self.account) if blocks else {}
         for reservation, block in blocks.items():
-            if reservation not in notes:
+            if reservation not in charges:
                 raise self._bad(
                     "holds answers that were charged to another ledger", f"{self.ledger.path} does not know them."
                 )
-            turns, committed = notes[reservation]
-            if committed and reservation not in closed:
+            charge = charges[reservation]
+            if charge.committed and reservation not in closed:
                 self._journal.append("close", reservation=reservation)
-            elif not committed and turns == block.turns:
+            elif charge.suspended and charge.state == self._journal.state:
                 self._block = block
                 self._settle()
             # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
 
     def _bad(self, what: str, fix: str) -> ValueError:
         return checks.fail("journal", str(self._journal.path), what, fix)
-
-    def _notes(self) -> dict[str, tuple[int, bool]]:
-        """Reservation -> (turns noted in the ledger, whether it is committed)."""
-        notes: dict[str, tuple[int, bool]] = {}
-        for entry in self.ledger.entries(self.account):
-            if entry.kind in ("reserve", "record", "commit"):
-                turns, committed = notes.get(entry.facts["reservation"], (0, False))
-                notes[entry.facts["reservation"]] = (
-                    turns + (entry.kind == "record"),
-                    committed or entry.kind == "commit",
-                )
-        return notes
 
     def _remember(self, points: Tensor, label_Q: Tensor) -> None:
         for point, label in zip(points, label_Q.tolist(), strict=True):

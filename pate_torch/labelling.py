@@ -1,7 +1,7 @@
 """The one place where votes meet noise.
 
     1  price the whole release at its worst
-    2  reserve that in the ledger, which refuses what would pass the cap
+    2  reserve that through the budget, which refuses what would pass the cap and hands out noise
     3  for each round: choose questions (public), answer them through the mechanism, show the answers to the next round
     4  write the answers down, then commit what was really incurred
 
@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from pate_torch import checks
-from pate_torch.accounting.events import Event
-from pate_torch.ledger import Ledger
-from pate_torch.noise import NoiseSource
+from pate_torch.budget import Budget, Spending
 from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
 from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
 
@@ -44,16 +42,6 @@ Seal = Callable[[Release], None]
 """Writes a release to disk; called before the ledger commits it."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Charge:
-    """Whom to charge: the account of the private data set, and the facts recorded beside the charge."""
-
-    ledger: Ledger
-    account: str
-    fingerprint: str
-    run: str
-
-
 def label(
     *,
     votes: Electorate,
@@ -61,8 +49,7 @@ def label(
     spec: DataSpec,
     mechanism: Mechanism,
     strategy: QueryStrategy,
-    noise: NoiseSource,
-    charge: Charge,
+    budget: Budget,
     num_queries: int,
     seed: int,
     refit: Refit | None = None,
@@ -76,23 +63,52 @@ def label(
     ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
     brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
     ``witness``: PRIVATE. Told the votes behind the answers, at the end, where there were any.
-    Raises ValueError when the plan cannot work, and the ledger's BudgetExceeded when the cap would be passed; in both
-    cases nothing has been drawn or charged.
+    Raises ValueError when the plan cannot work or is not on the account's terms, and the ledger's BudgetExceeded when
+    the cap would be passed; in all cases nothing has been drawn or charged.
     """
     rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
     planned = mechanism.worst_case(num_queries, rounds)
-    reservation = charge.ledger.reserve(
-        charge.account,
-        planned,
-        fingerprint=charge.fingerprint,
-        mechanism=mechanism.name,
-        run=charge.run,
-        insecure=not noise.private,
-    )
+    budget.covers(votes.sensitivity)
+    with budget.spend(planned, mechanism=mechanism.name) as spending:
+        return _label(
+            spending,
+            votes=votes,
+            pool=pool,
+            spec=spec,
+            mechanism=mechanism,
+            strategy=strategy,
+            num_queries=num_queries,
+            rounds=rounds,
+            seed=seed,
+            refit=refit,
+            feature_PD=feature_PD,
+            seal=seal,
+            witness=witness,
+            progress=progress,
+        )
 
+
+def _label(
+    spending: Spending,
+    *,
+    votes: Electorate,
+    pool: PublicPool,
+    spec: DataSpec,
+    mechanism: Mechanism,
+    strategy: QueryStrategy,
+    num_queries: int,
+    rounds: int,
+    seed: int,
+    refit: Refit | None,
+    feature_PD: Tensor | None,
+    seal: Seal | None,
+    witness: Callable[[Votes | Ballots], None],
+    progress: Progress,
+) -> Release:
+    """Steps 3 and 4."""
+    spending.incur(())  # a strategy may ask nothing
     query_Q = torch.zeros(0, dtype=torch.int64)
     label_Q = torch.zeros(0, dtype=torch.int64)
-    incurred: tuple[Event, ...] = ()
     noisy: list[NoisyCounts | None] = []
     asked: list[int] = []
     seen: list[Votes | Ballots] = []
@@ -103,11 +119,11 @@ def label(
     def so_far() -> Release:
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
         return Release(
-            reservation.id,
+            spending.id,
             query_Q,
             label_Q,
-            incurred,
-            planned,
+            spending.incurred or (),
+            spending.reserved,
             NoisyCounts.joined(noisy),
             rounds=tuple(asked),
             cell_RP=torch.stack(cells) if cells else None,
@@ -123,6 +139,8 @@ def label(
             student_PC = guide.student_PC
             if guide.votes is not None:
                 assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
+                if not guide.votes.sensitivity.within(votes.sensitivity):
+                    raise checks.fail("sensitivity", guide.votes.sensitivity, f"was {votes.sensitivity} when charged")
                 votes = guide.votes
             feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
         state = QueryState(
@@ -148,7 +166,8 @@ def label(
             student_QC=None if student_PC is None else student_PC[ask],
         )
         said = votes.take(ask)
-        answers = mechanism.release(said, noise, context)
+        answers = spending.admit(mechanism.release(said, spending.noise, context))
+        spending.incur(answers.events)
         if isinstance(said, Ballots):
             cells.append(len(query_Q) + said.cell_P)
         if answers.score_PC is not None:
@@ -156,7 +175,6 @@ def label(
         # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
         query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
         label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
-        incurred += answers.events
         noisy.append(answers.noisy)
         asked.append(len(answers.label_Q))
         if isinstance(said, Votes | Ballots):
@@ -168,7 +186,6 @@ def label(
         witness(_together(seen))
     if seal is not None:
         seal(release)
-    charge.ledger.commit(reservation, incurred, release_id=release.id)
     return release
 
 
@@ -177,8 +194,8 @@ def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:
     counts_QC = torch.cat([part.counts_QC for part in parts])
     last = parts[-1]
     if isinstance(last, Ballots):
-        return Ballots(counts_QC, last.adjacency, last.cell_P)
-    return Votes(counts_QC, last.num_teachers)
+        return Ballots(counts_QC, last.sensitivity, last.cell_P)
+    return Votes(counts_QC, last.num_teachers, last.sensitivity)
 
 
 def _rounds(

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pate_torch import checks
-from pate_torch.types import SLOPE_L2
+from pate_torch.types import Sensitivity
 
 GRID = 1 << 15
 """Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
@@ -44,7 +43,8 @@ def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 @dataclass(frozen=True, eq=False, repr=False)
 class Leanings:
     """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
-    the public points. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
+    the public points. sensitivity: of ``slope`` in units of ``WHOLE``, where only what is longer than 1 is cut; a
+    shorter cut shortens it alike. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
     asked_Q: the public points whose labels are wanted; None: all.
     """
 
@@ -52,14 +52,15 @@ class Leanings:
     y_N: Tensor
     place_PD: Tensor
     num_classes: int
-    adjacency: str
+    sensitivity: Sensitivity
     scale: float
     asked_Q: Tensor | None = None
     num_teachers: int = 0
 
     def __post_init__(self) -> None:
-        checks.one_of("adjacency", self.adjacency, tuple(SLOPE_L2))
-        assert bool((self.z_ND.long().square().sum(1) <= WHOLE).all())
+        # No assert: the guarantee rests on this, and python -O drops asserts.
+        if not bool((self.z_ND.long().square().sum(1) <= WHOLE).all()):
+            raise ValueError("slopes: a record's features are longer than 1")
 
     def __len__(self) -> int:
         return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
@@ -75,12 +76,12 @@ class Leanings:
         return self.z_ND.shape[1], self.num_classes
 
     @property
-    def l2(self) -> float:
-        """How far one privacy unit moves ``slope`` where only what is longer than 1 is cut."""
-        return SLOPE_L2[self.adjacency] * WHOLE
+    def adjacency(self) -> str | None:
+        return self.sensitivity.adjacency
 
     def slope(self, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
-        """PRIVATE. The sum of all records' slopes in units of 1/WHOLE, int64 [D, C]; one unit moves it by ``cut * l2``.
+        """PRIVATE. The sum of all records' slopes in units of 1/WHOLE, int64 [D, C]; one unit moves it by at most
+        ``cut * WHOLE`` times ``sensitivity``.
 
         cut: the length to which longer changes of a record's answer are cut, at most 1.
         """
@@ -92,7 +93,8 @@ class Leanings:
             # a record's logits are the same in any company.
             change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
             change_BC = whole(change_BC * (cut / change_BC.norm(dim=1, keepdim=True).clamp(min=cut)))
-            assert bool((change_BC.square().sum(1) <= cut**2 * WHOLE).all())
+            if not bool((change_BC.square().sum(1) <= cut**2 * WHOLE).all()):
+                raise ValueError("slopes: a record's change is longer than the cut")
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC
 

@@ -1,7 +1,11 @@
 """The privacy ledger: one account per private data set, which outlives every run, ensemble and student.
 
     reserve   what the release may cost at worst, before any noise is drawn; refused if it would pass the cap
+    record    where a release that is to be resumed stands, by a hash, and what it incurred so far
+    resume    it goes on from there, once; noise may be drawn from here on, so it is resumed again only once recorded
     commit    what it did cost, once the answers are written down
+
+Only ``budget`` calls these four: it is the one door to noise.
 
 A reservation without a commit counts as spent, so a crash can lose answers but never a charge. The account is keyed by
 the *declared name* of the private data: two ensembles trained on the same records share one budget, and a changed
@@ -9,7 +13,7 @@ fingerprint of the content is recorded but charges the same account. Its cap is 
 (``accounting.filters``), so the guarantee of all its releases together is the cap, however each was chosen after the
 others. PRIVATE: the file is for the owner of the data.
 
-    python -m pate_torch.ledger verify|show|export|backup|raise-cap|close
+    python -m pate_torch.ledger verify|show|review|export|backup|raise-cap|close
 """
 
 from __future__ import annotations
@@ -17,19 +21,47 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from pate_torch import checks
 from pate_torch.accounting.epsilon import Guarantee
 from pate_torch.accounting.events import Event, to_json
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.ledger_accounts import Account, BudgetExceeded, Charge, State, apply, exceeded, priced, within
+from pate_torch.ledger_accounts import (
+    CHOICE,
+    HYPOTHESIS,
+    LABELS,
+    PRICE,
+    Account,
+    BudgetExceeded,
+    Charge,
+    Claim,
+    State,
+    apply,
+    exceeded,
+    priced,
+    within,
+)
 from pate_torch.ledger_chain import Chain, Entry, LedgerError
 
-__all__ = ["Account", "BudgetExceeded", "Entry", "Ledger", "LedgerError", "Reservation", "default_path"]
+__all__ = [
+    "CHOICE",
+    "HYPOTHESIS",
+    "LABELS",
+    "PRICE",
+    "Account",
+    "BudgetExceeded",
+    "Charge",
+    "Claim",
+    "Entry",
+    "Ledger",
+    "LedgerError",
+    "Reservation",
+    "default_path",
+]
 
 
 def default_path() -> Path:
@@ -39,13 +71,14 @@ def default_path() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A release that has been charged at its worst and not yet committed."""
+    """A release that has been charged at its worst and not yet committed. incurred: before it was resumed."""
 
     id: str
     account: str
     events: tuple[Event, ...]
     spend: Spend
     insecure: bool
+    incurred: tuple[Event, ...] | None = None
 
 
 class Ledger:
@@ -85,13 +118,15 @@ class Ledger:
         adjacency: str,
         unit: str,
         planned_events: Iterable[Event],
+        noise: str | None = None,
         filter: str | None = None,
         delta_reserve: float | None = None,
     ) -> Account:
         """Open the account of a private data set, or return the one there is, on its stored terms.
 
         ``planned_events`` choose the filter (``Filter.plan``) when the account opens and are ignored afterwards;
-        ``filter`` and ``delta_reserve`` overrule that choice. Raises ValueError when the terms asked for differ from
+        ``filter`` and ``delta_reserve`` overrule that choice. noise: the kind that its releases will draw: "torch",
+        "discrete", or "by <library>"; None: any. Raises ValueError when the terms asked for differ from
         the stored ones.
         """
         if not name or name != name.strip():
@@ -102,7 +137,14 @@ class Ledger:
         with self._chain.writing():
             self._catch_up()
             if name in self._accounts:
-                self._same_terms(name, budget_epsilon, delta, adjacency, unit)
+                self.same_terms(
+                    name,
+                    budget_epsilon=budget_epsilon,
+                    delta=delta,
+                    adjacency=adjacency,
+                    unit=unit,
+                    noise=noise,
+                )
             else:
                 terms = Filter.plan(
                     planned_events,
@@ -119,6 +161,7 @@ class Ledger:
                     "delta_reserve": terms.delta_reserve,
                     "adjacency": adjacency,
                     "unit": unit,
+                    **({} if noise is None else {"noise": noise}),
                 }
                 self._chain.append("open", name, facts)
         return self.account(name)
@@ -175,10 +218,12 @@ class Ledger:
         fingerprint: str,
         mechanism: str,
         run: str,
+        what: str = LABELS,
+        noise: str = "",
         note: str = "",
         insecure: bool = False,
     ) -> Reservation:
-        """Charge a whole release at its worst, before anything is drawn.
+        """Charge a whole release at its worst, before anything is drawn. what: it is of, noise: its kind, in words.
 
         ``insecure``: the noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
         Raises BudgetExceeded when the cap would be passed, LedgerError when the charge cannot be written.
@@ -196,6 +241,8 @@ class Ledger:
                 "fingerprint": fingerprint,
                 "mechanism": mechanism,
                 "run": run,
+                "what": what,
+                "noise": noise,
                 "note": note,
                 "insecure": insecure,
             }
@@ -214,14 +261,45 @@ class Ledger:
             raise exceeded(state.view(account), events, asked)
         return asked
 
-    def record(self, reservation: Reservation | str, events: Iterable[Event]) -> None:
-        """Note what one round incurred, for whoever investigates a crash; the charge stays at its worst."""
+    def record(self, reservation: Reservation | str, events: Iterable[Event], *, state: str = "") -> None:
+        """Note what the release has incurred so far; the charge stays at its worst.
+
+        state: a hash of all that is needed to go on, with which it may be resumed; "": it may not.
+        """
         with self._chain.writing():
             self._catch_up()
             account, identity, charge = self._reserved(reservation)
             if charge.committed:
                 raise LedgerError(f"reservation={identity!r}: is committed already.")
-            self._chain.append("record", account, {"reservation": identity, "events": json.loads(to_json(events))})
+            facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state}
+            self._chain.append("record", account, facts)
+
+    def resume(self, reservation: Reservation | str, *, state: str) -> Reservation:
+        """Let an open release go on from where it was recorded last. Called before any noise is drawn.
+
+        Raises LedgerError for a state that the ledger does not know, which leaves the reservation spent: noise may have
+        been drawn since the last record, or the state is an older one.
+        """
+        with self._chain.writing():
+            self._catch_up()
+            account, identity, charge = self._reserved(reservation)
+            if charge.committed:
+                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            if not charge.suspended or charge.state != state:
+                raise LedgerError(
+                    f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
+                    " since, or what was kept is older than the ledger. It stays charged at its worst; make another."
+                )
+            number = charge.resumed + 1
+            self._chain.append("resume", account, {"reservation": identity, "state": state, "number": number})
+        return Reservation(
+            id=identity,
+            account=account,
+            events=charge.planned,
+            spend=charge.reserved,
+            insecure=charge.insecure,
+            incurred=charge.so_far,
+        )
 
     def commit(
         self, reservation: Reservation | str, incurred_events: Iterable[Event], *, release_id: str = ""
@@ -248,9 +326,31 @@ class Ledger:
             self._chain.append("commit", account, facts)
         return self.account(account)
 
-    def spent(self, account: str) -> Guarantee:
-        """Everything charged to the account, composed, at the account's delta (see ``Account.guarantee``)."""
+    def spent(self, account: str) -> Guarantee | None:
+        """Everything reserved from the account, composed, at the account's delta (see ``Account.guarantee``)."""
         return self.account(account).guarantee
+
+    def charges(self, account: str) -> Mapping[str, Charge]:
+        """Every reservation of the account, by its id, in their order."""
+        self._catch_up()
+        return MappingProxyType(dict(self._state(account).charges))
+
+    def claim(self, account: str, reservations: Iterable[str]) -> Claim:
+        """What may be said of these reservations together. LedgerError for one that the account does not have."""
+        charges, view = self.charges(account), self.account(account)
+        parts = {}
+        for identity in dict.fromkeys(reservations):
+            if identity not in charges:
+                raise LedgerError(f"reservation={identity!r}: account {account!r} has none. Was it made elsewhere?")
+            parts[identity] = charges[identity]
+        # Whether these are private is theirs to say, not the account's.
+        view = replace(view, private=not any(charge.insecure for charge in parts.values()))
+        return Claim(
+            guarantee=view.claim(event for charge in parts.values() for event in charge.planned),
+            ex_post=view.claim(event for charge in parts.values() for event in charge.incurred),
+            planned=tuple(event for charge in parts.values() for event in charge.planned),
+            parts=MappingProxyType(parts),
+        )
 
     def remaining(self, account: str) -> Spend:
         """What the account's filter still admits."""
@@ -307,22 +407,34 @@ class Ledger:
                 return name, identity, state.charges[identity]
         raise LedgerError(f"reservation={identity!r}: there is none. Was it made in another ledger?")
 
-    def _same_terms(self, name: str, budget_epsilon: float, delta: float, adjacency: str, unit: str) -> None:
-        state = self._accounts[name]
+    def same_terms(
+        self,
+        name: str,
+        *,
+        delta: float,
+        adjacency: str,
+        unit: str,
+        noise: str | None = None,
+        budget_epsilon: float | None = None,
+    ) -> None:
+        """Raise ValueError where these are not the terms that the account was opened with (None: not asked for)."""
+        self._catch_up()
+        state = self._state(name)
         fixed = (
             ("delta", delta, state.filter.delta),
             ("adjacency", adjacency, state.adjacency),
             ("unit", unit, state.unit),
+            ("noise", noise, state.noise),
         )
         for key, asked, stored in fixed:
-            if asked != stored:
+            if asked != stored and not (key == "noise" and None in (asked, stored)):
                 raise checks.fail(
                     key,
                     asked,
                     f"account {name!r} was opened with {stored!r}, and earlier charges hold for that only",
                     f"Set it back to {stored!r}.",
                 )
-        if budget_epsilon != state.filter.epsilon:
+        if budget_epsilon not in (None, state.filter.epsilon):
             raise checks.fail(
                 "budget_epsilon",
                 budget_epsilon,

@@ -1,16 +1,23 @@
-"""What the entries of a ledger add up to: accounts, their terms and their charges."""
+"""What the entries of a ledger add up to: accounts, their terms, their charges, and what may be claimed of these.
+
+A claim is composed from what releases *reserved*, which no vote can change. What they incurred may depend on votes
+(mechanisms that keep quiet, or stop): it is what the cap is held against, and is shown beside the claim as ex post.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pate_torch.accounting.epsilon import Guarantee, epsilon
+from pate_torch.accounting.epsilon import CAP, Guarantee, epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, merged, to_json
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.ledger_chain import Entry, LedgerError
+
+LABELS, CHOICE, PRICE, HYPOTHESIS = "labels", "choice of a student", "sanitised price", "hypothesis or its answers"
+"""What a reservation pays for; others have words of their own."""
 
 _ROUNDING = 1e-9  # relative: the same events summed in another order
 
@@ -30,7 +37,9 @@ class BudgetExceeded(ValueError):
 class Account:
     """The terms fixed when the account opened, and where it stands. ``releases``: committed; ``open``: only reserved.
 
-    ``private`` is False once a release was made with seeded noise: the cap then bounds nothing.
+    noise: the kind that every release of the account draws; None: of an account from before kinds were recorded.
+    ``private`` is False once a release was made with seeded noise: the cap then bounds nothing. reserved, incurred: all
+    events by their worst case, and as they came out (of an open release: its worst case).
     """
 
     name: str
@@ -42,7 +51,9 @@ class Account:
     open: int
     closed: bool
     private: bool
-    charges: tuple[Event, ...] = ()
+    noise: str | None = None
+    reserved: tuple[Event, ...] = ()
+    incurred: tuple[Event, ...] = ()
 
     @property
     def budget_epsilon(self) -> float:
@@ -53,14 +64,35 @@ class Account:
         return self.filter.delta
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Everything charged so far, composed by the smallest valid route, at the account's delta.
+    def guarantee(self) -> Guarantee | None:
+        """Of all releases together: what they reserved, composed, or the cap where that is less. None: a release of
+        the account used seeded noise, and nothing is claimed.
 
-        Where the owner chose a release after seeing an earlier one, the guarantee proper is the cap, which the filter
-        keeps; this is then what has been spent of it so far. (The filter's own conversion would be looser for no
-        gain: an RDP filter's order suits the cap, and would show epsilon 5 after a release that costs 0.5.)
+        Where the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter keeps.
         """
-        return epsilon(self.charges, self.delta, adjacency=self.adjacency, unit=self.unit)
+        return self.claim(self.reserved)
+
+    @property
+    def ex_post(self) -> Guarantee | None:
+        """What has been used so far, as it came out: no guarantee where it depends on votes. None: as ``guarantee``."""
+        return self.claim(self.incurred)
+
+    def claim(self, events: Iterable[Event]) -> Guarantee | None:
+        """These events of the account, composed by the smallest valid route at its delta, or its cap; None: as
+        ``guarantee``.
+
+        The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
+        epsilon 5 after a release that costs 0.5.
+        """
+        if not self.private:
+            return None
+        terms = {"adjacency": self.adjacency, "unit": self.unit}
+        facts = merged(events)
+        if sum(event.count * event.delta for event in facts if isinstance(event, Delta)) < self.delta:
+            composed = epsilon(facts, self.delta, **terms)
+            if composed.epsilon <= self.budget_epsilon:
+                return composed
+        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP, **terms)
 
     @property
     def remaining(self) -> Spend:
@@ -83,13 +115,42 @@ class Account:
 
 @dataclass
 class Charge:
-    """One release: what it reserved, and what it is charged now."""
+    """One release: what it reserved, and what it is charged now. what: it is, in words; run: that made it.
+
+    suspended: it waits to be resumed; state: where it stood then, by a hash; resumed: how often it was.
+    """
 
     reserved: Spend
+    planned: tuple[Event, ...]
     now: Spend
-    events: tuple[Event, ...]
+    incurred: tuple[Event, ...]
     insecure: bool
+    what: str
+    run: str
+    fingerprint: str
     committed: bool = False
+    suspended: bool = False
+    state: str = ""
+    so_far: tuple[Event, ...] = ()
+    resumed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What may be said of some reservations together; None: seeded noise is among them, and nothing may.
+
+    guarantee: of what they reserved; ex_post: of what they incurred. planned: the events they reserved; parts: by id.
+    """
+
+    guarantee: Guarantee | None
+    ex_post: Guarantee | None
+    planned: tuple[Event, ...]
+    parts: Mapping[str, Charge]
+
+    @property
+    def private(self) -> bool:
+        """Whether all noise behind them was secret."""
+        return self.guarantee is not None
 
 
 @dataclass
@@ -99,6 +160,7 @@ class State:
     filter: Filter
     adjacency: str
     unit: str
+    noise: str | None = None
     closed: bool = False
     charges: dict[str, Charge] = field(default_factory=dict)
 
@@ -117,7 +179,9 @@ class State:
             open=sum(not charge.committed for charge in charges),
             closed=self.closed,
             private=not any(charge.insecure for charge in charges),
-            charges=merged(event for charge in charges for event in charge.events),
+            noise=self.noise,
+            reserved=merged(event for charge in charges for event in charge.planned),
+            incurred=merged(event for charge in charges for event in charge.incurred),
         )
 
 
@@ -161,7 +225,7 @@ def _open(accounts: dict[str, State], name: str, facts: dict[str, Any], recomput
         delta_reserve=facts["delta_reserve"],
         order=facts["order"],
     )
-    accounts[name] = State(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"])
+    accounts[name] = State(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts.get("noise"))
 
 
 def _raise_cap(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
@@ -181,24 +245,53 @@ def _reserve(accounts: dict[str, State], name: str, facts: dict[str, Any], recom
     if recompute:
         _require(_equal(spend, _price(state, facts)), "its price is not that of its events")
         _require(state.filter.admits(state.spent(), spend), "it passes the cap")
+    planned = _events(facts)
     state.charges[facts["reservation"]] = Charge(
-        reserved=spend, now=spend, events=_events(facts), insecure=facts["insecure"]
+        reserved=spend,
+        planned=planned,
+        now=spend,
+        incurred=planned,
+        insecure=facts["insecure"],
+        what=facts.get("what") or _what(facts["mechanism"]),
+        run=facts["run"],
+        fingerprint=facts["fingerprint"],
     )
 
 
+def _what(mechanism: str) -> str:
+    """What an entry from before this was recorded is of."""
+    kinds = {"selection": CHOICE, "sanitised price": PRICE, "dpsgd": "a model by DP-SGD", "sspp": HYPOTHESIS}
+    return kinds.get(mechanism.partition(":")[0], LABELS)
+
+
 def _record(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _require(not accounts[name].charges[facts["reservation"]].committed, "the release is committed already")
+    charge = _open_charge(accounts, name, facts)
+    charge.state, charge.so_far = facts.get("state", ""), _events(facts)
+    charge.suspended = bool(charge.state)
+
+
+def _resume(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    charge = _open_charge(accounts, name, facts)
+    _require(charge.suspended and charge.state == facts["state"], "the release does not stand where it was resumed")
+    charge.suspended, charge.resumed = False, charge.resumed + 1
+    _require(charge.resumed == facts["number"], "a resumption is missing")
+
+
+def _open_charge(accounts: dict[str, State], name: str, facts: dict[str, Any]) -> Charge:
+    charge = accounts[name].charges[facts["reservation"]]
+    _require(not charge.committed, "the release is committed already")
+    return charge
 
 
 def _commit(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _record(accounts, name, facts, recompute)
+    _open_charge(accounts, name, facts)
     charge, spend = accounts[name].charges[facts["reservation"]], Spend(facts["scalar"], facts["failure"])
     _require(
         spend.scalar <= charge.reserved.scalar and spend.delta <= charge.reserved.delta, "it passes its reservation"
     )
     if recompute:
         _require(_equal(spend, _price(accounts[name], facts)), "its price is not that of its events")
-    charge.now, charge.events, charge.committed = spend, _events(facts), True
+    charge.now, charge.incurred, charge.committed = spend, _events(facts), True
 
 
 _STEPS = {
@@ -208,6 +301,7 @@ _STEPS = {
     "close": _close,
     "reserve": _reserve,
     "record": _record,
+    "resume": _resume,
     "commit": _commit,
 }
 

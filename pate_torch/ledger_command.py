@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pate_torch.accounting.epsilon import Guarantee
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.ledger import Account, Ledger, LedgerError, default_path
 
@@ -112,7 +113,7 @@ def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> Answer:
 
 def _close(ledger: Ledger, options: argparse.Namespace) -> Answer:
     account = ledger.close_account(options.account, options.reason)
-    return _account(account), f"{account.name}: closed at epsilon {show_epsilon(account.guarantee.epsilon)}"
+    return _account(account), f"{account.name}: closed at epsilon {_shown(account.guarantee)}"
 
 
 _COMMANDS = {
@@ -128,7 +129,9 @@ _COMMANDS = {
 def _account(account: Account) -> dict[str, Any]:
     return {
         "account": account.name,
-        "epsilon_charged": account.guarantee.epsilon,
+        "epsilon_charged": _epsilon(account.guarantee),
+        "epsilon_charged_ex_post": _epsilon(account.ex_post),
+        "noise": account.noise,
         "budget_epsilon": account.budget_epsilon,
         "delta": account.delta,
         "filter": account.filter.kind,
@@ -145,13 +148,14 @@ def _account(account: Account) -> dict[str, Any]:
 
 def _table(accounts: Sequence[Account]) -> list[str]:
     """One line an account, in 80 columns, and a second one where there is something to say."""
-    row = "{:<22} {:>9} {:>9} {:>8} {:<6} {:>8} {:>12}"
-    lines = [row.format("account", "epsilon", "cap", "delta", "filter", "releases", "uncommitted").rstrip()]
+    row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
+    lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open").rstrip()]
     for account in accounts:
         lines.append(
             row.format(
-                _cut(account.name, 22),
-                show_epsilon(account.guarantee.epsilon),
+                _cut(account.name, 16),
+                _shown(account.guarantee),
+                _shown(account.ex_post),
                 f"{account.budget_epsilon:g}",
                 show_delta(account.delta),
                 account.filter.kind,
@@ -161,13 +165,21 @@ def _table(accounts: Sequence[Account]) -> list[str]:
         )
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.closed else []
-        notes += [] if account.private else ["NOT PRIVATE: a release used seeded noise"]
+        notes += [] if account.private else ["NOT PRIVATE: a release used seeded noise; no total is claimed"]
         lines.append(_cut("  " + "; ".join(notes), _WIDTH))
     return lines if accounts else ["no accounts"]
 
 
+def _epsilon(guarantee: Guarantee | None) -> float | None:
+    return None if guarantee is None else guarantee.epsilon
+
+
+def _shown(guarantee: Guarantee | None) -> str:
+    return "none" if guarantee is None else show_epsilon(guarantee.epsilon)
+
+
 def _line(seq: int, time: str, kind: str, facts: dict[str, Any]) -> str:
-    shown = [str(facts[key]) for key in ("mechanism", "run", "release", "note", "reason") if facts.get(key)]
+    shown = [str(facts[key]) for key in ("what", "mechanism", "run", "release", "note", "reason") if facts.get(key)]
     if kind in ("open", "raise_cap"):
         shown.insert(0, f"cap {facts['budget_epsilon']:g}")
     shown += ["NOT PRIVATE"] if facts.get("insecure") else []

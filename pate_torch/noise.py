@@ -9,25 +9,46 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from pate_torch import checks, discrete_noise
+from pate_torch.accounting.events import Event
+from pate_torch.types import Answers, Rehearsed, Sensitivity
 
 _BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
 _BLOCK = 1 << 18
 """Numbers drawn at a time: they stay in a core's cache, and several threads share out the blocks of a large draw."""
 
 
+KINDS = ("torch", "discrete")
+
+
+def check_noise(kind: str, insecure_seed: int | None) -> None:
+    """Raise ValueError for an unknown kind, or a seed that it cannot have."""
+    checks.one_of("noise", kind, KINDS)
+    if insecure_seed is not None:
+        checks.integer("insecure_noise_seed", insecure_seed, low=0)
+        if kind == "discrete":
+            raise checks.fail(
+                "insecure_noise_seed",
+                insecure_seed,
+                "must be null with noise=discrete",
+                "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
+            )
+
+
 @dataclass(eq=False)
 class NoiseSource:
     """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
 
+    There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``Rehearsal``.
     kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace). Continuous noise is rounded to
     float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise cannot.
     """
@@ -37,16 +58,10 @@ class NoiseSource:
     _generator: torch.Generator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        checks.one_of("noise", self.kind, ("torch", "discrete"))
+        if type(self) is NoiseSource:
+            raise TypeError("NoiseSource: noise is had by budget.spend, or in a Rehearsal, which releases nothing")
+        check_noise(self.kind, self.insecure_seed)
         if self.insecure_seed is not None:
-            checks.integer("insecure_noise_seed", self.insecure_seed, low=0)
-            if self.kind == "discrete":
-                raise checks.fail(
-                    "insecure_noise_seed",
-                    self.insecure_seed,
-                    "must be null with noise=discrete",
-                    "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
-                )
             self._generator = torch.Generator().manual_seed(self.insecure_seed)
 
     @property
@@ -54,21 +69,32 @@ class NoiseSource:
         """False when the noise could be known to an outsider."""
         return self.insecure_seed is None
 
+    def marked(self, answers: Answers) -> Answers:
+        """The answers drawn from here, with what paid for them."""
+        raise NotImplementedError
+
+    def _permit(self) -> None:
+        """Called before every draw."""
+
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent U(0, 1), float64, strictly between 0 and 1."""
+        self._permit()
         return self._blocks(self._uniform, shape).to(device)
 
     def exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent Exp(1), float64, strictly positive."""
+        self._permit()
         return self._blocks(self._exponential, shape).to(device)
 
     def gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
+        self._permit()
         return self._blocks(lambda size: self._exponential(size).log_().neg_(), shape).to(device)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
         """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
         checks.positive("sigma", sigma)
+        self._permit()
         if self.kind == "discrete":
             return discrete_noise.gaussian(shape, Fraction(sigma)).to(device)
         return self._blocks(self._normal, shape).mul_(sigma).to(device)
@@ -76,6 +102,7 @@ class NoiseSource:
     def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
         """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
         checks.positive("scale", scale)
+        self._permit()
         if self.kind == "discrete":
             return discrete_noise.laplace(shape, Fraction(scale)).to(device)
         return (
@@ -116,3 +143,33 @@ class NoiseSource:
             for _ in pool.map(fill, parts):  # raises what a thread raised: no block is left undrawn
                 pass
         return out
+
+
+@dataclass(eq=False)
+class Rehearsal(NoiseSource):
+    """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
+
+    It may stand in for a budget (``budget.Door``), and then spends nothing.
+    """
+
+    events: tuple[Event, ...] = ()
+
+    def marked(self, answers: Answers) -> Rehearsed:
+        """The answers as those of a rehearsal, a type that nothing releases or writes."""
+        return Rehearsed(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
+
+    def covers(self, sensitivity: Sensitivity) -> None:
+        """Nothing to refuse: there is no account."""
+
+    @contextmanager
+    def spend(self, events: Iterable[Event], **facts: object) -> Iterator[Rehearsal]:
+        """The rehearsal itself, with what a budget would have been charged in ``events``."""
+        self.events += tuple(events)
+        yield self
+
+    @property
+    def noise(self) -> Rehearsal:
+        return self
+
+    def incur(self, events: Iterable[Event]) -> None:
+        """Nothing: nobody is charged."""

@@ -16,10 +16,11 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch import foreign_votes, labelling, preflight, released, results
+from pate_torch import foreign_votes, preflight, released, results
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.budget import Budget
 from pate_torch.ensembling import (
     DONE,
     Loaded,
@@ -31,11 +32,11 @@ from pate_torch.ensembling import (
     nonprivate_with_peers,
     obtain_teachers,
 )
-from pate_torch.ledger import Account, Ledger
-from pate_torch.noise import NoiseSource
+from pate_torch.foreign_votes import Register
+from pate_torch.ledger import Ledger
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism, Student
-from pate_torch.releasing import Fit, fit_student, obtain_release
+from pate_torch.releasing import fit_student, obtain_release
 from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_private_folder, write_owner_summary
 from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
@@ -44,7 +45,7 @@ from pate_torch.runplan import Plan, calibrated
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Ballots, Dataset, PrivateData, Release, Votes
+from pate_torch.types import Ballots, Dataset, Release, Votes
 
 __all__ = ["Plan", "run"]
 
@@ -77,6 +78,11 @@ def _run(plan: Plan) -> ReleasedReport:
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan), create=False))
             release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
             reused = True
+            if plan.selection is not None:
+                # The choice is charged: on the account's own terms, and refused before anything is trained.
+                fingerprint = TeacherStore(plan.root).fingerprint(data.private)
+                budget = open_budget(plan, ledger, data, plan.selection.worst_case(), fingerprint)
+                budget.check(plan.selection.worst_case())
         else:
             brought = None
             if plan.votes is not None:
@@ -87,55 +93,64 @@ def _run(plan: Plan) -> ReleasedReport:
             preflight.refuse(plan, data, mechanism, planned, training=brought is None and plan.census is None)
             make_private_folder(plan.root, "store")
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
-            open_account(plan, ledger, data.spec.name, data.private.unit, planned)
+            store = TeacherStore(plan.root)
+            fingerprint = store.fingerprint(data.private) if brought is None else Register(store).content(brought)
+            budget = open_budget(plan, ledger, data, planned, fingerprint)
         make_private_folder(plan.folder / "private")
         board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)
+        paid: list[str] = []
         if plan.labels is None:
             if plan.census is not None:
                 with clock("census"):
                     teachers = convene(plan, data, store, ledger, stages)
             elif brought is None:
-                afford = functools.partial(ledger.check, data.spec.name, planned)
+                afford = functools.partial(budget.check, planned)
                 teachers = obtain_teachers(plan, data, store, ledger, stages, clock, board, afford)
             else:
                 teachers = enrol(brought, data.spec.name, store, ledger)
             with clock("labels"):
-                charge = _charge(plan, data, ledger, teachers.fingerprint)
                 behind: list[Votes | Ballots] = []
-                release, record, reused = obtain_release(plan, data, teachers, mechanism, charge, stages, behind.append)
+                release, record, reused = obtain_release(plan, data, teachers, mechanism, budget, stages, behind.append)
+            paid = [] if reused else [release.id]
             if plan.sanitiser is not None and not reused:
-                sanitised = _sanitise(plan, data, teachers, mechanism, release, charge)
+                sanitised, publication = _sanitise(plan, data, teachers, mechanism, release, budget)
+                paid.append(publication)
             teachers.remember(ledger.head())
+            store.remember(data.spec.name, ledger.head())
             with clock("owner"):
                 nonprivate = nonprivate_with_peers(plan, data, stages) if plan.baseline else None
                 owner = look(plan, data, teachers, mechanism, release, board, nonprivate, behind)
-        with ReleaseBoard(plan.folder / "release" / "tensorboard", private=record["private"]) as shown:
+        private = record["private"] and (held is None or budget.private)
+        with ReleaseBoard(plan.folder / "release" / "tensorboard", private=private) as shown:
             with clock("student"):
                 choose = None
                 if held is not None:
-                    choose = functools.partial(
-                        _choose, plan, held, _charge(plan, data, ledger, store.fingerprint(data.private))
-                    )
+                    assert plan.selection is not None
+                    choose = functools.partial(plan.selection.choose, held=held, budget=budget)
                 name, student, choice = fit_student(plan, data, release, stages, shown, choose)
+            if choice is not None:
+                paid.append(choice)
+                store.remember(data.spec.name, ledger.head())
             report = results.report(
                 data=data,
                 release=release,
                 record=record,
-                reused=reused,
+                paid=paid,
                 student=student,
                 student_name=name,
-                choice=choice,
                 ledger=ledger,
                 seconds=clock.seconds,
                 baselines=_publishable(data, owner),
             )
             shown.write(report)
         results.write_release(plan.folder / "release", report)
-        owner = examine(plan, loaded, release, record, student, nonprivate, choice, ledger, board, owner)
+        owner = examine(plan, loaded, release, record, student, nonprivate, paid, ledger, board, owner)
+        owner = dataclasses.replace(owner or OwnerSummary(), seconds=clock.seconds)
+        write_owner_summary(owner, plan.folder / "private" / "summary.json")
     board.close()
     show_closing(
         report,
-        owner=() if owner is None else owner.lines(),
+        owner=owner.lines(),
         places={"Released": plan.folder / "release", "Private": plan.folder / "private"},
     )
     if sanitised is not None:
@@ -144,32 +159,19 @@ def _run(plan: Plan) -> ReleasedReport:
 
 
 def _sanitise(
-    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, release: Release, charge: labelling.Charge
-) -> str:
-    """Publish the data-dependent price, at a price of its own; what to tell the owner about it."""
+    plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, release: Release, budget: Budget
+) -> tuple[str, str]:
+    """Publish the data-dependent price, at a price of its own: (what to tell the owner about it, the reservation)."""
     assert plan.sanitiser is not None and isinstance(teachers.votes, Votes)
-    noise = NoiseSource("torch", plan.insecure_noise_seed)
     publication = _publication(plan, mechanism, data)
     votes = teachers.votes.take(release.query_Q)
-    epsilon = plan.sanitiser.publish(publication, mechanism, votes, noise, charge, plan.delta, plan.folder / "release")
-    return (
+    epsilon, paid = plan.sanitiser.publish(publication, mechanism, votes, budget, plan.delta, plan.folder / "release")
+    told = (
         f"  Sanitised price  epsilon = {show_epsilon(epsilon)} at delta = {show_delta(plan.delta)}"
         f" with confidence {publication.confidence:g} (forward, {plan.partition.adjacency},\n"
         f"                   unit {data.private.unit}, this publication included)"
     )
-
-
-def _charge(plan: Plan, data: Dataset, ledger: Ledger, fingerprint: str) -> labelling.Charge:
-    return labelling.Charge(ledger=ledger, account=data.spec.name, fingerprint=fingerprint, run=plan.folder.name)
-
-
-def _choose(
-    plan: Plan, held: PrivateData, charge: labelling.Charge, fit: Fit
-) -> tuple[str, Student, tuple[Event, ...]]:
-    assert plan.selection is not None
-    # Gumbel noise has no discrete form; the exponential mechanism is sampled in float64 whatever the votes' noise is.
-    noise = NoiseSource("torch", plan.insecure_noise_seed)
-    return plan.selection.choose(fit, held, plan.partition.adjacency, noise, charge)
+    return told, paid
 
 
 def worst_case(plan: Plan, mechanism: Mechanism, data: Dataset) -> tuple[Event, ...]:
@@ -194,20 +196,40 @@ def _publication(plan: Plan, mechanism: Mechanism, data: Dataset) -> sanitised_r
     )
 
 
-def open_account(plan: Plan, ledger: Ledger, name: str, unit: str, planned: tuple[Event, ...]) -> Account:
-    """Open the data set's account, or meet its terms; refuse now what could not be charged later."""
+def open_budget(
+    plan: Plan, ledger: Ledger, data: Dataset, planned: tuple[Event, ...], fingerprint: str, *, kind: str | None = None
+) -> Budget:
+    """Open the data set's account, or meet its terms; refuse now what could not be charged later.
+
+    fingerprint: of the records, or of votes in their place. kind: of noise; None: the plan's.
+    """
+    name, kind = data.spec.name, plan.noise if kind is None else kind
+    preflight.refuse_other_ledger(plan, name, ledger)
+    preflight.refuse_second_account(plan, name, fingerprint, ledger)
     preflight.refuse_cap(plan, name, planned, ledger)
-    budget = plan.budget_epsilon
-    if budget is None:
+    cap = plan.budget_epsilon
+    if cap is None:
         known = {account.name: account.budget_epsilon for account in ledger.accounts()}
-        budget = known.get(name, plan.opening_budget)
-    return ledger.open_account(
+        cap = known.get(name, plan.opening_budget)
+    ledger.open_account(
         name,
-        budget_epsilon=budget,
+        budget_epsilon=cap,
         delta=plan.delta,
         adjacency=plan.partition.adjacency,
-        unit=unit,
+        unit=data.private.unit,
         planned_events=planned,
+        noise=kind,
+    )
+    return Budget(
+        ledger=ledger,
+        account=name,
+        delta=plan.delta,
+        adjacency=plan.partition.adjacency,
+        unit=data.private.unit,
+        fingerprint=fingerprint,
+        run=plan.folder.name,
+        kind=kind,
+        insecure_seed=plan.insecure_noise_seed,
     )
 
 
@@ -234,7 +256,7 @@ def look(
         )
     if isinstance(asked, Votes):
         board.votes(asked, release.answered_Q)
-    summary = results.owner_summary(
+    return results.owner_summary(
         data=data,
         release=release,
         votes=voted,
@@ -245,8 +267,6 @@ def look(
         delta=plan.delta,
         device=plan.device,
     )
-    write_owner_summary(summary, plan.folder / "private" / "summary.json")
-    return summary
 
 
 def examine(
@@ -256,38 +276,40 @@ def examine(
     record: Mapping[str, Any],
     student: Student,
     nonprivate: Ensemble | None,
-    choice: tuple[Event, ...],
+    paid: Sequence[str],
     ledger: Ledger,
     board: PrivateBoard,
     owner: OwnerSummary | None,
 ) -> OwnerSummary | None:
-    """PRIVATE. The owner's figures, with what an attack on the student finds, where the records behind it are here."""
+    """PRIVATE. The owner's figures, with what an attack on the student finds, where the records behind it are here.
+
+    paid: what this run reserved.
+    """
     data = loaded.data
     if plan.membership is None or record["adjacency"] != plan.partition.adjacency:
         return owner
     here = TeacherStore(plan.root).fingerprint(data.private)
-    charged = {"reservation": release.id, "fingerprint": here}
-    if not any(charged.items() <= entry.facts.items() for entry in ledger.entries(data.spec.name)):
+    charged = ledger.charges(data.spec.name).get(release.id)
+    if charged is None or charged.fingerprint != here:
         return owner  # labels of other records, or of votes that were brought: who taught is not known here
     # In a census every record took part: one shard of all.
     shards = plan.partition.shards(data.private, max(1, record["num_teachers"]), record["seed"])
     sides = plan.membership.sides(data, shards, loaded.others, plan.seed)
     if sides is None:
         return owner
+    claim = ledger.claim(data.spec.name, [release.id, *paid])
     found = results.membership(
         sides,
         student=student,
         nonprivate=nonprivate,
-        events=[*release.planned, *choice],
+        events=claim.planned,
         delta=record["delta"],
         seed=plan.seed,
-        private_run=record["private"],
+        private_run=claim.private,
         held_out=loaded.others is not None,
     )
     board.membership(found)
-    summary = dataclasses.replace(owner or OwnerSummary(), membership=found)
-    write_owner_summary(summary, plan.folder / "private" / "summary.json")
-    return summary
+    return dataclasses.replace(owner or OwnerSummary(), membership=found)
 
 
 def _publishable(data: Dataset, owner: OwnerSummary | None) -> tuple[Baseline, ...]:

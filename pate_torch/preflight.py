@@ -93,6 +93,33 @@ def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger |
         )
 
 
+def refuse_other_ledger(plan: Plan, name: str, ledger: Ledger) -> None:
+    """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
+    for file, head in TeacherStore(plan.root).heads(name).items():
+        if not ledger.head_contains(head):
+            raise checks.fail(
+                "dataset.name",
+                name,
+                f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry that it lacks",
+                "Bring back the ledger.sqlite (or its newest backup) that lay beside the teachers: it remembers what "
+                "was released.",
+            )
+
+
+def refuse_second_account(plan: Plan, name: str, fingerprint: str, ledger: Ledger) -> None:
+    """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
+    if plan.second_account:
+        return
+    for account in ledger.accounts():
+        if account.name != name and any(c.fingerprint == fingerprint for c in ledger.charges(account.name).values()):
+            raise checks.fail(
+                "dataset.name",
+                name,
+                f"these very records are charged to account {account.name!r} already, and no total covers both",
+                f"Use dataset.name={account.name}; or say privacy.second_account=true, and add both epsilons yourself.",
+            )
+
+
 def refuse_reuse(plan: Plan, data: Dataset) -> None:
     """Raise ValueError where a student cannot learn from the release that is to be reused, or there is none."""
     runs.find_release(plan.root, plan.labels)

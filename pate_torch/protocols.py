@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.types import Answers, Context, Dataset, DataSpec
+from pate_torch.types import Answers, Context, Dataset, DataSpec, Sensitivity
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -52,6 +52,11 @@ class Electorate(Protocol):
     @property
     def num_classes(self) -> int: ...
 
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """How far one privacy unit moves what they say."""
+        ...
+
     def take(self, index_Q: Tensor, /) -> Any:
         """What they say of these public points, in this order."""
         ...
@@ -73,10 +78,16 @@ class Mechanism(Protocol):
         """Raise ValueError when the plan cannot work, saying what would."""
         ...
 
+    @property
+    def priced_for(self) -> Sensitivity:
+        """Of the values that ``worst_case`` prices; ``release`` opens no value that says more of itself."""
+        ...
+
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]: ...
 
     def release(self, votes: Any, noise: Any, context: Context) -> Answers:
-        """votes: ``Votes``, or what records say where the mechanism is for these."""
+        """votes: ``Votes``, or what records say where the mechanism is for these. The answers are marked by the source
+        of the noise (``NoiseSource.marked``): others are not released."""
         ...
 
     def outcome_model(self) -> OutcomeModel | None:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pate_torch import labelling, released
-from pate_torch.accounting.events import Event
 from pate_torch.belief import beliefs, shares
+from pate_torch.budget import Budget
 from pate_torch.ensembling import Teachers, census, learn_features, successors
 from pate_torch.labelling import Guide
-from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.reporting.tensorboard import ReleaseBoard
@@ -32,7 +31,7 @@ def obtain_release(
     data: Dataset,
     teachers: Teachers,
     mechanism: Mechanism,
-    charge: labelling.Charge,
+    budget: Budget,
     stages: Stages,
     witness: Callable[[Votes | Ballots], None] = silent,
 ) -> tuple[Release, dict[str, Any], bool]:
@@ -40,9 +39,8 @@ def obtain_release(
 
     witness: PRIVATE. Told the votes behind the answers, where they are given now.
     """
-    noise = NoiseSource(plan.noise, plan.insecure_noise_seed)
-    facts = _facts(plan, data, teachers, mechanism, noise)
-    same = released.find_same(plan.root, facts["key"], data.pool, data.spec, charge.ledger) if noise.private else None
+    facts = _facts(plan, data, teachers, mechanism, budget)
+    same = released.find_same(plan.root, facts["key"], data.pool, data.spec, budget.ledger) if budget.private else None
     if same is not None:
         release, record = same
         stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")
@@ -74,8 +72,7 @@ def obtain_release(
         spec=data.spec,
         mechanism=mechanism,
         strategy=plan.strategy,
-        noise=noise,
-        charge=charge,
+        budget=budget,
         num_queries=plan.num_queries,
         seed=plan.seed,
         refit=refit if plan.guided else None,
@@ -87,7 +84,7 @@ def obtain_release(
     return release, written, False
 
 
-def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, noise: NoiseSource) -> dict[str, Any]:
+def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, budget: Budget) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
     asking: dict[str, Any] = {"strategy": _configuration(plan.strategy), "num_queries": plan.num_queries}
@@ -114,7 +111,7 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "mechanism": mechanism.name,
         "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
         "noise": plan.noise,
-        "private": noise.private,
+        "private": budget.private,
         "query": plan.strategy.name,
         "voting": voting,
         "rounds": plan.rounds,
@@ -184,9 +181,11 @@ def fit_student(
     release: Release,
     stages: Stages,
     board: ReleaseBoard,
-    choose: Callable[[Fit], tuple[str, Student, tuple[Event, ...]]] | None = None,
-) -> tuple[str, Student, tuple[Event, ...]]:
-    """Train and save the student: (its name, the student, what choosing it cost). ValueError: no question answered.
+    choose: Callable[[Fit], tuple[str, Student, str]] | None = None,
+) -> tuple[str, Student, str | None]:
+    """Train and save the student: (its name, the student, the reservation that paid for choosing it, or None).
+
+    Raises ValueError where no question was answered.
 
     ``choose``: picks among several, given how to fit.
     """
@@ -205,7 +204,7 @@ def fit_student(
         return algorithm.fit(task, seed=plan.seed, device=plan.device, progress=progress, log=log)
 
     alone = plan.student.name
-    name, student, cost = (alone, fit(alone, plan.student), ()) if choose is None else choose(fit)
+    name, student, paid = (alone, fit(alone, plan.student), None) if choose is None else choose(fit)
     (plan.folder / "release").mkdir(exist_ok=True)
     save_student(student, plan.folder / "release" / "student.safetensors")
-    return name, student, cost
+    return name, student, paid

@@ -1,15 +1,15 @@
 """What a run measured, sorted by who may see it: the released report and the owner's own figures.
 
-The epsilon reported as the guarantee is the price of the release's *plan* (for mechanisms and strategies that may stop
-early: of its caps), which no vote can change. What was incurred is reported beside it as epsilon ex post.
+The claim follows the artefacts: the epsilon reported as the guarantee is composed from what was *reserved* for
+everything that lies in the release folder (labels, the choice of a student, a published price), which no vote can
+change; the account's from all that was ever reserved. What was incurred is reported beside either, as ex post.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import exact, rdp
 from pate_torch.accounting.data_dependent import theorem_rdp
-from pate_torch.accounting.events import Event, from_json
+from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.ensembling import logits_of_one
 from pate_torch.ledger import Ledger
@@ -43,23 +43,20 @@ def report(
     data: Dataset,
     release: Release,
     record: Mapping[str, Any],
-    reused: bool,
+    paid: Sequence[str],
     student: Student | None,
     student_name: str,
-    choice: tuple[Event, ...] = (),
     ledger: Ledger,
     seconds: Mapping[str, float],
     baselines: tuple[released.Baseline, ...] = (),
 ) -> released.ReleasedReport:
     """Everything releasable about a finished run. Evaluation labels are read here, for the first time.
 
-    student: None where labels were released and nothing trained. ``choice``: what choosing the student by private
-    records cost, on top of its labels.
+    student: None where labels were released and nothing trained. ``paid``: the reservations that this run made; the
+    labels' own is not among them where they were released before.
     """
-    delta = record["delta"]
-    guarantee = accounting.epsilon([*release.planned, *choice], delta)
-    account = ledger.account(data.spec.name)
-    charged = ledger.spent(data.spec.name)
+    delta, name = record["delta"], data.spec.name
+    claimed = claims(ledger, name, [release.id, *paid], now=paid)
     truth = data.evaluation.y if student is not None else data.evaluation.y[:0]
     predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
     correct, answered = label_hits(data, release)
@@ -72,27 +69,19 @@ def report(
         num_teachers=record["num_teachers"],
         queries_asked=len(release.query_Q),
         queries_answered=int(release.answered_Q.sum()),
-        epsilon=guarantee.epsilon,
-        epsilon_ex_post=accounting.epsilon([*release.events, *choice], delta).epsilon,
         delta=delta,
-        accountant=guarantee.route,
         adjacency=record["adjacency"],
         unit=record["unit"],
-        epsilon_charged=charged.epsilon,
-        charged_accountant=charged.route,
-        budget_epsilon=None if account is None else account.budget_epsilon,
-        private=record["private"],
+        **claimed,
         parameters=_scalars(record["parameters"]),
         noise=record["noise"],
         # Teachers' shapes follow from it, and how far slopes move a model; a census needs none.
         declared_size=declared if record["adjacency"] == "add_remove" else None,
-        reused=reused,
+        reused=release.id not in paid,
         successors=record.get("succession") is True,
         census_rounds=taken,
         slopes=release.score_RPC is not None,
-        other_releases=tuple(others(ledger, data.spec.name, release.id, delta)),
-        # Every record is asked: how long that took tells how many there are, to a few records.
-        seconds={stage: took for stage, took in seconds.items() if not (taken and stage in ("census", "labels"))},
+        seconds=public_seconds(seconds, record),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth) or None,
         label_accuracy=correct / answered if answered else None,
@@ -103,13 +92,61 @@ def report(
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
         epsilon_curve=epsilon_curve(release, delta),
-        account_curve=account_curve(ledger, data.spec.name, release, delta, reused),
+        account_curve=account_curve(ledger, name, release) if release.id in paid else (),
         confusion=confusion(truth, predicted, data.spec.num_classes) if len(truth) else (),
         student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
         examples=examples(data, release),
         baselines=baselines,
         created=datetime.date.today().isoformat(),
     )
+
+
+def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Sequence[str] = ()) -> dict[str, Any]:
+    """What a report may claim of a folder that holds what these reservations paid for, and of the whole account.
+
+    now: those made by the run that reports. The fields of ``PrivacyFacts`` that are claims.
+    """
+    account, claim = ledger.account(name), ledger.claim(name, reservations)
+    guarantee, total = claim.guarantee, account.guarantee
+    return {
+        "epsilon": None if guarantee is None else guarantee.epsilon,
+        "accountant": "none" if guarantee is None else guarantee.route,
+        "epsilon_ex_post": None if claim.ex_post is None else claim.ex_post.epsilon,
+        "private": claim.private,
+        "parts": tuple(_part(ledger, name, identity, identity in now) for identity in claim.parts),
+        "epsilon_charged": None if total is None else total.epsilon,
+        "charged_accountant": None if total is None else total.route,
+        "epsilon_charged_ex_post": None if account.ex_post is None else account.ex_post.epsilon,
+        "budget_epsilon": account.budget_epsilon,
+        "other_releases": tuple(
+            _part(ledger, name, identity, False) for identity in ledger.charges(name) if identity not in claim.parts
+        ),
+    }
+
+
+def _part(ledger: Ledger, name: str, identity: str, now: bool) -> OtherRelease:
+    """One reservation: what it paid for, and its own guarantee."""
+    claim = ledger.claim(name, [identity])
+    charge, guarantee = claim.parts[identity], claim.guarantee
+    what = charge.what if charge.committed or now else f"{charge.what}, interrupted: charged at its worst case"
+    if guarantee is None:
+        return OtherRelease(release_id=identity, what=f"{what}, {statement.NOT_PRIVATE}: seeded noise", now=now)
+    return OtherRelease(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
+
+
+PUBLIC_STAGES = ("start", "student")
+"""Whose work depends on public sizes alone: features and students learn from public points and released labels."""
+
+
+def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
+    """The stages whose time tells nothing of how many private records there are, or what they are.
+
+    Votes of teachers that are there already are counted and asked by public sizes; records that answer, successors
+    that learn from them, and all that reads or trains on them take the longer the more there are.
+    """
+    voted = record["voting"] in ("inductive", "transductive", "brought") and not record.get("succession")
+    shown = (*PUBLIC_STAGES, "labels") if voted else PUBLIC_STAGES
+    return {stage: took for stage, took in seconds.items() if stage in shown}
 
 
 def owner_summary(
@@ -233,34 +270,16 @@ def examples(data: Dataset, release: Release) -> released.Examples | None:
     )
 
 
-def account_curve(ledger: Ledger, name: str, release: Release, delta: float, reused: bool) -> tuple[float, ...]:
-    """The account's total after each question of this release; empty where questions cost unequally."""
-    each, asked = _per_question(release), len(release.query_Q)
-    if each is None or reused:
+def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, ...]:
+    """The account's total after each question of this release; empty where questions cost unequally, or none is
+    claimed.
+    """
+    each, asked, account = _per_question(release), len(release.query_Q), ledger.account(name)
+    if each is None or not account.private:
         return ()
-    before = [event for other, events in _committed(ledger, name) if other != release.id for event in events]
-    return tuple(
-        accounting.epsilon([*before, replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1)
-    )
-
-
-def _committed(ledger: Ledger, name: str) -> list[tuple[str, tuple[Event, ...]]]:
-    """(release id, events) of everything charged to the account; a release never committed has the id ''."""
-    charged: dict[str, tuple[str, tuple[Event, ...]]] = {}
-    for entry in ledger.entries(name):
-        if entry.kind in ("reserve", "commit"):
-            release = str(entry.facts.get("release", ""))
-            charged[entry.facts["reservation"]] = (release, from_json(json.dumps(entry.facts["events"])))
-    return list(charged.values())
-
-
-def others(ledger: Ledger, name: str, release_id: str, delta: float) -> Iterable[OtherRelease]:
-    """What else was released from the same private data."""
-    for other, events in _committed(ledger, name):
-        if other != release_id:
-            price = accounting.epsilon(events, delta)
-            what = "labels" if other else "a release that was interrupted, charged at its worst case"
-            yield OtherRelease(release_id=other or "-", what=what, epsilon=price.epsilon, accountant=price.route)
+    before = [e for other, charge in ledger.charges(name).items() if other != release.id for e in charge.planned]
+    totals = (account.claim([*before, replace(each, count=each.count * q)]) for q in range(1, asked + 1))
+    return tuple(total.epsilon for total in totals if total is not None)
 
 
 def _scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:

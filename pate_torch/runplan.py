@@ -13,7 +13,7 @@ from pate_torch import checks, runs
 from pate_torch.accounting import calibration
 from pate_torch.census import Census
 from pate_torch.membership import MembershipTest
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import check_noise
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
@@ -65,6 +65,7 @@ class Plan:
     budget_epsilon: float | None = None
     opening_budget: float = 10.0
     target_epsilon: float | None = None
+    second_account: bool = False
     representation: Representation | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
@@ -85,7 +86,11 @@ class Plan:
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
-        NoiseSource(self.noise, self.insecure_noise_seed)
+        check_noise(self.noise, self.insecure_noise_seed)
+        checks.boolean("privacy.second_account", self.second_account)
+        if self.selection is not None and self.noise != "torch":
+            fix = "Use noise=torch, or selection=none."
+            raise checks.fail("selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix)
         if self.teachers is not None:
             runs.checked_id("teachers", self.teachers)
         if self.labels is not None:
@@ -123,6 +128,10 @@ class Plan:
             raise checks.fail(
                 "voting", self.census.name, f"cannot be combined with mechanism={self.mechanism.name}", fix
             )
+        if getattr(self.partition, "capacity", None) is not None:
+            fix = "Leave out partition.capacity."
+            what = f"cannot be combined with voting={self.census.name}: a record more would displace another's answer"
+            raise checks.fail("partition.capacity", getattr(self.partition, "capacity"), what, fix)  # noqa: B009
         given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")

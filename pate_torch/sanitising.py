@@ -17,8 +17,8 @@ import torch
 from pate_torch import checks, released
 from pate_torch.accounting import sanitised_release as publication
 from pate_torch.accounting.events import Event, RdpCurve
-from pate_torch.labelling import Charge
-from pate_torch.noise import NoiseSource
+from pate_torch.budget import Budget
+from pate_torch.ledger import PRICE
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Votes
 
@@ -76,39 +76,29 @@ class Sanitiser:
         plan: publication.Plan,
         mechanism: Mechanism,
         votes: Votes,
-        noise: NoiseSource,
-        charge: Charge,
+        budget: Budget,
         delta: float,
         folder: Path,
-    ) -> float:
-        """Charge, draw, write ``sanitised.json``; returns epsilon of the labels and of this publication together."""
+    ) -> tuple[float, str]:
+        """Charge, draw, write ``sanitised.json``: (epsilon of labels and publication together, the reservation)."""
         model = mechanism.outcome_model()
         assert model is not None
-        events = self.worst_case(plan)
-        reservation = charge.ledger.reserve(
-            charge.account,
-            events,
-            fingerprint=charge.fingerprint,
-            mechanism="sanitised price",
-            run=charge.run,
-            insecure=not noise.private,
-        )
-        z = float(noise.gaussian((1,), 1.0, torch.device("cpu"))[0])
-        price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), z, adaptive=False)
-        epsilon = price.epsilon(delta)
-        record = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "confidence": plan.confidence,
-            "direction": "forward",
-            "route": f"Renyi of order {plan.order:g}, smooth sensitivity (PATE 2018, appendix B, corrected)",
-            "rdp": price.rdp,
-            "rdp_of_this_publication": plan.cost,
-            "order": plan.order,
-            "decay": plan.decay,
-            "sigma": plan.sigma,
-            "private": noise.private,
-        }
-        released.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-        charge.ledger.commit(reservation, events, release_id=f"sanitised price of {charge.run}")
-        return epsilon
+        with budget.spend(self.worst_case(plan), mechanism="sanitised price", what=PRICE) as spending:
+            z = float(spending.noise.gaussian((1,), 1.0, torch.device("cpu"))[0])
+            price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), z, adaptive=False)
+            epsilon = price.epsilon(delta)
+            record = {
+                "epsilon": epsilon,
+                "delta": delta,
+                "confidence": plan.confidence,
+                "direction": "forward",
+                "route": f"Renyi of order {plan.order:g}, smooth sensitivity (PATE 2018, appendix B, corrected)",
+                "rdp": price.rdp,
+                "rdp_of_this_publication": plan.cost,
+                "order": plan.order,
+                "decay": plan.decay,
+                "sigma": plan.sigma,
+                "private": spending.private,
+            }
+            released.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        return epsilon, spending.id

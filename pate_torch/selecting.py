@@ -13,10 +13,10 @@ import numpy as np
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.budget import Budget
 from pate_torch.data.units import hold_out, one_per_unit
-from pate_torch.labelling import Charge
-from pate_torch.noise import NoiseSource
-from pate_torch.pac.selection import select
+from pate_torch.ledger import CHOICE
+from pate_torch.pac.selection import draw
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.types import Dataset, PrivateData
 
@@ -67,26 +67,20 @@ class Selection:
     def choose(
         self,
         fit: Callable[[str, StudentAlgorithm], Student],
+        *,
         held: PrivateData,
-        adjacency: str,
-        noise: NoiseSource,
-        charge: Charge,
-    ) -> tuple[str, Student, tuple[Event, ...]]:
-        """(winner's name, its student, what the choice cost). ``fit`` trains one candidate on the released labels."""
+        budget: Budget,
+    ) -> tuple[str, Student, str]:
+        """(winner's name, its student, the reservation). ``fit`` trains one candidate on the released labels.
+
+        Raises ValueError, before anything is trained, where the choice could not be charged.
+        """
+        budget.check(self.worst_case())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
         held = one_per_unit(held)
         errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
-        events = self.worst_case()
-        reservation = charge.ledger.reserve(
-            charge.account,
-            events,
-            fingerprint=charge.fingerprint,
-            mechanism=f"selection:{self.name}",
-            run=charge.run,
-            insecure=not noise.private,
-        )
-        winner, incurred = select(np.array(errors), self.epsilon, noise, adjacency=adjacency)
-        charge.ledger.commit(reservation, incurred, release_id=f"selection of {charge.run}")
+        with budget.spend(self.worst_case(), mechanism=f"selection:{self.name}", what=CHOICE) as spending:
+            winner = draw(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
         chosen = list(students)[winner]
-        return chosen, students[chosen], incurred
+        return chosen, students[chosen], spending.id

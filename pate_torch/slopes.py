@@ -12,7 +12,7 @@ public, so a step as good as Newton's costs nothing more); z and the change e_y 
 
 Guarantee: a slope is a function of one unit's record and of public values (``roll.each``), written in whole numbers: so
 sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most ``WHOLE``. So one
-unit more or less moves the sum by at most ``SLOPE_L2`` x ``WHOLE``.
+unit more or less moves the sum by at most ``types.one_vector`` x ``WHOLE``.
 Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
 """
 
@@ -28,7 +28,7 @@ from pate_torch import checks, roll
 from pate_torch.data.units import one_per_unit
 from pate_torch.leanings import Leanings, whole
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import Dataset, Shards
+from pate_torch.types import Dataset, Shards, of_each_record, one_vector
 
 _MOST = 1 << 22
 """Records: the sums of fewer are exact (``leanings.WHOLE``)."""
@@ -87,7 +87,9 @@ class Slopes:
         z_ND = roll.each(lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress)
         size = self.declared(data)
         assert size is not None
-        return Leanings(z_ND, private.y, frame(place_PD), data.spec.num_classes, shards.adjacency, frame.radius / size)
+        classes, width = data.spec.num_classes, z_ND.shape[1]
+        sensitivity = of_each_record(shards, one_vector(shards.adjacency, width * classes))
+        return Leanings(z_ND, private.y, frame(place_PD), classes, sensitivity, frame.radius / size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -122,17 +122,59 @@ class Dataset:
         return f"Dataset({self.spec.name!r}, content withheld)"
 
 
+ADJACENCIES = ("add_remove", "replace_one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """How far one privacy unit moves a value, at most, under ``adjacency``; stated by whoever makes the value.
+
+    Over the whole value, in its own numbers (votes, ballots, lengths of slopes); infinite where nothing bounds it.
+    adjacency: None where the distances hold under whichever the shards justify.
+    """
+
+    l1: float
+    l2: float
+    linf: float
+    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        for norm in ("l1", "l2", "linf"):
+            if not getattr(self, norm) >= 0:  # also refuses NaN
+                raise checks.fail(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
+        if self.adjacency is not None:
+            checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+
+    def within(self, priced: Sensitivity) -> bool:
+        """Whether a price for ``priced`` covers this value: no distance larger, and the same adjacency."""
+        near = self.l1 <= priced.l1 and self.l2 <= priced.l2 and self.linf <= priced.linf
+        return near and (None in (self.adjacency, priced.adjacency) or self.adjacency == priced.adjacency)
+
+    def times(self, factor: float) -> Sensitivity:
+        """Of the value multiplied by a positive factor."""
+        return Sensitivity(l1=factor * self.l1, l2=factor * self.l2, linf=factor * self.linf, adjacency=self.adjacency)
+
+
+ONE_VOTE = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
+"""Of one row of votes: a unit in one shard moves one teacher's vote from a class to another."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
-    """PRIVATE. Disjoint shards: index_KS int64 (padded with -1), mask_KS bool, and the adjacency they justify."""
+    """PRIVATE. Disjoint shards: index_KS int64 (padded with -1), mask_KS bool, and the adjacency they justify.
+
+    capped: records beyond a shard's capacity were dropped, so that a unit more may displace others *of its own shard*:
+    the shard stays its own, what is said by each record does not.
+    """
 
     index_KS: Tensor
     mask_KS: Tensor
     adjacency: str
     unit: str = "record"
+    capped: bool = False
 
     def __post_init__(self) -> None:
-        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        checks.one_of("adjacency", self.adjacency, ADJACENCIES)
         used = self.index_KS[self.mask_KS]
         # No asserts: partitions can be a user's own, the guarantee rests on this, and python -O drops asserts.
         if self.index_KS.shape != self.mask_KS.shape or self.index_KS.dim() != 2:
@@ -158,15 +200,13 @@ class Shards:
 class Votes:
     """PRIVATE. counts_QC: integers, each row sums to ``num_teachers``; one teacher, one vote.
 
-    The sensitivity travels with the value. One privacy unit sits in one shard and so moves one teacher: in every
-    row at once, one vote goes from a class a to a class b.
+    sensitivity: of each row. One privacy unit sits in one shard and so moves one teacher: in every row at once, one
+    vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
     """
 
     counts_QC: Tensor
     num_teachers: int
-    l1: float = field(default=2.0, init=False)
-    l2: float = field(default=math.sqrt(2.0), init=False)
-    linf: float = field(default=1.0, init=False)
+    sensitivity: Sensitivity = ONE_VOTE
 
     def __post_init__(self) -> None:
         checks.integer("num_teachers", self.num_teachers, low=1)
@@ -195,7 +235,7 @@ class Votes:
 
     def take(self, index_Q: Tensor) -> Votes:
         """The votes on some of the queries."""
-        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers)
+        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
 
     def plurality(self) -> Tensor:
         """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
@@ -220,17 +260,15 @@ class Votes:
 class Ballots:
     """PRIVATE. counts_QC: integers >= 0, how many ballots name each (question, class); one unit, one ballot.
 
-    The sensitivity travels with the value, and it is that of the *whole* table, however many rows it has: a unit that
-    is added or removed changes one number by one, a unit that is replaced moves one ballot from a number to another.
+    sensitivity: of the *whole* table, however many rows it has (``ONE_BALLOT``).
     cell_P: releasable. The row in whose cell each public point lies, int64 [P].
     """
 
     counts_QC: Tensor
-    adjacency: str
+    sensitivity: Sensitivity
     cell_P: Tensor
 
     def __post_init__(self) -> None:
-        checks.one_of("adjacency", self.adjacency, tuple(BALLOT_L2))
         counts = self.counts_QC
         if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
             raise ValueError("ballots: counts must be integers [questions, classes] (one unit, one whole ballot)")
@@ -246,21 +284,33 @@ class Ballots:
 
     def take(self, index_Q: Tensor) -> Ballots:
         """The ballots on some of the questions, each taken once."""
-        return Ballots(self.counts_QC[index_Q.to(self.counts_QC.device)], self.adjacency, self.cell_P)
-
-    @property
-    def l2(self) -> float:
-        """Of the whole table."""
-        return BALLOT_L2[self.adjacency]
+        return Ballots(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
         return f"Ballots({len(self)} questions, content withheld)"
 
 
-BALLOT_L2 = {"add_remove": 1.0, "replace_one": math.sqrt(2.0)}
-"""How far one privacy unit moves a table of ballots, by adjacency."""
-SLOPE_L2 = {"add_remove": 1.0, "replace_one": 2.0}
-"""How far one privacy unit moves a sum of slopes of length at most 1 (``slopes``), by adjacency."""
+ONE_BALLOT = {
+    "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
+    "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
+}
+"""Of a table in which every unit fills in one ballot: one number changes by one, or one ballot moves to another."""
+
+
+def one_vector(adjacency: str, size: int) -> Sensitivity:
+    """Of a sum of ``size`` numbers to which every unit adds a vector of length at most 1: that, or the other for it."""
+    times = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    return Sensitivity(l1=times * math.sqrt(size), l2=times, linf=times, adjacency=adjacency)
+
+
+def of_each_record(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
+    """Of a value to which every record of all shards contributes by itself, where that would be ``sensitivity``.
+
+    With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
+    """
+    if not shards.capped:
+        return sensitivity
+    return Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency=shards.adjacency)
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +337,8 @@ class NoisyCounts:
 class Answers:
     """What a mechanism lets out for one batch of queries: int64 labels [Q], NO_ANSWER (-1) for none, and what it cost.
 
-    ``events`` are those actually incurred. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
+    ``events`` are those actually incurred. spent: the reservation that paid for the noise behind them; None: nothing
+    did, and nothing releases them. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
     unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own. ``noisy``: the noisy counts,
     where the mechanism's price is theirs. ``score_PC``: logits of every public point, where that is what left.
     """
@@ -298,10 +349,16 @@ class Answers:
     from_student_Q: Tensor | None = None
     noisy: NoisyCounts | None = None
     score_PC: Tensor | None = None
+    spent: str | None = None
 
     @property
     def answered_Q(self) -> Tensor:
         return self.label_Q != NO_ANSWER
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsed(Answers):
+    """Answers that nobody was charged for, of an audit, a plan or a test: never released, never written."""
 
 
 @dataclass(frozen=True, eq=False)

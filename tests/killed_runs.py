@@ -20,7 +20,7 @@ from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
@@ -95,14 +95,14 @@ class Steps:
 
 def watch_noise(home: Path) -> None:
     """Write down, before every draw, how many releases the ledger has charged by then."""
-    inner = NoiseSource.gaussian
+    inner = Rehearsal.gaussian
 
-    def watched(self: NoiseSource, *args: Any, **options: Any) -> Any:
+    def watched(self: Rehearsal, *args: Any, **options: Any) -> Any:
         with (home / "draws.txt").open("a") as file:
             file.write(f"{reservations(home)}\n")
         return inner(self, *args, **options)
 
-    NoiseSource.gaussian = watched  # type: ignore[method-assign]
+    Rehearsal.gaussian = watched  # type: ignore[method-assign]
 
 
 def reservations(home: Path) -> int:
@@ -132,7 +132,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (released, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (Gaussian, ("release",)),
-        (NoiseSource, ("gaussian",)),
+        (Rehearsal, ("gaussian",)),
     ):
         for method in methods:
             steps.around(holder, method)

@@ -1,17 +1,18 @@
 """Exact privacy audits over tiny domains: every data set, every neighbour, no sampling."""
 
+from contextlib import contextmanager
 import itertools
 import math
 
 import numpy as np
 from scipy.stats import chi2
 
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac.classes import Enumerable, distinct
 from pate_torch.pac.sample import Sample
 
 
-class Spy(NoiseSource):
+class Spy(Rehearsal):
     """A seeded source that notes when it draws; everything it offers comes from ``_uniform``."""
 
     def __init__(self, seed=0):
@@ -22,9 +23,11 @@ class Spy(NoiseSource):
         self.log.append("draw")
         return super()._uniform(size)
 
-    def charge(self, events):
+    @contextmanager
+    def spend(self, events, **facts):
         self.log.append("charge")
-        self.charged = events
+        self.charged = tuple(events)
+        yield self
 
 
 def universe(num_points):

@@ -12,7 +12,7 @@ from pate_torch.analysis.figures import margin_correlation, margin_distribution
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
 from pate_torch.analysis.stability import by_teachers, on_average_stability, one_by_one
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.rng import torch_stream
 from pate_torch.teachers.engine import batches
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -238,7 +238,7 @@ def test_proposition_18_holds_in_simulation_with_the_fewest_teachers_its_proof_a
 
     assert spare(K - 1) < 0 <= spare(K)
     mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=T)
-    noise, generator = NoiseSource(insecure_seed=0), np.random.default_rng(4)
+    noise, generator = Rehearsal(insecure_seed=0), np.random.default_rng(4)
 
     def answered(teachers):
         votes = binary(generator.binomial(teachers, 0.5 + xi, size=m), teachers)

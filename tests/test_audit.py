@@ -17,7 +17,7 @@ from pate_torch.audit_pairs import Pair, Setting, worst_pairs
 from pate_torch.mechanisms import single_stable, stability
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.types import Votes
 
 NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "mechanism").glob("*.yaml"))
@@ -121,7 +121,7 @@ DECISIVE = {
 SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name == "soft_stability" else name for name in NAMES]
 
 
-class Halved(NoiseSource):
+class Halved(Rehearsal):
     """Half of the noise that is asked for."""
 
     def gaussian(self, shape, sigma, device):
@@ -150,7 +150,7 @@ class Quartered(Halved):
 )
 def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queries, monkeypatch):
     """Takes six times as many runs as a quarter, and more."""
-    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
     faulty = run(name, runs=runs, keep=keep, queries=queries)
     assert not faulty.sound and faulty.proven > faulty.claimed
 
@@ -161,7 +161,7 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     keep, runs, queries, overrides = DECISIVE[name]
     honest = run(name, runs=runs // 2, keep=keep, queries=queries, overrides=overrides)
     assert honest.sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
-    monkeypatch.setattr(audit_module, "NoiseSource", Quartered if "stability" in name or name == "descent" else Halved)
+    monkeypatch.setattr(audit_module, "Rehearsal", Quartered if "stability" in name or name == "descent" else Halved)
     faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
     assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
 
@@ -170,7 +170,7 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
 def test_half_of_the_integer_noise_is_found_and_all_of_it_passes(name, keep, monkeypatch):
     _, runs, queries, _ = DECISIVE[name]
     assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
-    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
     assert not run(name, runs=2 * runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
 
 
@@ -244,7 +244,7 @@ def test_events_beyond_the_worst_case_are_found():
     assert not result.sound and "incurred" in result.faults[0]
 
 
-class Seeded(NoiseSource):
+class Seeded(Rehearsal):
     """Looks private, and draws from a published seed."""
 
     def __init__(self, kind: str = "torch") -> None:
@@ -254,13 +254,13 @@ class Seeded(NoiseSource):
 class SeededInside(Gaussian):
     """Ignores the source it is given."""
 
-    def release(self, votes, noise, context):
-        return super().release(votes, NoiseSource(insecure_seed=1337), context)
+    def draw(self, votes, noise, context):
+        return super().draw(votes, Rehearsal(insecure_seed=1337), context)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seeded_generator_is_found(name, monkeypatch):
-    monkeypatch.setattr(audit_module, "NoiseSource", Seeded)
+    monkeypatch.setattr(audit_module, "Rehearsal", Seeded)
     assert any("seeded" in fault for fault in run(name, runs=300).faults)
 
 
@@ -289,7 +289,7 @@ def test_command_prints_both_figures_and_exits_0(capsys):
 
 
 def test_command_exits_1_on_a_fault(monkeypatch, capsys):
-    monkeypatch.setattr(audit_module, "NoiseSource", Halved)
+    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
     assert main(["mechanism=single_stable", "--runs", "20000"]) == 1
     assert "REFUTED" in capsys.readouterr().out
 

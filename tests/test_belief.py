@@ -18,7 +18,7 @@ from pate_torch.audit_pairs import worst_pairs
 from pate_torch.belief import beliefs, lead
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
@@ -32,7 +32,7 @@ KINDS = ("torch", "discrete")
 def release(kind, rows=40_000, sigma=SIGMA):
     counts_QC = torch.tensor([[30, 15, 5]]).repeat(rows, 1)
     mechanism = Gaussian(sigma=sigma, counts=True, noise=kind)
-    return counts_QC, mechanism, mechanism.release(Votes(counts_QC, 50), NoiseSource(kind), Context(num_queries=rows))
+    return counts_QC, mechanism, mechanism.release(Votes(counts_QC, 50), Rehearsal(kind), Context(num_queries=rows))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,7 +30,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import beneath, headless
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.statement import PrivacyFacts, plain_words
@@ -122,7 +122,7 @@ def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(table(), NoiseSource("discrete"), CONTEXT)
+        mechanism.release(table(), Rehearsal("discrete"), CONTEXT)
     assert not source.drawn
     with pytest.raises(ValueError, match="mechanism=gaussian"):
         mechanism.check(num_queries=3, num_teachers=20, num_classes=4)

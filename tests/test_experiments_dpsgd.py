@@ -15,7 +15,7 @@ from pate_torch.experiments import Study
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.queries.random import Random
 from pate_torch.runplan import Plan
 from pate_torch.students.store import load
@@ -134,7 +134,7 @@ def gradients(drop=None, clip=1.0):
     module = GradSampleModule(STUDY._module(data, 0))
     optimiser = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
-        NoiseSource("torch", 0),
+        Rehearsal("torch", 0),
         noise_multiplier=1.0,
         max_grad_norm=clip,
         expected_batch_size=1,
@@ -156,7 +156,7 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
     optimiser = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
-        NoiseSource("torch", 1),
+        Rehearsal("torch", 1),
         noise_multiplier=3.0,
         max_grad_norm=0.5,
         expected_batch_size=1,
@@ -174,7 +174,7 @@ def test_nobody_sampled_is_a_step_of_noise_alone():
     data = clouds().load()
     module = STUDY._module(data, 0)
     before = [p.clone() for p in module.parameters()]
-    STUDY.train(module, data, 60, 0.0, 1.0, NoiseSource("torch", 0), torch.device("cpu"))
+    STUDY.train(module, data, 60, 0.0, 1.0, Rehearsal("torch", 0), torch.device("cpu"))
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 

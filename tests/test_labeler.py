@@ -14,7 +14,7 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
 from pate_torch.students.supervised import Supervised
@@ -113,19 +113,19 @@ def test_a_question_asked_before_is_free(make, ledger):
 
 def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     seen = []
-    draw = NoiseSource.gaussian
+    draw = Rehearsal.gaussian
 
     def watched(self, *args):
         seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
         return draw(self, *args)
 
-    monkeypatch.setattr(NoiseSource, "gaussian", watched)
+    monkeypatch.setattr(Rehearsal, "gaussian", watched)
     make().answer(line(1, 2))
     assert seen == [(pytest.approx(price(10, 8), abs=1e-9), "record")]
 
 
 def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(Rehearsal, "gaussian", lambda *_: pytest.fail("noise was drawn"))
     labeler = make(mechanism=Gaussian(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(line(1))
@@ -137,7 +137,7 @@ def test_an_interrupted_call_stays_charged_at_its_worst(make, ledger, monkeypatc
     labeler = make()
     labeler.answer(line(1))
     with monkeypatch.context() as patch:
-        patch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Rehearsal, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             labeler.answer(line(2))
     labeler.close()
@@ -310,7 +310,7 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
 
 
 def test_seeded_noise_is_marked_for_good(make, ledger):
-    labeler = make(noise=NoiseSource("torch", 0))
+    labeler = make(noise=Rehearsal("torch", 0))
     labeler.answer(line(1))
     labeler.close()
     assert not make().private

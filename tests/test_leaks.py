@@ -29,7 +29,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.laplace import Laplace
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
 
@@ -397,13 +397,13 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     drawn = []
 
     def watch(name):
-        real = getattr(NoiseSource, name)
+        real = getattr(Rehearsal, name)
 
         def watched(self, *args, **options):
             drawn.append(reservations(tmp_path))
             return real(self, *args, **options)
 
-        monkeypatch.setattr(NoiseSource, name, watched)
+        monkeypatch.setattr(Rehearsal, name, watched)
 
     for name in ("gaussian", "laplace", "gumbel", "exponential", "uniform"):
         watch(name)
@@ -452,13 +452,13 @@ def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
 def test_the_noise_knows_no_seed(tmp_path, monkeypatch):
     """Not the run's, not the published one of the global generators, set anew before each run."""
     drawn = []
-    real = NoiseSource.gaussian
+    real = Rehearsal.gaussian
 
     def spy(self, *args, **options):
         drawn.append(real(self, *args, **options))
         return drawn[-1]
 
-    monkeypatch.setattr(NoiseSource, "gaussian", spy)
+    monkeypatch.setattr(Rehearsal, "gaussian", spy)
     for name in ("a", "b"):
         torch.manual_seed(1337)
         np.random.seed(1337)

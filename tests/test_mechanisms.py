@@ -15,7 +15,7 @@ from vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, poo
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import total_pure, total_rho
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import NO_ANSWER, Context, Votes
 
@@ -113,7 +113,7 @@ def test_bad_values_are_refused_by_name(name):
 def test_only_the_priced_kind_of_noise_is_accepted(name, noise):
     mechanism = build(name, noise)
     votes = random_votes(4, 20, num_classes(name))
-    wrong = NoiseSource({"torch": "discrete", "discrete": "torch"}[noise])
+    wrong = Rehearsal({"torch": "discrete", "discrete": "torch"}[noise])
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(votes, wrong, Context(num_queries=4))
 
@@ -149,7 +149,7 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
     worst = mechanism.worst_case(40, len(sizes))
     for seed in range(4):
         votes = random_votes(40, teachers, num_classes(name), seed)
-        label_Q, incurred = ask(mechanism, votes, sizes, NoiseSource(noise))
+        label_Q, incurred = ask(mechanism, votes, sizes, Rehearsal(noise))
         assert label_Q.dtype == torch.int64
         assert label_Q.min() >= NO_ANSWER and label_Q.max() < num_classes(name)
         assert (rdp.curve(incurred) <= rdp.curve(worst) * (1 + 1e-12)).all()
@@ -161,7 +161,7 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
 def test_zero_queries_cost_and_answer_nothing(name, noise):
     mechanism = build(name, noise)
     votes = Votes(torch.zeros(0, num_classes(name), dtype=torch.int64), 20)
-    answers = mechanism.release(votes, NoiseSource(noise), Context(num_queries=5))
+    answers = mechanism.release(votes, Rehearsal(noise), Context(num_queries=5))
     assert answers.label_Q.shape == (0,) and answers.label_Q.dtype == torch.int64
     assert not rdp.curve(answers.events).any() and not any(e.count for e in answers.events)
 
@@ -302,7 +302,7 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
     size = 60_000
     mechanism = build(name, noise, **({"threshold": 4.0} if name == "interactive" else {}))
     votes = Votes(torch.tensor([COUNTS]).repeat(size, 1), 20)
-    label_Q = mechanism.release(votes, NoiseSource(noise), Context(num_queries=size)).label_Q
+    label_Q = mechanism.release(votes, Rehearsal(noise), Context(num_queries=size)).label_Q
     observed = dict(zip(*(part.tolist() for part in label_Q.unique(return_counts=True)), strict=True))
     assert chi_square(observed, answer_law(name, noise, 1)) > TINY
     for wrong in (2 / 3, 3 / 2):
@@ -315,7 +315,7 @@ def test_stability_follows_the_exact_law_and_no_other(noise):
     plan = mechanism.calibration(4)
     distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
     counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])
-    votes, source, context = Votes(counts_QC, 300), NoiseSource(noise), Context(num_queries=4)
+    votes, source, context = Votes(counts_QC, 300), Rehearsal(noise), Context(num_queries=4)
     runs = [mechanism.release(votes, source, context).label_Q for _ in range(10_000)]
     assert all(bool(((row == 0) | (row == NO_ANSWER)).all()) for row in runs)
     observed = tally(tuple((row == 0).tolist()) for row in runs)
@@ -331,7 +331,7 @@ def test_single_stable_passes_as_often_as_it_should(noise):
     mechanism = build("single_stable", noise, epsilon=0.5, delta=1e-3)
     size, distance = 40_000, 11
     votes = Votes(torch.tensor([[50 + distance + 1, 50 - distance - 1]]).repeat(size, 1), 100)
-    label_Q = mechanism.release(votes, NoiseSource(noise), Context(num_queries=size)).label_Q
+    label_Q = mechanism.release(votes, Rehearsal(noise), Context(num_queries=size)).label_Q
     observed = {c: int((label_Q == c).sum()) for c in (0, NO_ANSWER)}
     for epsilon, fits in ((0.5, True), (0.75, False), (1 / 3, False)):
         passes = float(law("laplace", 1 / epsilon, noise == "discrete").sf(math.log(1e3) / 0.5 - distance))
@@ -354,12 +354,12 @@ def test_repeatable_under_an_insecure_seed_only(name):
         counts_QC[:, 0], counts_QC[:, 1] = top, teachers - top
     votes = Votes(counts_QC, teachers)
 
-    def labels(source: NoiseSource) -> list[int]:
+    def labels(source: Rehearsal) -> list[int]:
         return mechanism.release(votes, source, Context(num_queries=200)).label_Q.tolist()
 
-    assert labels(NoiseSource(insecure_seed=3)) == labels(NoiseSource(insecure_seed=3))
-    assert labels(NoiseSource(insecure_seed=3)) != labels(NoiseSource(insecure_seed=4))
-    assert labels(NoiseSource()) != labels(NoiseSource())
+    assert labels(Rehearsal(insecure_seed=3)) == labels(Rehearsal(insecure_seed=3))
+    assert labels(Rehearsal(insecure_seed=3)) != labels(Rehearsal(insecure_seed=4))
+    assert labels(Rehearsal()) != labels(Rehearsal())
 
 
 @every_form
@@ -369,7 +369,7 @@ def test_answers_live_where_the_votes_do(name, noise):
     mechanism = build(name, noise)
     for dtype in (torch.int64, torch.int32, torch.int16):
         votes = Votes(torch.tensor([[15, 5], [5, 15]], dtype=dtype, device=device), 20)
-        answers = mechanism.release(votes, NoiseSource(noise), Context(num_queries=2))
+        answers = mechanism.release(votes, Rehearsal(noise), Context(num_queries=2))
         assert answers.label_Q.device.type == device.type and answers.label_Q.dtype == torch.int64
 
 
@@ -378,7 +378,7 @@ def test_ties_of_integer_noise_go_to_the_lowest_class(name):
     mechanism = build(name, "discrete", sigma=0.01)  # exp(-100): no noise is ever drawn
     counts_QC = torch.tensor([[5, 5, 5], [3, 6, 6], [1, 5, 9]]).repeat(50, 1)
     votes = Votes(counts_QC, 15)
-    answers = mechanism.release(votes, NoiseSource("discrete"), Context(num_queries=150))
+    answers = mechanism.release(votes, Rehearsal("discrete"), Context(num_queries=150))
     assert answers.label_Q.tolist() == [0, 1, 2] * 50
 
 
@@ -391,7 +391,7 @@ def test_max_answers_ends_the_asking(sizes):
     agree = torch.tensor([20, 0, 0])
     split = torch.tensor([7, 7, 6])
     votes = Votes(torch.stack([agree if q % 3 == 0 else split for q in range(100)]), 20)
-    source, label_Q, incurred, start = NoiseSource(), torch.zeros(0, dtype=torch.int64), (), 0
+    source, label_Q, incurred, start = Rehearsal(), torch.zeros(0, dtype=torch.int64), (), 0
     for size in sizes:
         context = Context(num_queries=100, rounds=len(sizes), answered=int((label_Q >= 0).sum()))
         answers = mechanism.release(votes.take(torch.arange(start, start + size)), source, context)
@@ -413,13 +413,13 @@ def test_interactive_pays_only_where_the_student_is_wrong():
     mechanism = build("interactive", threshold=10.0, sigma=0.2, screen_sigma=0.2, student_confidence=0.8)
     votes = Votes(torch.tensor([[20, 0], [20, 0], [10, 10]]), 20)
     student_QC = torch.tensor([[0.95, 0.05], [0.1, 0.9], [0.6, 0.4]])
-    answers = mechanism.release(votes, NoiseSource(), Context(num_queries=3, student_QC=student_QC))
+    answers = mechanism.release(votes, Rehearsal(), Context(num_queries=3, student_QC=student_QC))
     assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]  # the student's own; the teachers'; nobody's
     assert answers.from_student_Q.tolist() == [True, False, False]
     assert [e.count for e in answers.events] == [3, 1]
     # Without a student no label is the student's, and a uniform expectation (10 votes each) stands in for it.
     lower = dataclasses.replace(mechanism, threshold=5.0)
-    answers = lower.release(votes, NoiseSource(), Context(num_queries=3))
+    answers = lower.release(votes, Rehearsal(), Context(num_queries=3))
     assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]
     assert not answers.from_student_Q.any()
 
@@ -430,7 +430,7 @@ def test_interactive_pays_only_where_the_student_is_wrong():
 def test_interactive_refuses_what_is_not_a_probability(student):
     votes = Votes(torch.tensor([[12, 8]]), 20)
     with pytest.raises(ValueError, match="student"):
-        build("interactive").release(votes, NoiseSource(), Context(num_queries=1, student_QC=torch.tensor(student)))
+        build("interactive").release(votes, Rehearsal(), Context(num_queries=1, student_QC=torch.tensor(student)))
 
 
 def test_interactive_baseline_is_whole_votes_under_integer_noise():
@@ -440,6 +440,6 @@ def test_interactive_baseline_is_whole_votes_under_integer_noise():
     # K p = (10.4, 9.6), rounded (10, 10): the excess is exactly 0 and passes; unrounded it would be 0.4 and pass a
     # threshold of 0.3 that no whole excess of 0 passes.
     context = Context(num_queries=1, student_QC=torch.tensor([[0.52, 0.48]]))
-    assert mechanism.release(votes, NoiseSource("discrete"), context).events[1].count == 1
+    assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 1
     mechanism = dataclasses.replace(mechanism, threshold=0.3)
-    assert mechanism.release(votes, NoiseSource("discrete"), context).events[1].count == 0
+    assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 0

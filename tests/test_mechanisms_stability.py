@@ -15,7 +15,7 @@ from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
 from pate_torch.mechanisms.sparse_vector import calibrate, distance, teachers_to_pass
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.types import NO_ANSWER, Context, Votes
 
 both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
@@ -212,12 +212,12 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
     never = {"noise": noise, "max_failures": failures, "delta": 1e-12}  # ties pass with that probability at most
     mechanism = stability(**never)
     votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
-    answers = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50))
+    answers = mechanism.release(votes, Rehearsal(noise), Context(num_queries=50))
     assert answers.label_Q.tolist() == [NO_ANSWER] * failures
     assert answers.events[0].count == failures
-    again = mechanism.release(votes, NoiseSource(noise), Context(num_queries=50, rounds=2, failures=failures))
+    again = mechanism.release(votes, Rehearsal(noise), Context(num_queries=50, rounds=2, failures=failures))
     assert len(again.label_Q) == 0 and not any(e.count for e in again.events)
-    answers = soft(**never).release(votes, NoiseSource(noise), Context(num_queries=50))
+    answers = soft(**never).release(votes, Rehearsal(noise), Context(num_queries=50))
     assert answers.events[0].count == failures
     assert len(answers.label_Q) == math.ceil(failures / 2)  # two failures to a query
 
@@ -231,7 +231,7 @@ def test_one_delta_and_all_blocks_over_several_rounds():
     incurred, failures, answered = (), 0, 0
     for start in range(0, 12, 3):
         context = Context(num_queries=12, rounds=4, failures=failures, answered=answered)
-        answers = mechanism.release(votes.take(torch.arange(start, start + 3)), NoiseSource(), context)
+        answers = mechanism.release(votes.take(torch.arange(start, start + 3)), Rehearsal(), context)
         failures += int((answers.label_Q == NO_ANSWER).sum())
         answered += int((answers.label_Q != NO_ANSWER).sum())
         incurred += answers.events
@@ -244,9 +244,9 @@ def test_one_delta_and_all_blocks_over_several_rounds():
 def test_released_labels_hold_nothing_of_what_came_after_the_stop():
     """A view of the exact labels would be saved with all of them."""
     votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
-    answers = stability(max_failures=2).release(votes, NoiseSource(), Context(num_queries=50))
+    answers = stability(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
     assert answers.label_Q.untyped_storage().nbytes() == 8 * len(answers.label_Q)
-    answers = soft(max_failures=2).release(votes, NoiseSource(), Context(num_queries=50))
+    answers = soft(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
     assert answers.score_Q.untyped_storage().nbytes() == 8 * len(answers.score_Q)
 
 
@@ -288,7 +288,7 @@ def test_released_scores_are_bin_centres():
     teachers = 4 * mechanism.calibration(6).teachers_needed
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
-    answers = mechanism.release_scores(SoftVotes(scores), NoiseSource(), Context(num_queries=6))
+    answers = mechanism.release_scores(SoftVotes(scores), Rehearsal(), Context(num_queries=6))
     assert answers.score_Q.tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
     assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
     assert answers.events[0].count == 2  # the first block ended with the first test of the last query
@@ -368,6 +368,6 @@ def test_soft_stability_refuses_what_it_cannot_price():
     votes = Votes(torch.tensor([[5, 5]]), 10)
     for context in (Context(num_queries=2, rounds=2), Context(num_queries=2, answered=1)):
         with pytest.raises(ValueError, match="rounds"):
-            soft().release(votes, NoiseSource(), context)
+            soft().release(votes, Rehearsal(), context)
     assert "withheld" in repr(SoftVotes(torch.rand(3, 2)))
     assert SoftVotes.per_class(torch.rand(3, 4, 5)).score_KQ.shape == (3, 20)

@@ -12,14 +12,14 @@ from scipy import stats
 from vote_laws import TINY, pooled
 
 from pate_torch import discrete_noise
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 
 CPU = torch.device("cpu")
 N = 40_000
 
 
 def samples(kind: str, scale: float, seed: int | None = None) -> np.ndarray:
-    source = NoiseSource(insecure_seed=seed)
+    source = Rehearsal(insecure_seed=seed)
     match kind:
         case "gaussian" | "laplace":
             return getattr(source, kind)((N,), scale, CPU).numpy()
@@ -47,7 +47,7 @@ def test_continuous_law_and_no_other_scale(kind, seed):
 
 
 def test_gaussian_draws_are_independent_in_pairs_and_of_any_size():
-    source = NoiseSource(insecure_seed=1)
+    source = Rehearsal(insecure_seed=1)
     assert source.gaussian((3, 5), 2.0, CPU).shape == (3, 5)
     assert source.gaussian((0, 5), 2.0, CPU).shape == (0, 5)
     # The two halves share their radii: uncorrelated in value and in size only because the law is Gaussian.
@@ -76,9 +76,9 @@ def test_every_draw_spends_its_own_entropy(monkeypatch):
 
     monkeypatch.setattr(os, "urandom", counted)
     torch.manual_seed(0)
-    NoiseSource().uniform((100,), CPU)
+    Rehearsal().uniform((100,), CPU)
     assert sum(spent) == 800
-    NoiseSource("discrete").gaussian((100,), 3.0, CPU)
+    Rehearsal("discrete").gaussian((100,), 3.0, CPU)
     assert sum(spent) >= 1600
     generators = [torch.Generator().manual_seed(seed) for seed in (5, 5 + (1 << 32))]
     assert torch.equal(*(torch.rand(4, generator=generator) for generator in generators))  # why
@@ -90,30 +90,30 @@ def test_noise_ignores_global_seeds_and_touches_no_global_stream():
         torch.manual_seed(0)
         np.random.seed(0)
         before = torch.get_rng_state()
-        draws.append([NoiseSource(kind).gaussian((64,), 50.0, CPU) for kind in ("torch", "discrete")])
+        draws.append([Rehearsal(kind).gaussian((64,), 50.0, CPU) for kind in ("torch", "discrete")])
         assert torch.equal(before, torch.get_rng_state())
     for first, second in zip(*draws, strict=True):
         assert not torch.equal(first, second)
 
 
 def test_insecure_seed_repeats_and_says_so():
-    first, second, other = (NoiseSource(insecure_seed=s) for s in (0, 0, 1))
+    first, second, other = (Rehearsal(insecure_seed=s) for s in (0, 0, 1))
     x = first.laplace((50,), 1.0, CPU)
     assert torch.equal(x, second.laplace((50,), 1.0, CPU)) and not torch.equal(x, other.laplace((50,), 1.0, CPU))
     assert not torch.equal(x, first.laplace((50,), 1.0, CPU))
-    assert not first.private and NoiseSource().private and NoiseSource("discrete").private
+    assert not first.private and Rehearsal().private and Rehearsal("discrete").private
 
 
 @pytest.mark.parametrize(
     "build,field",
     [
-        (lambda: NoiseSource("gauss"), "noise"),
-        (lambda: NoiseSource(insecure_seed=-1), "insecure_noise_seed"),
-        (lambda: NoiseSource("discrete", insecure_seed=0), "insecure_noise_seed"),
-        (lambda: NoiseSource().gaussian((1,), 0.0, CPU), "sigma"),
-        (lambda: NoiseSource().laplace((1,), math.nan, CPU), "scale"),
-        (lambda: NoiseSource("discrete").gaussian((1,), 1e6, CPU), "sigma"),
-        (lambda: NoiseSource("discrete").laplace((1,), -1.0, CPU), "scale"),
+        (lambda: Rehearsal("gauss"), "noise"),
+        (lambda: Rehearsal(insecure_seed=-1), "insecure_noise_seed"),
+        (lambda: Rehearsal("discrete", insecure_seed=0), "insecure_noise_seed"),
+        (lambda: Rehearsal().gaussian((1,), 0.0, CPU), "sigma"),
+        (lambda: Rehearsal().laplace((1,), math.nan, CPU), "scale"),
+        (lambda: Rehearsal("discrete").gaussian((1,), 1e6, CPU), "sigma"),
+        (lambda: Rehearsal("discrete").laplace((1,), -1.0, CPU), "scale"),
     ],
 )
 def test_refuses(build, field):
@@ -145,7 +145,7 @@ CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace
 
 @pytest.mark.parametrize("kind,scale", CASES)
 def test_discrete_law_and_no_other_scale(kind, scale):
-    z = getattr(NoiseSource("discrete"), kind)((N,), scale, CPU)
+    z = getattr(Rehearsal("discrete"), kind)((N,), scale, CPU)
     assert z.dtype == torch.int64
     assert goodness(z.numpy(), kind, scale) > TINY
     for wrong in (2 / 3, 3 / 2):

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac.agnostic import (
     RELABEL_FACTOR,
     _minimum_queries,
@@ -42,7 +42,7 @@ def relabel_law(records):
 
 
 def test_relabel_draws_from_its_law():
-    records, noise = ((0, 0), (1, 1), (1, 0), (2, 1)), NoiseSource(insecure_seed=0)
+    records, noise = ((0, 0), (1, 1), (1, 0), (2, 1)), Rehearsal(insecure_seed=0)
     law = relabel_law(records)
     counts = dict.fromkeys(law, 0)
     for _ in range(2500):
@@ -250,7 +250,7 @@ def test_cutoff_is_nb20s():
 
 
 def test_subsets_are_uniform():
-    noise, counts = NoiseSource(insecure_seed=5), {}
+    noise, counts = Rehearsal(insecure_seed=5), {}
     for _ in range(3000):
         key = tuple(sorted(without_replacement(5, 2, noise).tolist()))
         counts[key] = counts.get(key, 0) + 1
@@ -296,7 +296,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
         CORNERS,
         num_teachers=8 * plan.num_teachers,
         mechanism=Stability(epsilon=1.0, delta=1e-2, max_failures=1),
-        noise=NoiseSource(insecure_seed=1),
+        budget=Rehearsal(insecure_seed=1),
     )
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
     errors = []
@@ -306,7 +306,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
             sample,
             CORNERS,
             **asked,
-            noise=NoiseSource(insecure_seed=seed),
+            budget=Rehearsal(insecure_seed=seed),
             constants="sharp",
             resample=False,
         )
@@ -320,7 +320,7 @@ def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
     sample, spy = always_one(60), Spy()
     mechanism = Stability(epsilon=0.5, delta=1e-3, max_failures=2)
     answers = sub_samp(
-        VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, noise=spy, charge=spy.charge
+        VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, budget=spy
     )
     assert answers.label_Q.tolist() == [NO_ANSWER] * 4
     assert spy.charged == mechanism.worst_case(4) and spy.log[0] == "charge"
@@ -332,7 +332,7 @@ def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
 def test_agprivcl_charges_before_it_draws(resample):
     spy = Spy()
     run = {"epsilon": 0.5, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "resample": resample}
-    ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, noise=spy, charge=spy.charge)
+    ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=spy)
     assert (
         spy.log[0] == "charge"
         and spy.log.count("charge") == 1
@@ -349,7 +349,7 @@ def test_unvprivcl_splits_the_budget_and_reports_the_sum():
     spy, sample = Spy(), always_one(4000)
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
     queries = np.tile(CORNERS, (3, 1))
-    done = unv_priv_cl(VOTING_FAILS, sample, queries, **run, noise=spy, charge=spy.charge, first=4, share=0.25)
+    done = unv_priv_cl(VOTING_FAILS, sample, queries, **run, budget=spy, first=4, share=0.25)
     assert spy.log[0] == "charge" and spy.log.count("charge") == 1
     assert spy.charged == done.answers.events
     assert done.answers.events == (PureDP(epsilon=0.2), Delta(delta=1e-3), BoundedRange(eta=0.8 - 0.2))
@@ -363,7 +363,7 @@ def test_unvprivcl_splits_the_budget_and_reports_the_sum():
 @quiet
 def test_unvprivcl_with_few_queries_is_agprivcl_with_all_of_epsilon():
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-    done = unv_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, noise=NoiseSource())
+    done = unv_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=Rehearsal())
     assert done.learner is None and done.answers.events == (PureDP(epsilon=0.8), Delta(delta=1e-3))
 
 
@@ -377,7 +377,7 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
     monkeypatch.setattr(agnostic, "plan_ag_priv_cl", lambda *a, **k: ran.append(k["epsilon"]) or first(*a, **k))
     monkeypatch.setattr(agnostic, "sspp", lambda *a, **k: ran.append(k["epsilon"]) or second(*a, **k))
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-    agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, noise=NoiseSource(), first=4)
+    agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, budget=Rehearsal(), first=4)
     assert math.fsum(ran) == pytest.approx(0.8)
 
 
@@ -419,7 +419,7 @@ def test_an_account_refuses_what_passes_its_cap(tmp_path):
 
 
 def test_bad_input_is_refused_and_small_samples_are_warned_about():
-    asked = {**ASKED, "noise": NoiseSource()}
+    asked = {**ASKED, "budget": Rehearsal()}
     with pytest.raises(ValueError, match=r"sub-sample .* is empty.*n >= 56"):
         ag_priv_cl(Thresholds(), sample_of(((0, 1),) * 55), [0.0], **asked)
     with pytest.raises(ValueError, match="replace_one"):

@@ -19,7 +19,7 @@ from pac_audit import Table
 from scipy import stats
 
 from pate_torch.audit import audit_outcomes
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac import agnostic
 from pate_torch.pac.agnostic import RELABEL_FACTOR, ag_priv_cl, plan_ag_priv_cl
 from pate_torch.pac.sample import Sample
@@ -31,7 +31,7 @@ COMMON, LEFT, RIGHT, SECOND = 0.0, 1.0, 2.0, 3.0
 """The point of the common records, the odd record's on either side, and a second point of the common teachers."""
 
 
-class Less(NoiseSource):
+class Less(Rehearsal):
     """A share of the noise that is asked for; sub-samples as they are asked for."""
 
     share = 1.0
@@ -89,7 +89,7 @@ def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):
     for seed, sample in enumerate(samples):
         noise = Less(insecure_seed=seed)
         noise.share = share
-        answers = [ag_priv_cl(hypotheses, sample, x_Q, noise=noise, **options) for _ in range(runs)]
+        answers = [ag_priv_cl(hypotheses, sample, x_Q, budget=noise, **options) for _ in range(runs)]
         yield np.stack([a.label_Q.numpy() for a in answers])
 
 

@@ -11,7 +11,7 @@ from scipy.stats import kstest
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import delta as accounting_delta
 from pate_torch.accounting.events import BoundedRange, Delta
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
 from pate_torch.pac.classes import Listed, Thresholds
@@ -51,7 +51,7 @@ def test_sspp_is_private_over_every_pair_of_neighbours(executed):
     cuts = hypotheses.representatives(DOMAIN[:, None])
 
     def law(records):
-        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, noise=NoiseSource())  # noqa: E731
+        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=Rehearsal())  # noqa: E731
         found = executed(run)
         np.testing.assert_allclose(found, brute_law(records, cuts, epsilon / 2), rtol=1e-12)
         return found
@@ -67,10 +67,10 @@ def test_sspp_is_private_over_every_pair_of_neighbours(executed):
 @quiet
 @pytest.mark.parametrize("records", [((0, 0), (1, 1), (2, 1), (1, 0)), ((2, 1),) * 5, ((0, 0), (1, 0), (2, 0))])
 def test_sspp_draws_from_its_law(records):
-    noise, epsilon = NoiseSource(insecure_seed=1), 1.0
+    noise, epsilon = Rehearsal(insecure_seed=1), 1.0
     counts = np.zeros(4)
     for _ in range(3000):
-        counts[sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, noise=noise).index] += 1
+        counts[sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, budget=noise).index] += 1
     cuts = Thresholds().representatives(DOMAIN[:, None])
     assert fit(counts, brute_law(records, cuts, epsilon / 2)) > 1e-4
     assert fit(counts, brute_law(records, cuts, epsilon)) < 1e-6
@@ -79,7 +79,7 @@ def test_sspp_draws_from_its_law(records):
 def test_gumbel_max_stays_in_log_space():
     """Utilities whose exponentials over- and underflow; a chi-square test that rejects twice and half the rate."""
     utility, rate = np.array([-1e6, -1e6 - 3, -1e6 - 6, -4e6]), 0.25
-    noise = NoiseSource(insecure_seed=2)
+    noise = Rehearsal(insecure_seed=2)
     counts = np.bincount([gumbel_max(utility, rate, noise) for _ in range(4000)], minlength=4)
     assert counts[3] == 0
     law = np.exp(log_law(utility, rate))[:3]
@@ -91,7 +91,7 @@ def test_gumbel_max_stays_in_log_space():
 def test_regularised_erm_weighs_the_regulariser_with_n(executed):
     loss, g, n, epsilon, spread = np.array([0.1, 0.3, 0.2]), np.array([0.4, 0.0, 0.1]), 50, 0.6, 2.0
     found = executed(
-        lambda: choose(loss, n=n, epsilon=epsilon, noise=NoiseSource(), loss_range=spread, regulariser_M=g)
+        lambda: choose(loss, n=n, epsilon=epsilon, budget=Rehearsal(), loss_range=spread, regulariser_M=g)
     )
     weight = np.exp(epsilon * n * (-loss - g) / (2 * spread))
     np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-12)
@@ -104,7 +104,7 @@ def test_any_loss_is_private_at_its_sensitivity(executed):
 
     def law(records):
         loss = np.mean([table[z] for z in records], axis=0)
-        return executed(lambda: choose(loss, n=2, epsilon=epsilon, noise=NoiseSource(), loss_range=2.0))
+        return executed(lambda: choose(loss, n=2, epsilon=epsilon, budget=Rehearsal(), loss_range=2.0))
 
     laws = {records: law(records) for records in itertools.product(table, repeat=2)}
     _, span, _ = worst(laws, list(table))
@@ -119,7 +119,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     base = np.array([5, 9, 7])
 
     def law(errors):
-        run = lambda: select(errors, epsilon, NoiseSource(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        run = lambda: select(errors, epsilon, Rehearsal(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
         return executed(run, selection)
 
     spans = {}
@@ -149,10 +149,10 @@ def test_one_candidate_costs_nothing():
     def refuse(events):
         raise AssertionError("charged for a choice of one")
 
-    assert select(np.array([7]), 1.0, NoiseSource(), refuse) == (0, ())
+    assert select(np.array([7]), 1.0, Rehearsal(), refuse) == (0, ())
     constant = Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
     big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(sspp_public_size(1, alpha=0.5, beta=0.5))
-    assert sspp(constant, big, public, epsilon=1.0, noise=NoiseSource(), charge=refuse).events == ()
+    assert sspp(constant, big, public, epsilon=1.0, budget=Rehearsal()).events == ()
 
 
 # --- WLF16 Theorem 18 --------------------------------------------------------------------------------------------
@@ -209,13 +209,13 @@ def test_boosting_is_as_good_as_it_says_with_the_fewest_records_it_asks_for():
 
     assert math.ceil(math.log(3 / 0.2)) == rounds and n % (rounds + 1) == 0
     assert bound(n // (rounds + 1)) <= 0.2 < bound(n // (rounds + 1) - 1)
-    generator, noise, bad = np.random.default_rng(0), NoiseSource(insecure_seed=8), 0
+    generator, noise, bad = np.random.default_rng(0), Rehearsal(insecure_seed=8), 0
     for _ in range(60):
         x = generator.random(n)
-        bad += high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), noise=noise, **asked).index > 0
+        bad += high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), budget=noise, **asked).index > 0
     assert bad <= 60 * 0.2
     with pytest.warns(BelowGuarantee, match=rf"excess error 0.2 with probability 0.8: n >= {n:,}"):
-        high_confidence(Thresholds(), cuts, Sample(x[1:], x[1:] >= 0.5), noise=noise, **asked)
+        high_confidence(Thresholds(), cuts, Sample(x[1:], x[1:] >= 0.5), budget=noise, **asked)
 
 
 @quiet
@@ -225,9 +225,9 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     loss, span, _ = worst(laws, records_U)
     assert span <= epsilon + 1e-9 and loss <= epsilon
     records = ((0, 0), (1, 1), (0, 1), (1, 1), (1, 1))
-    noise, counts = NoiseSource(insecure_seed=4), np.zeros(3)
+    noise, counts = Rehearsal(insecure_seed=4), np.zeros(3)
     for _ in range(2500):
-        done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, noise=noise)
+        done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, budget=noise)
         counts[done.index] += 1
     assert done.events == (BoundedRange(eta=epsilon),)
     assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
@@ -237,7 +237,7 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
 def test_boosting_takes_log_three_over_failure_folds():
     with pytest.raises(ValueError, match="6 folds"):
         high_confidence(
-            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, noise=NoiseSource()
+            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, budget=Rehearsal()
         )
     assert [b.stop - b.start for b in folds(11, 4)] == [3, 3, 3, 2]
 
@@ -247,7 +247,7 @@ def test_boosting_takes_log_three_over_failure_folds():
 
 def test_hit_and_run_reaches_its_target():
     """One dimension against quadrature (which also rejects twice the rate), two by the radius of a flat density."""
-    noise, z = NoiseSource(insecure_seed=5), np.array([0.2, 0.9, 0.4])
+    noise, z = Rehearsal(insecure_seed=5), np.array([0.2, 0.9, 0.4])
     losses = lambda theta: (theta[0] - z) ** 2 / 4  # noqa: E731
     draws = [
         convex_exponential_mechanism(
@@ -257,7 +257,7 @@ def test_hit_and_run_reaches_its_target():
             loss_range=1.0,
             epsilon=6.0,
             sampler=HitAndRun(radius=1.0, steps=12),
-            noise=noise,
+            budget=noise,
             regulariser=lambda theta: 0.1 * float(theta[0] ** 2),
         )
         for _ in range(1500)
@@ -303,7 +303,7 @@ def test_the_convex_excess_is_dimension_over_rate(dimension):
     with pytest.warns(BelowGuarantee, match=r"excess mean loss 0\.25: n >= 8"):
         convex_exponential_mechanism(
             lambda _: np.zeros(7), n=7, dimension=1, loss_range=1.0, epsilon=1.0, alpha=0.25,
-            sampler=HitAndRun(radius=1.0, steps=1), noise=NoiseSource(),
+            sampler=HitAndRun(radius=1.0, steps=1), budget=Rehearsal(),
         )  # fmt: skip
 
 
@@ -318,10 +318,10 @@ def test_charge_comes_before_noise_and_can_refuse():
     records = ((0, 0), (1, 1), (2, 1)) * 3
     for run in (
         lambda charge, noise: sspp(
-            Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, noise=noise, charge=charge, alpha=0.99
+            Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, budget=noise, alpha=0.99
         ),
         lambda charge, noise: high_confidence(
-            Thresholds(), [0.5, 1.5], sample_of(records), epsilon=1.0, failure=0.5, noise=noise, charge=charge
+            Thresholds(), [0.5, 1.5], sample_of(records), epsilon=1.0, failure=0.5, budget=noise
         ),
     ):
         spy = Spy()
@@ -338,7 +338,7 @@ def test_below_the_guarantee_it_warns_and_above_it_does_not():
     for size in (n, n - 1):
         sample = sample_of(((1, 1),) * size)
         run = lambda s=sample: exponential_mechanism(  # noqa: E731
-            Thresholds(), cuts, s, epsilon=1.0, noise=NoiseSource(), alpha=0.2
+            Thresholds(), cuts, s, epsilon=1.0, budget=Rehearsal(), alpha=0.2
         )
         if size < n:
             with pytest.warns(BelowGuarantee, match=r"excess empirical error 0\.2"):
@@ -356,7 +356,7 @@ def test_sspp_counts_public_points_too():
     enough = sspp_public_size(1, alpha=0.4, beta=0.4)
     n = sspp_private_size(1, **asked)
     assert n == sspp_private_size(1, **asked, public=enough) < sspp_private_size(1, **asked, public=10 * enough)
-    run = {**asked, "noise": NoiseSource()}
+    run = {**asked, "budget": Rehearsal()}
     sample = Sample(np.zeros(n), np.ones(n))
     sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
     with pytest.warns(BelowGuarantee, match=rf"public points >= {enough}, here {enough - 1}"):
@@ -368,19 +368,19 @@ def test_sspp_counts_public_points_too():
 def test_bad_input_is_refused():
     far = Sample(np.zeros(3), np.ones(3), adjacency="add_remove")
     with pytest.raises(ValueError, match="replace_one"):
-        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, noise=NoiseSource())
+        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, budget=Rehearsal())
     near = Sample(np.zeros(3), np.ones(3))
     for epsilon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon"):
-            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, noise=NoiseSource())
+            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, budget=Rehearsal())
     with pytest.raises(ValueError, match="public_x"):
-        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, noise=NoiseSource())
+        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, budget=Rehearsal())
     with pytest.raises(ValueError, match="candidates"):
-        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, noise=NoiseSource())
+        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=Rehearsal())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
-            select(errors, 1.0, NoiseSource())
+            select(errors, 1.0, Rehearsal())
     with pytest.raises(ValueError, match="loss_range"):
-        choose(np.array([0.0, 3.0]), n=5, epsilon=1.0, noise=NoiseSource())
+        choose(np.array([0.0, 3.0]), n=5, epsilon=1.0, budget=Rehearsal())
     with pytest.raises(ValueError, match="finite"):
-        choose(np.array([0.0, np.nan]), n=5, epsilon=1.0, noise=NoiseSource(), loss_range=9.0)
+        choose(np.array([0.0, np.nan]), n=5, epsilon=1.0, budget=Rehearsal(), loss_range=9.0)

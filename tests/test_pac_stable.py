@@ -9,7 +9,7 @@ from pac_audit import Spy, all_laws, fit, neighbours, sample_of, universe, worst
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, PureDP
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds, sauer_shelah
 from pate_torch.pac.sample import BelowGuarantee, Sample
@@ -82,8 +82,7 @@ def test_stable_predictor_draws_from_its_law():
         gamma=0.34,
         alpha=0.4,
         subset=2,
-        noise=spy,
-        charge=spy.charge,
+        budget=spy,
         constants="sharp",
     )
     ones = int(done.label_Q.sum())
@@ -144,8 +143,7 @@ def test_private_prediction_flips_and_charges_every_prediction():
         np.full((draws, 1), 2.0),
         epsilon=epsilon,
         alpha=alpha,
-        noise=spy,
-        charge=spy.charge,
+        budget=spy,
         subset=5,
     )
     assert done.events == spy.charged == (PureDP(epsilon=epsilon, count=draws),) and spy.log[0] == "charge"
@@ -249,11 +247,11 @@ def test_the_price_is_the_explicit_formula():
 
 
 def test_the_private_predictor_refuses_what_it_cannot_keep():
-    sample, noise = Sample(np.zeros(3000), np.ones(3000)), NoiseSource()
+    sample, noise = Sample(np.zeros(3000), np.ones(3000)), Rehearsal()
     with pytest.raises(ValueError, match=r"must exceed the net"):
-        private_predictor(Thresholds(), sample, [0.0], alpha=0.1, noise=noise)
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.1, budget=noise)
     with pytest.raises(ValueError, match=r"one prediction costs .* it takes n >="):
-        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, epsilon=0.5, noise=noise)
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, epsilon=0.5, budget=noise)
     needed = private_predictor_size(1, epsilon=1.0, alpha=0.1, constants="sharp")
     plan = plan_private_predictor(needed, 1, alpha=0.1, constants="sharp")
     assert plan.epsilon <= 1.0 < plan_private_predictor(needed - 1, 1, alpha=0.1, constants="sharp").epsilon
@@ -280,7 +278,7 @@ def test_an_eta_that_no_n_is_enough_for_is_warned_about():
     n = 2 * private_predictor_size(1, epsilon=1.0, alpha=0.3, eta=0.3, constants="sharp")
     sample = Sample(np.zeros(n), np.ones(n))
     with pytest.warns(BelowGuarantee, match=rf"\(1/eta >= {1 / largest:,.0f}, here 3\)"):
-        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, noise=NoiseSource(), constants="sharp")
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, budget=Rehearsal(), constants="sharp")
 
 
 @quiet
@@ -289,7 +287,7 @@ def test_private_predictor_draws_what_it_charges():
     x = (generator.random(500) < 0.9).astype(float)
     sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 220, 0.3
     done = private_predictor(
-        Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, noise=spy, charge=spy.charge
+        Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, budget=spy
     )
     plan = plan_private_predictor(500, 1, alpha=alpha, eta=0.3)
     assert done.events == spy.charged == (PureDP(epsilon=plan.epsilon, count=draws),) and spy.log[0] == "charge"
@@ -343,15 +341,15 @@ def test_smallest_finds_the_first():
 def test_bad_input_is_refused_and_small_samples_are_warned_about():
     sample = sample_of(((0, 1),) * 9)
     with pytest.raises(ValueError, match=r"subset of at most gamma n records is empty.*n >= 10"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.1, alpha=0.2, noise=NoiseSource())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.1, alpha=0.2, budget=Rehearsal())
     with pytest.raises(ValueError, match="is empty"):
-        private_prediction(Thresholds(), sample, [0.0], epsilon=0.1, alpha=0.1, noise=NoiseSource())
+        private_prediction(Thresholds(), sample, [0.0], epsilon=0.1, alpha=0.1, budget=Rehearsal())
     with pytest.raises(ValueError, match="subset"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, subset=5, noise=NoiseSource())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, subset=5, budget=Rehearsal())
     with pytest.raises(ValueError, match="stability of"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.5, alpha=0.2, noise=NoiseSource())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.5, alpha=0.2, budget=Rehearsal())
     with pytest.raises(ValueError, match="coin"):
-        private_prediction(Thresholds(), sample, [0.0], epsilon=1.0, alpha=0.5, noise=NoiseSource())
+        private_prediction(Thresholds(), sample, [0.0], epsilon=1.0, alpha=0.5, budget=Rehearsal())
     with pytest.raises(ValueError, match="replace_one"):
         stable_predictor(
             Thresholds(),
@@ -359,12 +357,12 @@ def test_bad_input_is_refused_and_small_samples_are_warned_about():
             [0.0],
             gamma=0.3,
             alpha=0.2,
-            noise=NoiseSource(),
+            budget=Rehearsal(),
         )
     with pytest.warns(BelowGuarantee, match="stable predictor: n = 9"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, noise=NoiseSource())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, budget=Rehearsal())
     big = Sample(np.zeros(10**5), np.ones(10**5))
-    asked = {"gamma": 0.1, "alpha": 0.3, "noise": NoiseSource()}
+    asked = {"gamma": 0.1, "alpha": 0.3, "budget": Rehearsal()}
     assert len(stable_predictor(Thresholds(), big, [0.0], **asked).label_Q) == 1  # no warning
     with pytest.warns(BelowGuarantee, match=f"subset >= {nets.net_size(0.3, 0.3, 1)}, here 2"):
         stable_predictor(Thresholds(), big, [0.0], **asked, subset=2)

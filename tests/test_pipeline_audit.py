@@ -14,7 +14,7 @@ from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Reservation
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.queries.passive import Passive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -79,7 +79,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
             spec=data.spec,
             mechanism=MECHANISM,
             strategy=Passive(),
-            noise=NoiseSource(),
+            noise=Rehearsal(),
             charge=charge,
             num_queries=QUERIES,
             seed=0,
@@ -100,12 +100,12 @@ CLAIMED = accounting.epsilon(MECHANISM.worst_case(QUERIES), DELTA).epsilon
 @contextlib.contextmanager
 def noise_divided_by(factor: float):
     """A planted fault: noise smaller than the one that is charged for."""
-    real = NoiseSource.gaussian
-    NoiseSource.gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
+    real = Rehearsal.gaussian
+    Rehearsal.gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
     try:
         yield
     finally:
-        NoiseSource.gaussian = real
+        Rehearsal.gaussian = real
 
 
 def test_one_record_moves_exactly_one_vote_of_every_question(asked):

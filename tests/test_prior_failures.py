@@ -26,7 +26,7 @@ from pate_torch.accounting.data_dependent import gnmax_valid, pure_curve, theore
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
 from pate_torch.accounting.outcomes import Gnmax
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.types import NO_ANSWER, Context, Votes
 
 PACKAGE = Path(__file__).parent.parent / "pate_torch"
@@ -41,7 +41,7 @@ def released(name: str, noise: str, queries: int = 60):
     student_QC = torch.full((queries, num_classes(name)), 0.02 / (num_classes(name) - 1))
     student_QC[:, 0] = 0.98
     context = Context(num_queries=queries, student_QC=student_QC)
-    return mechanism, votes, mechanism.release(votes, NoiseSource(noise), context)
+    return mechanism, votes, mechanism.release(votes, Rehearsal(noise), context)
 
 
 # -- released labels not charged on some branches --------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
 
 
 def random_calls(source: str) -> set[str]:
-    """Names of calls that draw or seed outside NoiseSource."""
+    """Names of calls that draw or seed outside Rehearsal."""
     forbidden = {"manual_seed", "seed", "randn", "rand", "randint", "randn_like", "rand_like", "normal", "normal_"}
     forbidden |= {
         "default_rng",
@@ -138,7 +138,7 @@ def test_the_check_adds_one_number_per_query_not_one_per_class(top):
     mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=260.0)
     votes = Votes(torch.tensor([[top, *[(250 - top) // 9 for _ in range(8)], 250 - top - 8 * ((250 - top) // 9)]]), 250)
     votes = votes.take(torch.zeros(size, dtype=torch.int64))
-    passed = int(mechanism.release(votes, NoiseSource(), Context(num_queries=size)).answered_Q.sum())
+    passed = int(mechanism.release(votes, Rehearsal(), Context(num_queries=size)).answered_Q.sum())
     accounted = stats.norm.sf((260 - top) / 150)
     per_class = 1 - math.prod(stats.norm.cdf((260 - n) / 150) for n in votes.counts_QC[0].tolist())
     assert stats.binomtest(passed, size, accounted).pvalue > TINY
@@ -164,7 +164,7 @@ def test_the_price_is_what_may_happen_not_what_is_expected_to():
     """Expected cost is Pr[answered] times the price: below what a run that is answered everywhere incurs."""
     mechanism = build("confident", screen_sigma=0.1)
     votes = Votes(torch.tensor([[20, 0, 0]]).repeat(40, 1), 20)
-    incurred = mechanism.release(votes, NoiseSource(), Context(num_queries=40)).events
+    incurred = mechanism.release(votes, Rehearsal(), Context(num_queries=40)).events
     assert (rdp.curve(incurred) == rdp.curve(mechanism.worst_case(40))).all()
     assert list(inspect.signature(type(mechanism).worst_case).parameters) == ["self", "num_queries", "rounds"]
 
@@ -237,7 +237,7 @@ def test_votes_far_beyond_the_threshold_are_priced_and_answered(sigma):
     """1 - q rounds to 1 some 8 sigmas out, where a naive log1p(-1) is minus infinity."""
     mechanism = build("confident", sigma=sigma, screen_sigma=sigma, threshold=10.0)
     votes = Votes(torch.tensor([[5000, 0, 0], [2501, 2499, 0], [0, 0, 5000]]), 5000)
-    answers = mechanism.release(votes, NoiseSource(), Context(num_queries=3))
+    answers = mechanism.release(votes, Rehearsal(), Context(num_queries=3))
     assert answers.label_Q[[0, 2]].tolist() == [0, 2]
     prices = theorem_rdp(mechanism.outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
     assert np.isfinite(prices).all() and (prices >= 0).all()
@@ -273,7 +273,7 @@ def test_any_number_of_classes_and_many_queries_at_once(name, classes):
     counts_QC = torch.zeros(queries, classes, dtype=torch.int64)
     winner_Q = torch.arange(queries) % classes
     counts_QC[torch.arange(queries), winner_Q] = teachers
-    answers = mechanism.release(Votes(counts_QC, teachers), NoiseSource(), Context(num_queries=queries))
+    answers = mechanism.release(Votes(counts_QC, teachers), Rehearsal(), Context(num_queries=queries))
     right = (answers.label_Q == winner_Q[: len(answers.label_Q)])[answers.answered_Q]
     assert len(right) > 1000 and right.double().mean() > 0.8
 

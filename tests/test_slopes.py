@@ -28,7 +28,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import Beside
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.representation import Representation, among, encode
@@ -266,7 +266,7 @@ def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(leanings(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(leanings(), NoiseSource("discrete"), CONTEXT)
+        mechanism.release(leanings(), Rehearsal("discrete"), CONTEXT)
     with pytest.raises(ValueError, match="voting=slopes"):
         mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
     with pytest.raises(ValueError, match="voting=census"):
@@ -323,8 +323,8 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
 
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
-    drawn, gaussian = [], NoiseSource.gaussian
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
+    drawn, gaussian = [], Rehearsal.gaussian
+    monkeypatch.setattr(Rehearsal, "gaussian", lambda self, shape, sigma, *a, **k: (
         drawn.append(sigma / WHOLE) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
     report = pipeline.run(configured(tmp_path, *TWO_ROUNDS, "mechanism.early=2", "recommended.student_steps=2"))
     assert drawn == [3.0, 3.0, 1.5, 1.5]

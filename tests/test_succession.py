@@ -16,7 +16,7 @@ from pate_torch.labelling import Charge, Guide
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.networks import headless
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import QueryState, StudentTask
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
@@ -141,7 +141,7 @@ def ask(tmp_path, votes, refit, *, seen, **changes):
         given = {
             "mechanism": Gaussian(sigma=0.2),
             "strategy": Random(rounds=2),
-            "noise": NoiseSource(),
+            "noise": Rehearsal(),
             "charge": Charge(ledger=ledger, account="made", fingerprint="", run="r"),
             "num_queries": 8,
             "seed": 0,

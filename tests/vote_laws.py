@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 
 NO_ANSWER = -1
 TINY = 1e-9
@@ -15,7 +15,7 @@ CERTAIN = 1 - TINY
 """The confidence of an audit in a test."""
 
 
-class Recorder(NoiseSource):
+class Recorder(Rehearsal):
     """A noise source that keeps what it gave: ``drawn`` is a list of (kind, tensor)."""
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ from pate_torch.accounting.events import (
     merged,
 )
 
+CAP = "cap"
+"""Not a route of composition: the account's cap, which its filter keeps."""
 NO_ROUTE = "none"
 
 
@@ -27,7 +29,7 @@ class Guarantee:
     """(epsilon, delta)-differential privacy, by ``route``, for neighbours of ``adjacency`` that differ in one ``unit``.
 
     Routes: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best order), "zcdp" (closed form),
-    "pure" (sum of epsilons), "none" (nothing was released).
+    "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the account, where its releases reserved more).
     """
 
     epsilon: float

@@ -106,4 +106,4 @@ def _rows(
     index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
     index_KS[shard_N[kept], rank_N[kept]] = order_N[kept]
     index = torch.from_numpy(index_KS)
-    return Shards(index, index >= 0, adjacency, unit)
+    return Shards(index, index >= 0, adjacency, unit, capped=capacity is not None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,13 +32,12 @@ from torch import nn
 from pate_torch import checks, networks, pipeline, preflight, results
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting.events import Event
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
 from pate_torch.ledger import Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.private import OwnerSummary, make_private_folder, write_owner_summary
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.rng import torch_stream
@@ -106,30 +104,29 @@ class DpSgd:
             events = (sampled_gaussian(rate, multiplier, self.steps),)
             if not plan.quiet:  # Opacus takes some seconds
                 stages.say(self._compared(rate, multiplier, epsilon, plan.delta))
-            ledger, root = self._ledger(plan, data, events, stages)
-            noise = NoiseSource("torch", plan.insecure_noise_seed)
-            with ledger:
-                release_id = secrets.token_hex(8)
-                reservation = ledger.reserve(
-                    data.spec.name,
-                    events,
-                    fingerprint=TeacherStore(root).fingerprint(data.private),
-                    mechanism="dpsgd",
-                    run=plan.folder.name,
-                    insecure=not noise.private,
-                )
-                with clock("training"):
-                    progress = stages("Training by DP-SGD")
-                    self.train(module, data, batch, rate, multiplier, noise, plan.device, progress)
-                network = networks.describe(
-                    self.network, data.spec.input_shape, data.spec.num_classes, **dict(self.options)
-                )
-                student = Student(network, module.cpu().eval(), data.spec)
+            root = self._root(plan, data, stages)
+            make_private_folder(root, "store")
+            plan = dataclasses.replace(plan, root=root)
+            with Ledger(preflight.ledger_path(plan)) as ledger:
+                store = TeacherStore(root)
+                fingerprint = store.fingerprint(data.private)
+                budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
-                release.mkdir(parents=True, exist_ok=True)
-                save(student, release / "student.safetensors")
-                ledger.commit(reservation, events, release_id=release_id)
-                report = self.report(plan, data, student, events, batch, multiplier, noise, ledger, release_id, clock)
+                with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
+                    with clock("training"):
+                        progress = stages("Training by DP-SGD")
+                        self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
+                    network = networks.describe(
+                        self.network, data.spec.input_shape, data.spec.num_classes, **dict(self.options)
+                    )
+                    student = Student(network, module.cpu().eval(), data.spec)
+                    release.mkdir(parents=True, exist_ok=True)
+                    save(student, release / "student.safetensors")
+                store.remember(data.spec.name, ledger.head())
+                report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
+                make_private_folder(plan.folder / "private")
+                owner = OwnerSummary(seconds=clock.seconds)
+                write_owner_summary(owner, plan.folder / "private" / "summary.json")
         results.write_release(release, report)
         show_closing(report, places={"Released": release, "Ledger": ledger.path})
 
@@ -164,8 +161,8 @@ class DpSgd:
             f" (Opacus: {other['rdp']:.4f} by RDP, {other['prv']:.4f} by PRV, which no ledger can add up)."
         )
 
-    def _ledger(self, plan: Plan, data: Dataset, events: tuple[Event, ...], stages: Stages) -> tuple[Ledger, Path]:
-        """The data set's account, or, where its filter cannot bound this mechanism, a ledger apart."""
+    def _root(self, plan: Plan, data: Dataset, stages: Stages) -> Path:
+        """Where the ledger lies: with the data set's account, or apart where its filter cannot bound this mechanism."""
         root = plan.root
         if plan.partition.adjacency != "add_remove":
             raise checks.fail("partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove.")
@@ -183,10 +180,7 @@ class DpSgd:
                     f"{data.spec.name}: {why}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
                     " of the PATE releases are two statements, and do not compose into one."
                 )
-        make_private_folder(root, "store")
-        ledger = Ledger(preflight.ledger_path(dataclasses.replace(plan, root=root)))
-        pipeline.open_account(plan, ledger, data.spec.name, data.private.unit, events)
-        return ledger, root
+        return root
 
     def _module(self, data: Dataset, seed: int) -> nn.Module:
         spec = data.spec
@@ -245,19 +239,14 @@ class DpSgd:
         plan: Plan,
         data: Dataset,
         student: Student,
-        events: tuple[Event, ...],
         batch: int,
         multiplier: float,
-        noise: NoiseSource,
         ledger: Ledger,
         release_id: str,
-        clock: Clock,
     ) -> ReleasedReport:
         """What a run of teachers reports, without teachers and questions."""
         spec, truth = data.spec, data.evaluation.y
         predicted = student.probabilities(data.evaluation.x).argmax(1)
-        guarantee = accounting.epsilon(events, plan.delta)
-        account, charged = ledger.account(spec.name), ledger.spent(spec.name)
         return ReleasedReport(
             dataset=spec.name,
             mechanism="dpsgd",
@@ -265,16 +254,10 @@ class DpSgd:
             num_teachers=0,
             queries_asked=0,
             queries_answered=0,
-            epsilon=guarantee.epsilon,
-            epsilon_ex_post=guarantee.epsilon,
             delta=plan.delta,
-            accountant=guarantee.route,
             adjacency=plan.partition.adjacency,
             unit=data.private.unit,
-            epsilon_charged=charged.epsilon,
-            charged_accountant=charged.route,
-            budget_epsilon=account.budget_epsilon,
-            private=noise.private,
+            **results.claims(ledger, spec.name, [release_id], now=[release_id]),
             parameters={
                 "noise_multiplier": multiplier,
                 "clip": self.clip,
@@ -284,12 +267,11 @@ class DpSgd:
             noise="torch",
             declared_size=spec.nominal_size,
             reused=False,
-            seconds=clock.seconds,
+            seconds={},  # a step takes the longer the more records are sampled
             student_accuracy=float((predicted == truth).double().mean()),
             student_size=len(truth),
             ledger_head=ledger.head(),
             class_names=spec.class_names,
             confusion=results.confusion(truth, predicted, spec.num_classes),
-            other_releases=tuple(results.others(ledger, spec.name, release_id, plan.delta)),
             created=datetime.date.today().isoformat(),
         )

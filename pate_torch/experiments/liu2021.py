@@ -25,11 +25,11 @@ from torch import Tensor
 from pate_torch import checks, labelling
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.budget import Budget
 from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021_tables import Cell, Facts
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
 from pate_torch.progress import Stages
 from pate_torch.protocols import DatasetSource, QueryStrategy, StudentTask
 from pate_torch.runplan import Plan
@@ -185,8 +185,7 @@ class Liu2021Table4:
             spec=data.spec,
             mechanism=mechanism,
             strategy=ask.strategy,
-            noise=NoiseSource("torch", plan.insecure_noise_seed),
-            charge=labelling.Charge(ledger=ledger, account=data.spec.name, fingerprint="", run=f"{name}-{split}"),
+            budget=Budget.of(ledger, data.spec.name, run=f"{name}-{split}", insecure_seed=plan.insecure_noise_seed),
             num_queries=ask.queries,
             seed=seed,
         )

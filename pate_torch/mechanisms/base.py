@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -14,16 +13,19 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.noise import NoiseSource
-from pate_torch.types import NO_ANSWER, Ballots, Votes
+from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, Ballots, Context, Sensitivity, Votes
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoteMechanism:
-    """Base of the mechanisms. Subclasses set the default of ``name`` and the kinds of noise they have.
+    """Base of the mechanisms. Subclasses set the default of ``name`` and the kinds of noise they have, and ``draw``.
 
     The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP,
-    never by the continuous curve (its delta exceeds it). guided: whether ``release`` looks at ``context.student_QC``.
+    never by the continuous curve (its delta exceeds it). guided: whether ``draw`` looks at ``context.student_QC``.
+    takes: the type of value it opens.
     """
+
+    takes: ClassVar[Any] = Votes
 
     name: str = ""
     noise: str = "torch"
@@ -53,12 +55,29 @@ class VoteMechanism:
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
         checks.integer("rounds", rounds, low=1)
 
+    @property
+    def priced_for(self) -> Sensitivity:
+        """The sensitivity that ``worst_case`` prices: a value that says more of itself is not opened."""
+        return ONE_VOTE
+
+    @final
+    def release(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
+        """Answer through noise: what ``draw`` makes, marked by the source with what paid for it.
+
+        Raises ValueError for a value of another type or sensitivity than the one priced, or another kind of noise.
+        """
+        return noise.marked(self.draw(self._opened(votes, noise), noise, context))
+
+    def draw(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
+        """The answers, with noise from ``noise`` alone, and what they incurred."""
+        raise NotImplementedError(f"{type(self).__name__}: must say how it answers, in draw")
+
     def outcome_model(self) -> OutcomeModel | None:
         """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
         return None
 
-    def _accept(self, noise: NoiseSource) -> None:
-        """Refuse a source of another kind than the one priced."""
+    def _opened(self, value: Any, noise: NoiseSource) -> Any:
+        """``value``, which must be what was priced, and the noise of the kind that was priced."""
         if noise.kind != self.noise:
             raise checks.fail(
                 "noise.kind",
@@ -66,6 +85,20 @@ class VoteMechanism:
                 f"must be {self.noise!r}, the kind {self.name} was priced for",
                 "Build both from the top-level key noise.",
             )
+        if not isinstance(value, self.takes):
+            who = "teachers" if isinstance(value, Votes) else type(value).__name__.lower()
+            raise checks.fail("voting", who, f"cannot go with mechanism={self.name}", self._wants())
+        said: Sensitivity = value.sensitivity
+        if None not in (said.adjacency, self.priced_for.adjacency) and said.adjacency != self.priced_for.adjacency:
+            what, fix = f"is not the records' ({said.adjacency})", "Set it to the partition's."
+            raise checks.fail("mechanism.adjacency", self.priced_for.adjacency, what, fix)
+        if not said.within(self.priced_for):
+            what = f"is more than mechanism={self.name} is priced for ({self.priced_for})"
+            raise checks.fail("sensitivity", said, what, "Leave out partition.capacity, or price what it says.")
+        return value
+
+    def _wants(self) -> str:
+        return "Use voting=inductive."
 
     def _counts(self, votes: Votes | Ballots) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
@@ -87,53 +120,36 @@ class VoteMechanism:
         return label_Q
 
 
-class _OfRecords(Protocol):
-    @property
-    def adjacency(self) -> str: ...
-
-
-_Said = TypeVar("_Said", bound=_OfRecords)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordMechanism(VoteMechanism):
     """Base of the mechanisms for records that answer for themselves, and not for teachers.
 
     sigma: standard deviation of the noise. adjacency: of the partition. A subclass says of whom it takes answers
-    (``voting``), what it makes of them, and how far one unit moves that by adjacency (``l2``).
+    (``voting``), what it makes of them (``makes``), and what it is priced for.
     """
 
     voting: ClassVar[str]
-    takes: ClassVar[str]
-    l2: ClassVar[Mapping[str, float]]
+    makes: ClassVar[str]
     sigma: float
     adjacency: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("mechanism.sigma", self.sigma)
-        checks.one_of("mechanism.adjacency", self.adjacency, tuple(self.l2))
+        checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError when the plan cannot work: records that answer for themselves mean num_teachers = 0."""
         if num_teachers:
-            what = f"{self.takes} of records, not votes of {num_teachers} teachers"
+            what = f"{self.makes} of records, not votes of {num_teachers} teachers"
             fix = f"Use voting={self.voting}, or mechanism=gaussian for teachers."
             raise checks.fail("mechanism", self.name, what, fix)
         super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
 
-    def _accept_records(self, said: object, kind: type[_Said], noise: NoiseSource) -> _Said:
-        """``said``, which must be of that kind and of this adjacency. Raises ValueError, also for another noise."""
-        self._accept(noise)
-        if not isinstance(said, kind):
-            who = "teachers" if isinstance(said, Votes) else type(said).__name__.lower()
-            raise checks.fail("voting", who, f"cannot go with mechanism={self.name}", f"Use voting={self.voting}.")
-        if said.adjacency != self.adjacency:
-            what, fix = f"is not the records' ({said.adjacency})", "Set it to the partition's."
-            raise checks.fail("mechanism.adjacency", self.adjacency, what, fix)
-        return said
+    def _wants(self) -> str:
+        return f"Use voting={self.voting}."
 
     def _price(self, count: int, times: float = 1.0) -> Event:
         """Of so many tables with ``times`` sigma of noise."""
-        mu = self.l2[self.adjacency] / (times * self.sigma)
+        mu = self.priced_for.l2 / (times * self.sigma)
         return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)

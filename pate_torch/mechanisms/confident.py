@@ -81,9 +81,8 @@ class Confident(VoteMechanism):
         answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
         return self._events(num_queries, answered)
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Screen, then answer. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Screen, then answer."""
         top_Q = self._counts(votes).max(1).values
         passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
         asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)

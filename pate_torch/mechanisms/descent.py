@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +13,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.leanings import SHORTEST, WHOLE, Leanings
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise import NoiseSource
-from pate_torch.types import SLOPE_L2, Answers, Ballots, Context, Votes
+from pate_torch.types import Answers, Context, Sensitivity, one_vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Descent(RecordMechanism):
 
     kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
     voting: ClassVar[str] = "slopes"
-    takes: ClassVar[str] = "sums slopes"
-    l2: ClassVar[Mapping[str, float]] = SLOPE_L2
+    makes: ClassVar[str] = "sums slopes"
+    takes: ClassVar[Any] = Leanings
     name: str = "descent"
     early: float = 1.0
     cut: float = 1.0
@@ -54,6 +54,11 @@ class Descent(RecordMechanism):
         checks.positive("mechanism.first", self.first)
         checks.positive("mechanism.rate", self.rate)
 
+    @property
+    def priced_for(self) -> Sensitivity:
+        """One unit, one slope of length at most ``cut``, which is sigma's unit. Its L1 is no part of the price."""
+        return replace(one_vector(self.adjacency, 1), l1=math.inf)
+
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """``steps`` sums per round, whatever it asks; the last of the rounds has the last one's noise."""
         if num_queries == 0:
@@ -61,9 +66,8 @@ class Descent(RecordMechanism):
         before = (self._price(self.steps * (rounds - 1), self.early),) if rounds > 1 else ()
         return (*before, self._price(self.steps))
 
-    def release(self, votes: Votes | Ballots | Leanings, noise: NoiseSource, context: Context) -> Answers:
-        """Answer every question of a round. ValueError: who does not answer by slopes, another adjacency or noise."""
-        votes = self._accept_records(votes, Leanings, noise)
+    def draw(self, votes: Leanings, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every question of a round."""
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
         times, longest = 1.0 if context.last else self.early, self.cut * WHOLE

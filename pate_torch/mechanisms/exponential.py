@@ -43,9 +43,8 @@ class Exponential(VoteMechanism):
         """One answer per query, however the queries are split into rounds."""
         return (events.BoundedRange(eta=2 * self.rate, count=num_queries),)
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Answer every query. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every query."""
         score_QC = self.rate * self._counts(votes)
         label_Q = (score_QC + noise.gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.worst_case(len(votes)))

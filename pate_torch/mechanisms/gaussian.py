@@ -49,9 +49,8 @@ class Gaussian(VoteMechanism):
         """One answer per query, however the queries are split into rounds."""
         return (answer_event(self.sigma, num_queries, self.discrete),)
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Answer every query. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every query."""
         events = self.worst_case(len(votes))
         if not self.counts:
             return Answers(self._gaussian_argmax(votes, noise, self.sigma), events)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise import NoiseSource
-from pate_torch.types import BALLOT_L2, Answers, Ballots, Context, NoisyCounts, Votes
+from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, NoisyCounts, Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +29,21 @@ class Histogram(RecordMechanism):
     """
 
     voting: ClassVar[str] = "census"
-    takes: ClassVar[str] = "counts ballots"
-    l2: ClassVar[Mapping[str, float]] = BALLOT_L2
+    makes: ClassVar[str] = "counts ballots"
+    takes: ClassVar[Any] = Ballots
     name: str = "histogram"
+
+    @property
+    def priced_for(self) -> Sensitivity:
+        """One unit, one ballot of the whole table."""
+        return ONE_BALLOT[self.adjacency]
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One table per round, whatever it asks."""
         return (self._price(rounds if num_queries else 0),)
 
-    def release(self, votes: Votes | Ballots, noise: NoiseSource, context: Context) -> Answers:
-        """Answer every question of a round. ValueError: votes of teachers, another adjacency, another kind of noise."""
-        votes = self._accept_records(votes, Ballots, noise)
+    def draw(self, votes: Ballots, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every question of a round."""
         noisy_QC = self._gaussian_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         event = self._price(1 if len(votes) else 0)

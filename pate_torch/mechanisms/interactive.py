@@ -56,9 +56,8 @@ class Interactive(VoteMechanism):
         """Every query asked, and every one answered by the teachers."""
         return self._events(num_queries, num_queries)
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Screen, then answer. Raises ValueError for another kind of noise or ill-formed student probabilities."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Screen, then answer. Raises ValueError for ill-formed student probabilities."""
         counts_QC = self._counts(votes)
         student_QC = _student(votes, context)
         expected_QC = votes.num_teachers * student_QC

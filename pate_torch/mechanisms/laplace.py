@@ -37,9 +37,8 @@ class Laplace(VoteMechanism):
             return (events.PureDP(epsilon=ratio, count=2 * num_queries),)
         return (events.Laplace(ratio=ratio, count=2 * num_queries),)
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Answer every query. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every query."""
         counts_QC = self._counts(votes)
         noisy_QC = counts_QC + noise.laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.worst_case(len(votes)))

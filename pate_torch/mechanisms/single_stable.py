@@ -64,9 +64,8 @@ class SingleStable(VoteMechanism):
         )
         return (noise, events.Delta(delta=self.delta, count=num_queries))
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Test every query. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Test every query."""
         noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
         label_Q = torch.where(noisy_Q > self.threshold, votes.plurality(), NO_ANSWER)
         return Answers(label_Q.to(torch.int64), self.worst_case(len(votes)))

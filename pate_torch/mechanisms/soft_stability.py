@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from pate_torch import checks
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise import NoiseSource
-from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+from pate_torch.types import NO_ANSWER, ONE_VOTE, Answers, Context, Sensitivity, Votes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +38,11 @@ class SoftVotes:
     @property
     def num_teachers(self) -> int:
         return len(self.score_KQ)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of each row of either histogram: one teacher's score moves from a bin to another, or in or out of them."""
+        return ONE_VOTE
 
     def __len__(self) -> int:
         return self.score_KQ.shape[1]
@@ -78,6 +84,7 @@ class SoftStability(SparseVector):
     Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
     """
 
+    takes: ClassVar[Any] = Votes | SoftVotes
     name: str = "soft_stability"
     bins: int
 
@@ -102,8 +109,10 @@ class SoftStability(SparseVector):
         if rounds != 1:
             raise checks.fail("query.rounds", rounds, f"must be 1 for mechanism={self.name}", "Take query=passive.")
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Scores of two-class votes: a teacher's score is its vote, 0 or 1."""
+    def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: Context) -> Answers:
+        """Scores of soft votes (``context.num_queries`` counts scores), or of two-class votes: then 0 or 1."""
+        if isinstance(votes, SoftVotes):
+            return self._answer(votes.histogram(self.bins), votes.shifted(self.bins), noise, context)
         if votes.num_classes != 2:
             raise checks.fail("num_classes", votes.num_classes, f"must be 2 for mechanism={self.name}")
         counts_QV = torch.zeros(len(votes), self.bins, dtype=torch.int64, device=votes.counts_QC.device)
@@ -112,10 +121,9 @@ class SoftStability(SparseVector):
 
     def release_scores(self, soft: SoftVotes, noise: NoiseSource, context: Context) -> Answers:
         """Scores of soft votes; ``context.num_queries`` counts scores (C per query after ``per_class``)."""
-        return self._answer(soft.histogram(self.bins), soft.shifted(self.bins), noise, context)
+        return self.release(soft, noise, context)
 
     def _answer(self, counts_QV: Tensor, shifted_QV: Tensor, noise: NoiseSource, context: Context) -> Answers:
-        self._accept(noise)
         if context.rounds != 1 or context.failures or context.answered:
             raise checks.fail("query.rounds", context.rounds, f"must be 1 for mechanism={self.name}")
         device, size = counts_QV.device, len(counts_QV)

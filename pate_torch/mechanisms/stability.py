@@ -24,9 +24,8 @@ class Stability(SparseVector):
 
     name: str = "stability"
 
-    def release(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Answer until the T-th failure. Raises ValueError for a source of another kind of noise."""
-        self._accept(noise)
+    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+        """Answer until the T-th failure."""
         device = votes.counts_QC.device
         plan = self.calibration(context.num_queries, context.rounds)
         noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * plan.scale, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from scipy import stats
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
+from pate_torch.budget import Door
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.boosting import folds
@@ -20,7 +21,6 @@ from pate_torch.pac.classes import erm, error_counts, representatives
 from pate_torch.pac.exponential import Chosen, gumbel_max
 from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
 from pate_torch.pac.sample import (
-    Charge,
     Floats,
     Sample,
     pay,
@@ -30,7 +30,7 @@ from pate_torch.pac.sample import (
     with_replacement,
     without_replacement,
 )
-from pate_torch.pac.semi_private import sspp
+from pate_torch.pac.semi_private import sspp_candidates
 from pate_torch.protocols import HypothesisClass
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 
@@ -70,8 +70,7 @@ def sub_samp(
     *,
     num_teachers: int,
     mechanism: Stability,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
 ) -> Answers:
     """Sub-sample and aggregate: an ERM per shard, and the sparse vector over the stability of their votes.
 
@@ -82,12 +81,26 @@ def sub_samp(
     require_replace_one(sample, "sub-sample and aggregate")
     x_Q = points("x_Q", x_Q)
     checks.integer("num_teachers", num_teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
-    pay(charge, mechanism.worst_case(len(x_Q)))
+    with pay(budget, mechanism.worst_case(len(x_Q)), "sub-sample and aggregate") as spending:
+        answers = _sub_samp(hypotheses, sample, x_Q, num_teachers, mechanism, spending.noise)
+        spending.incur(answers.events)
+    return answers
+
+
+def _sub_samp(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    num_teachers: int,
+    mechanism: Stability,
+    noise: NoiseSource,
+) -> Answers:
+    """``sub_samp`` with noise that has been paid for."""
     votes = votes_of_shards(hypotheses, sample, num_teachers, x_Q)
     answers = mechanism.release(votes, noise, Context(num_queries=len(x_Q)))
     label_Q = torch.full((len(x_Q),), NO_ANSWER, dtype=torch.int64)
     label_Q[: len(answers.label_Q)] = answers.label_Q
-    return Answers(label_Q, answers.events)
+    return replace(answers, label_Q=label_Q)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +290,7 @@ def ag_priv_cl(
     delta: float,
     alpha: float,
     beta: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     **options: Any,
 ) -> Answers:
     """Answers m queries: sub-sample, relabel, resample, sub-sample and aggregate (AgPrivCl).
@@ -292,9 +304,10 @@ def ag_priv_cl(
         sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
-    x_Q, plan = _ready(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, noise, options)
-    events: tuple[Event, ...] = pay(charge, (PureDP(epsilon=epsilon), Delta(delta=delta)))
-    return Answers(_answer(hypotheses, sample, x_Q, plan, noise).label_Q, events)
+    x_Q, plan = _ready(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, budget.kind, options)
+    events: tuple[Event, ...] = (PureDP(epsilon=epsilon), Delta(delta=delta))
+    with pay(budget, events, "AgPrivCl") as spending:
+        return replace(_answer(hypotheses, sample, x_Q, plan, spending.noise), events=events)
 
 
 def _ready(
@@ -305,7 +318,7 @@ def _ready(
     delta: float,
     alpha: float,
     beta: float,
-    noise: NoiseSource,
+    noise_kind: str,
     options: dict[str, Any],
 ) -> tuple[Floats, AgPrivClPlan]:
     """Refuses and warns: all that can go wrong before anything is paid."""
@@ -319,7 +332,7 @@ def _ready(
         delta=delta,
         alpha=alpha,
         beta=beta,
-        noise_kind=noise.kind,
+        noise_kind=noise_kind,
         **options,
     )
     warn_below(
@@ -341,7 +354,7 @@ def _answer(
     relabelled = relabel(hypotheses, chosen, noise=noise)
     if plan.resample:
         relabelled = relabelled.take(with_replacement(plan.subset, plan.subset, noise))
-    return sub_samp(hypotheses, relabelled, x_Q, num_teachers=plan.num_teachers, mechanism=plan.mechanism, noise=noise)
+    return _sub_samp(hypotheses, relabelled, x_Q, plan.num_teachers, plan.mechanism, noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,8 +374,7 @@ def unv_priv_cl(
     delta: float,
     alpha: float,
     beta: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     share: float = 0.5,
     first: int | None = None,
     **options: Any,
@@ -384,13 +396,20 @@ def unv_priv_cl(
     m0 = m0 if first is None else checks.integer("first", first, low=1)
     early = epsilon if len(queries) <= m0 else epsilon * share
     late = epsilon - early
-    early_Q, plan = _ready(hypotheses, sample, queries[:m0], early, delta, alpha, beta, noise, options)
+    early_Q, plan = _ready(hypotheses, sample, queries[:m0], early, delta, alpha, beta, budget.kind, options)
     # Both parts are charged before either draws: a run refused half-way would have spent without answering.
     events: tuple[Event, ...] = (PureDP(epsilon=early), Delta(delta=delta))
-    pay(charge, events if late == 0 else (*events, BoundedRange(eta=late)))
-    answers = Answers(_answer(hypotheses, sample, early_Q, plan, noise).label_Q, events)
-    if late == 0:
-        return Universal(answers, None)
-    learner = sspp(hypotheses, sample, early_Q, epsilon=late, noise=noise, alpha=alpha, beta=beta)
+    with pay(budget, events if late == 0 else (*events, BoundedRange(eta=late)), "UnvPrivCl") as spending:
+        answers = replace(_answer(hypotheses, sample, early_Q, plan, spending.noise), events=events)
+        if late == 0:
+            return Universal(answers, None)
+        candidates = sspp_candidates(hypotheses, sample, early_Q, epsilon=late, alpha=alpha, beta=beta)
+        index, chose = 0, tuple[Event, ...]()
+        if len(candidates) > 1:
+            wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
+            index, chose = gumbel_max(-wrong, late / 2, spending.noise), (BoundedRange(eta=late),)
+        spending.incur((*events, *chose))
+    learner = Chosen(candidates[index], index, chose)
     rest_Q = torch.from_numpy(hypotheses.predict(learner.hypothesis, queries[m0:]).astype(np.int64))
-    return Universal(Answers(torch.cat([answers.label_Q, rest_Q]), events + learner.events), learner)
+    label_Q = torch.cat([answers.label_Q, rest_Q])
+    return Universal(replace(answers, label_Q=label_Q, events=(*events, *chose)), learner)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pate_torch import checks
-from pate_torch.accounting.events import BoundedRange
-from pate_torch.noise import NoiseSource
+from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.budget import Door
 from pate_torch.pac.classes import error_counts
-from pate_torch.pac.exponential import Chosen, choose
+from pate_torch.pac.exponential import Chosen, gumbel_max
 from pate_torch.pac.nets import smallest
-from pate_torch.pac.sample import Charge, Sample, pay, require_replace_one, warn_below
+from pate_torch.pac.sample import Sample, pay, require_replace_one, warn_below
 from pate_torch.protocols import HypothesisClass
 
 
@@ -51,8 +51,7 @@ def high_confidence(
     *,
     epsilon: float,
     failure: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     alpha: float = 0.5,
 ) -> Chosen:
     """The exponential mechanism on a = ceil(ln(3/failure)) disjoint folds, then on the last fold among the winners.
@@ -84,11 +83,12 @@ def high_confidence(
     *training, last = (sample.take(block) for block in folds(sample.n, rounds + 1))
     if len(candidates) == 1:
         return Chosen(candidates[0], 0, ())
-    events = pay(charge, (BoundedRange(eta=epsilon),))
-    winners = []
-    for fold in training:
-        wrong = error_counts(hypotheses, candidates, fold.x, fold.y)
-        winners.append(choose(wrong / fold.n, n=fold.n, epsilon=epsilon, noise=noise)[0])
-    wrong = error_counts(hypotheses, [candidates[i] for i in winners], last.x, last.y)
-    best = winners[choose(wrong / last.n, n=last.n, epsilon=epsilon, noise=noise)[0]]
+    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    with pay(budget, events, "high-confidence boosting") as spending:
+
+        def fewest(among: Sequence[Any], fold: Sample) -> int:
+            return gumbel_max(-error_counts(hypotheses, among, fold.x, fold.y), epsilon / 2, spending.noise)
+
+        winners = [fewest(candidates, fold) for fold in training]
+        best = winners[fewest([candidates[i] for i in winners], last)]
     return Chosen(candidates[best], best, events)

@@ -12,9 +12,10 @@ from scipy.special import ndtri
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event
+from pate_torch.budget import Door
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.exponential import VACUOUS, Chosen
-from pate_torch.pac.sample import Charge, Floats, pay, warn_below
+from pate_torch.pac.sample import Floats, pay, warn_below
 
 _CPU = torch.device("cpu")
 
@@ -89,8 +90,7 @@ def convex_exponential_mechanism(
     loss_range: float,
     epsilon: float,
     sampler: HitAndRun,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     regulariser: Callable[[Floats], float] = lambda _: 0.0,
     alpha: float | None = None,
 ) -> Chosen:
@@ -122,6 +122,6 @@ def convex_exponential_mechanism(
     incurred: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
     if sampler.distance:
         incurred += (Delta(delta=(1 + math.exp(epsilon)) * sampler.distance),)
-    events = pay(charge, incurred)
-    theta = sampler.draw(log_density, dimension, noise)
-    return Chosen(theta, -1, events, approximate=True)
+    with pay(budget, incurred, "convex exponential mechanism") as spending:
+        theta = sampler.draw(log_density, dimension, spending.noise)
+    return Chosen(theta, -1, incurred, approximate=True)

@@ -12,9 +12,10 @@ import torch
 
 from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.budget import Door
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.classes import error_counts
-from pate_torch.pac.sample import Charge, Floats, Ints, Sample, pay, require_replace_one, warn_below
+from pate_torch.pac.sample import Floats, Ints, Sample, pay, require_replace_one, warn_below
 from pate_torch.protocols import HypothesisClass
 
 VACUOUS = 0.5
@@ -61,8 +62,7 @@ def choose(
     *,
     n: int,
     epsilon: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     loss_range: float = 1.0,
     regulariser_M: Floats | None = None,
 ) -> tuple[int, tuple[Event, ...]]:
@@ -74,6 +74,16 @@ def choose(
         (WLF16 prints 2/n for losses in [0, 1], which would only spend half the budget).
     Source: WLF16 Algorithm 1 (q, with the smaller sensitivity); bounded range: Cesar & Rogers 2021.
     """
+    utility = _utility(mean_loss_M, n, epsilon, loss_range, regulariser_M)
+    if len(utility) == 1:
+        return 0, ()
+    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    with pay(budget, events, "exponential mechanism") as spending:
+        return gumbel_max(utility, epsilon * n / (2 * loss_range), spending.noise), events
+
+
+def _utility(mean_loss_M: Floats, n: int, epsilon: float, loss_range: float, regulariser_M: Floats | None) -> Floats:
+    """q, checked before anything is charged."""
     checks.positive("epsilon", epsilon)
     checks.positive("loss_range", loss_range)
     checks.integer("n", n, low=1)
@@ -81,11 +91,8 @@ def choose(
     utility = -loss if regulariser_M is None else -loss - np.asarray(regulariser_M, dtype=np.float64)
     if len(loss) and float(np.ptp(loss)) > loss_range * (1 + 1e-9):
         raise checks.fail("loss_range", loss_range, "must cover the spread of the mean losses", "Clip the loss.")
-    log_law(utility, 1.0)  # refuse NaN before anything is charged
-    if len(loss) == 1:
-        return 0, ()
-    events = pay(charge, (BoundedRange(eta=epsilon),))
-    return gumbel_max(utility, epsilon * n / (2 * loss_range), noise), events
+    log_law(utility, 1.0)  # refuses NaN
+    return utility
 
 
 def exponential_mechanism(
@@ -94,8 +101,7 @@ def exponential_mechanism(
     sample: Sample,
     *,
     epsilon: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     regulariser_M: Floats | None = None,
     alpha: float = VACUOUS,
 ) -> Chosen:
@@ -113,7 +119,5 @@ def exponential_mechanism(
     needed = df20_lemma_4(len(candidates), epsilon, alpha)
     warn_below("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", needed)])
     wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
-    index, events = choose(
-        wrong / sample.n, n=sample.n, epsilon=epsilon, noise=noise, charge=charge, regulariser_M=regulariser_M
-    )
+    index, events = choose(wrong / sample.n, n=sample.n, epsilon=epsilon, budget=budget, regulariser_M=regulariser_M)
     return Chosen(candidates[index], index, events)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +15,14 @@ from numpy.typing import NDArray
 
 from pate_torch import checks
 from pate_torch.accounting.events import Event
+from pate_torch.budget import Door
+from pate_torch.ledger import HYPOTHESIS
 from pate_torch.noise import NoiseSource
+from pate_torch.types import Sensitivity
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-Charge = Callable[[tuple[Event, ...]], None]
-"""Called with the worst-case events before any noise is drawn; raises to refuse (a ledger's ``reserve``)."""
 
 
 class BelowGuarantee(UserWarning):
@@ -96,11 +98,14 @@ def require_replace_one(sample: Sample, algorithm: str) -> None:
         )
 
 
-def pay(charge: Charge | None, events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Charge first, then noise: every algorithm calls this before its first draw."""
-    if charge is not None and events:
-        charge(events)
-    return events
+REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="replace_one")
+"""All of these algorithms are private with regard to a record that is replaced, each by its own argument."""
+
+
+def pay(budget: Door, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
+    """Charge first, then noise: every algorithm draws within this. ValueError: an account of another adjacency."""
+    budget.covers(REPLACE_ONE)
+    return budget.spend(events, mechanism=algorithm, what=HYPOTHESIS)
 
 
 def warn_below(

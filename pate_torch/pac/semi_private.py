@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from pate_torch import checks
-from pate_torch.noise import NoiseSource
+from pate_torch.budget import Door
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.exponential import Chosen, exponential_mechanism
 from pate_torch.pac.nets import log_sauer_shelah, net_size, uniform_size
-from pate_torch.pac.sample import Charge, Floats, Sample, points, require_replace_one, warn_below
+from pate_torch.pac.sample import Floats, Sample, points, require_replace_one, warn_below
 from pate_torch.protocols import HypothesisClass
 
 
@@ -39,8 +41,7 @@ def sspp(
     public_x: Floats,
     *,
     epsilon: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     alpha: float = 0.5,
     beta: float = 0.5,
 ) -> Chosen:
@@ -51,6 +52,16 @@ def sspp(
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
     """
+    candidates = sspp_candidates(hypotheses, sample, public_x, epsilon=epsilon, alpha=alpha, beta=beta)
+    # The condition on n has just been checked, for a cover of the size the theorem asks for.
+    vacuous = 1 - 1e-12
+    return exponential_mechanism(hypotheses, candidates, sample, epsilon=epsilon, budget=budget, alpha=vacuous)
+
+
+def sspp_candidates(
+    hypotheses: HypothesisClass, sample: Sample, public_x: Floats, *, epsilon: float, alpha: float, beta: float
+) -> Sequence[Any]:
+    """One hypothesis per dichotomy of the public points. Refuses and warns as ``sspp`` does."""
     require_replace_one(sample, "SSPP")
     checks.positive("epsilon", epsilon)
     public_x = points("public_x", public_x)
@@ -64,9 +75,4 @@ def sspp(
         [(f"excess error {alpha:g} with probability {1 - beta:g}", needed)],
         [("public points", m, sspp_public_size(d, alpha=alpha, beta=beta))],
     )
-    candidates = representatives(hypotheses, public_x)
-    # The condition on n has just been checked, for a cover of the size the theorem asks for.
-    vacuous = 1 - 1e-12
-    return exponential_mechanism(
-        hypotheses, candidates, sample, epsilon=epsilon, noise=noise, charge=charge, alpha=vacuous
-    )
+    return representatives(hypotheses, public_x)

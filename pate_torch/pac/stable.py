@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from pate_torch import checks
 from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.budget import Door
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import error_counts, representatives
@@ -20,7 +21,6 @@ from pate_torch.pac.exponential import gumbel_max, log_law
 from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
 from pate_torch.pac.sample import (
     Bools,
-    Charge,
     Floats,
     Ints,
     Sample,
@@ -133,8 +133,7 @@ def stable_predictor(
     *,
     gamma: float,
     alpha: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     subset: int | None = None,
     constants: str = "paper",
 ) -> Predicted:
@@ -154,8 +153,9 @@ def stable_predictor(
     if moved >= 1:
         raise checks.fail("gamma", gamma, f"promises a stability of {moved:g} only", "Take gamma below 1/3.")
     _warn_stable("stable predictor", hypotheses, sample, gamma, alpha, size, 0.0)
-    events = pay(charge, (Delta(delta=moved, count=len(x_Q)),))
-    label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, noise)
+    events: tuple[Event, ...] = (Delta(delta=moved, count=len(x_Q)),)
+    with pay(budget, events, "stable predictor") as spending:
+        label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise)
     return Predicted(label_Q, events, ("stability", moved))
 
 
@@ -187,8 +187,7 @@ def private_prediction(
     *,
     epsilon: float,
     alpha: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     subset: int | None = None,
     constants: str = "paper",
 ) -> Predicted:
@@ -205,8 +204,10 @@ def private_prediction(
     checks.between("gamma", gamma, 0, 1, open_=True, fix="Take a smaller epsilon or alpha.")
     size = _subset_size(sample, hypotheses, gamma, alpha, subset)
     _warn_stable("private prediction", hypotheses, sample, gamma, alpha, size, alpha)
-    events = pay(charge, (PureDP(epsilon=epsilon, count=len(x_Q)),))
-    label_Q = _flip(_stable_draws(hypotheses, sample, x_Q, gamma, size, noise), alpha, noise)
+    events: tuple[Event, ...] = (PureDP(epsilon=epsilon, count=len(x_Q)),)
+    with pay(budget, events, "private prediction") as spending:
+        label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise)
+        label_Q = _flip(label_Q, alpha, spending.noise)
     return Predicted(label_Q, events, ("epsilon", epsilon))
 
 
@@ -324,8 +325,7 @@ def private_predictor(
     x_Q: Floats,
     *,
     alpha: float,
-    noise: NoiseSource,
-    charge: Charge | None = None,
+    budget: Door,
     epsilon: float | None = None,
     eta: float | None = None,
     constants: str = "paper",
@@ -354,12 +354,15 @@ def private_predictor(
         [(f"epsilon {epsilon or 1.0:g} and error O({alpha:g}) with probability 0.9", needed)],
         [("1/eta", math.floor(1 / plan.eta), 1 / largest_eta(d, alpha, plan.subset))],
     )
-    events = pay(charge, (PureDP(epsilon=plan.epsilon, count=len(x_Q)),))
+    events: tuple[Event, ...] = (PureDP(epsilon=plan.epsilon, count=len(x_Q)),)
     label_Q = np.empty(len(x_Q), dtype=bool)
-    for q, x in enumerate(x_Q):
-        index = without_replacement(sample.n, plan.subset, noise)
-        candidates, utility = _candidates(hypotheses, sample, index)
-        chosen = candidates[gumbel_max(utility, 1 / (plan.eta * sample.n), noise)]
-        one = _realizable_law(hypotheses, sample, chosen, x[None], plan.eta, plan.num_teachers)
-        label_Q[q] = float(noise.uniform((1,), _CPU)[0]) < one[0]
-    return Predicted(_flip(label_Q, alpha, noise), events, ("epsilon", plan.epsilon))
+    with pay(budget, events, "private predictor") as spending:
+        noise = spending.noise
+        for q, x in enumerate(x_Q):
+            index = without_replacement(sample.n, plan.subset, noise)
+            candidates, utility = _candidates(hypotheses, sample, index)
+            chosen = candidates[gumbel_max(utility, 1 / (plan.eta * sample.n), noise)]
+            one = _realizable_law(hypotheses, sample, chosen, x[None], plan.eta, plan.num_teachers)
+            label_Q[q] = float(noise.uniform((1,), _CPU)[0]) < one[0]
+        label_Q = _flip(label_Q, alpha, noise)
+    return Predicted(label_Q, events, ("epsilon", plan.epsilon))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pate_torch import checks, rng
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData, Votes
@@ -161,7 +161,7 @@ def rehearse(
     releases = math.ceil(at_least / size)
     votes, truth_Q = crowd.ask(num_teachers, releases * size, seed)
     kind = getattr(mechanism, "noise", "torch")
-    noise = NoiseSource(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
+    noise = Rehearsal(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
     answered = right = 0
     for start in range(0, releases * size, size):
         asked = votes.take(torch.arange(start, start + size))

@@ -162,13 +162,18 @@ def _least_noise(sheet: Sheet) -> str:
 def _account(sheet: Sheet) -> str:
     account, shown = sheet.account, sheet.best or sheet.choices[0]
     assert account is not None
-    state = "closed" if account.closed else f"has spent epsilon {show_epsilon(account.guarantee.epsilon)}"
+    state = "closed" if account.closed else f"has spent {_charged(account)}"
     left = "any number" if (shown.left or 0) >= MOST_QUERIES else str(shown.left)
     return (
         f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta "
         f"{show_delta(account.delta)}; what is left holds {left} questions at K {shown.num_teachers}"
         + (f", sigma {shown.sigma:g}." if shown.sigma is not None else ".")
     )
+
+
+def _charged(account: Account) -> str:
+    total = account.guarantee
+    return "no total (NOT PRIVATE: seeded noise)" if total is None else f"epsilon {show_epsilon(total.epsilon)}"
 
 
 def _command(settings: Iterable[str]) -> list[str]:
@@ -206,7 +211,7 @@ def payload(sheet: Sheet) -> dict[str, Any]:
         "account": account
         and {
             "name": account.name,
-            "epsilon_charged": account.guarantee.epsilon,
+            "epsilon_charged": None if account.guarantee is None else account.guarantee.epsilon,
             "budget_epsilon": account.budget_epsilon,
             "delta": account.delta,
             "closed": account.closed,

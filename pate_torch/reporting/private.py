@@ -64,7 +64,8 @@ class OwnerSummary:
     """PRIVATE figures of a run; None where one was not computed.
 
     ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
-    the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found.
+    the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
+    seconds: per stage, also of those whose time tells how many records there are.
     """
 
     ensemble_accuracy: float | None = None
@@ -74,6 +75,7 @@ class OwnerSummary:
     gap_quantiles: Mapping[str, float] = field(default_factory=dict)
     nonprivate_accuracy: float | None = None
     membership: Membership | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
@@ -125,6 +127,7 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
         "epsilon_pate2018": summary.epsilon_pate2018,
         "gap_quantiles": dict(summary.gap_quantiles),
         "nonprivate_accuracy": summary.nonprivate_accuracy,
+        "seconds": dict(summary.seconds),
         "membership": None if summary.membership is None else asdict(summary.membership),
     }
     path.touch(mode=OWNER_ONLY_FILE)

@@ -23,13 +23,15 @@ from pate_torch.reporting import statement
 from pate_torch.reporting.intervals import Share
 from pate_torch.reporting.statement import PrivacyFacts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
 NO_ANSWER = -1
 
 FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
+    "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
     "release.json": "What was asked, of whom, at what price.",
     "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
     "cells.csv": "Of a census: the question in whose cell each public point lies, round by round.",
@@ -45,6 +47,9 @@ STUDENT_FILES = ("student.safetensors", "tensorboard/")
 # And what only a census leaves, and only slopes.
 CENSUS_FILES = ("cells.csv",)
 SLOPE_FILES = ("scores.safetensors",)
+
+# What a published price leaves, and what lies where labels were released, not where they were used again.
+PRICE_FILES = ("sanitised.json",)
 
 # Why a baseline may be shown outside the owner's house.
 BECAUSE = {
@@ -165,7 +170,13 @@ class ReleasedReport(PrivacyFacts):
     def files(self) -> Mapping[str, str]:
         """What lies in the release folder: name -> what it is."""
         census = self.census_rounds and not self.slopes
-        left = ((STUDENT_FILES, self.student), (CENSUS_FILES, census), (SLOPE_FILES, self.slopes))
+        priced = any(part.what == "sanitised price" for part in self.parts)
+        left = (
+            (STUDENT_FILES, self.student),
+            (CENSUS_FILES, census),
+            (SLOPE_FILES, self.slopes),
+            (PRICE_FILES, priced),
+        )
         absent = {name for names, is_there in left if not is_there for name in names}
         return {name: what for name, what in FILES.items() if name not in absent}
 
@@ -229,6 +240,7 @@ def summary(report: ReleasedReport) -> dict[str, Any]:
         "adjacency": report.adjacency,
         "unit": report.unit,
         "epsilon_charged": report.claimed_epsilon_charged,
+        "epsilon_charged_ex_post": report.claimed_epsilon_charged_ex_post,
         "budget_epsilon": report.budget_epsilon,
         "student_accuracy": report.student_accuracy,
         "label_accuracy": report.label_accuracy,
@@ -269,21 +281,25 @@ def privacy(report: PrivacyFacts) -> dict[str, Any]:
             "this_release": report.claimed_epsilon,
             "this_release_ex_post": report.claimed_epsilon_ex_post,
             "account_total": report.claimed_epsilon_charged,
+            "account_total_ex_post": report.claimed_epsilon_charged_ex_post,
+            "account_note": statement.NO_TOTAL if report.epsilon_charged is None else statement.ADAPTIVE,
+            "parts": [_listed(part, report.private) for part in report.parts],
             "account_route": report.charged_accountant or report.accountant,
             "account_cap": report.budget_epsilon,
             "labels_reused": report.reused,
         },
-        "other_releases": [
-            {
-                "release_id": other.release_id,
-                "what": other.what,
-                "epsilon": other.epsilon if report.private else None,
-                "route": other.accountant or None,
-            }
-            for other in report.other_releases
-        ],
+        "other_releases": [_listed(other, report.private) for other in report.other_releases],
         "assumptions": list(statement.assumptions(report)),
         "not_covered": list(statement.not_covered(report)),
+    }
+
+
+def _listed(part: statement.OtherRelease, private: bool) -> dict[str, Any]:
+    return {
+        "release_id": part.release_id,
+        "what": part.what,
+        "epsilon": part.epsilon if private else None,
+        "route": part.accountant or None,
     }
 
 

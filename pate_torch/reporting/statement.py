@@ -21,6 +21,9 @@ WHY_NOT = (
 )
 WARNING = f"{NOT_PRIVATE}. {WHY_NOT}"
 
+NO_TOTAL = "No total is claimed: a release from these data used seeded noise."
+ADAPTIVE = "Where a later release was chosen after a look at an earlier one, the guarantee is the cap."
+
 Scalar = bool | int | float | str | None
 
 ROUTES = {
@@ -30,6 +33,7 @@ ROUTES = {
     "zcdp": "zero-concentrated accounting",
     "pure": "pure composition",
     "none": "nothing was released",
+    "cap": "the account's cap, kept by its filter",
 }
 
 
@@ -61,16 +65,17 @@ def advantage_bound(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRelease:
-    """Something else released from the same private data.
+    """Something released from the same private data, in this folder or elsewhere.
 
     ``epsilon`` is its own guarantee at the report's delta and adjacency, by the route ``accountant``; None where it
-    has none.
+    has none. now: whether the run that reports was charged for it.
     """
 
     release_id: str
     what: str
     epsilon: float | None = None
     accountant: str = ""
+    now: bool = False
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -83,12 +88,13 @@ class OtherRelease:
 class PrivacyFacts:
     """What the statement is made of; releasable, every one.
 
-    epsilon: the guarantee of this release alone (data-independent or sanitised); ``epsilon_ex_post``: what had been
-    spent when the run stopped, not a guarantee; ``epsilon_charged``: the account's total, all releases composed;
-    ``budget_epsilon``: the account's cap; all at ``delta``. ``accountant``: the route that gave epsilon (and the
-    account's total, unless ``charged_accountant`` names another).
+    epsilon: the guarantee of everything in the folder, composed from what was reserved for its ``parts``;
+    ``epsilon_ex_post``: what had been spent when the run stopped, not a guarantee; ``epsilon_charged``: the account's
+    total, all releases composed from what they reserved (None: some used seeded noise, and no total is claimed);
+    ``epsilon_charged_ex_post``: what they used; ``budget_epsilon``: the account's cap; all at ``delta``.
+    ``accountant``: the route that gave epsilon (and the account's total, unless ``charged_accountant`` names another).
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
-    is claimed by any writer, whatever is passed here. ``reused``: labels released before, so that nothing was charged.
+    is claimed by any writer, whatever is passed here. ``reused``: the labels had been released before.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
     training without teachers (DP-SGD), and where records answered for themselves in so many ``census_rounds`` (0: they
     did not); ``slopes``: whether they said which way a model should move. ``successors``: whether in later rounds
@@ -108,7 +114,9 @@ class PrivacyFacts:
     private: bool
     epsilon_ex_post: float | None = None
     epsilon_charged: float | None = None
+    epsilon_charged_ex_post: float | None = None
     charged_accountant: str | None = None
+    parts: tuple[OtherRelease, ...] = ()
     budget_epsilon: float | None = None
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     noise: str = "torch"
@@ -132,7 +140,7 @@ class PrivacyFacts:
         grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not grouped:
             raise checks.fail("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
-        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "budget_epsilon"):
+        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon"):
             value = getattr(self, name)
             if value is not None:
                 checks.non_negative(name, value)
@@ -153,6 +161,15 @@ class PrivacyFacts:
     @property
     def claimed_epsilon_charged(self) -> float | None:
         return self.epsilon_charged if self.private else None
+
+    @property
+    def claimed_epsilon_charged_ex_post(self) -> float | None:
+        return self.epsilon_charged_ex_post if self.private else None
+
+    @property
+    def free(self) -> bool:
+        """Whether this run added nothing to the account."""
+        return self.reused and not any(part.now for part in self.parts)
 
     @property
     def unit_words(self) -> str:
@@ -306,18 +323,38 @@ def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
             covers="The guarantee: of everything in this folder, and of nothing outside it.",
         )
     ]
+    if len(facts.parts) > 1:
+        rows += [
+            Price(
+                name=f"  its {part.what}",
+                epsilon=part.epsilon,
+                route=show_route(part.accountant),
+                covers="By itself." if part.now else "By itself; paid for by an earlier run.",
+            )
+            for part in facts.parts
+        ]
     if facts.epsilon_ex_post is not None and facts.epsilon_ex_post != facts.claimed_epsilon:
         spent = "What had been used when the run stopped. It depends on the answers, so it is not a guarantee."
         rows.append(Price(name="Spent (ex post)", epsilon=facts.epsilon_ex_post, route=route, covers=spent))
-    free = " The labels had been paid for before: this run added nothing." if facts.reused else ""
+    free = " The labels had been paid for before: this run added nothing." if facts.free else ""
+    together = "Everything reserved for these data in the ledger, composed."
+    if facts.epsilon_charged is None:
+        together = NO_TOTAL
+    elif facts.other_releases:
+        together += f" {ADAPTIVE}"
     rows.append(
         Price(
             name="All releases together",
             epsilon=facts.epsilon_charged,
             route=show_route(facts.charged_accountant or facts.accountant),
-            covers="Everything charged to these data in the ledger, composed." + free,
+            covers=together + free,
         )
     )
+    if facts.epsilon_charged_ex_post is not None and facts.epsilon_charged_ex_post != facts.epsilon_charged:
+        used = "What all of them used of it. It depends on the answers, so it is not a guarantee."
+        rows.append(
+            Price(name="All of it (ex post)", epsilon=facts.epsilon_charged_ex_post, route="composed", covers=used)
+        )
     rows.append(
         Price(
             name="Cap",

@@ -113,23 +113,29 @@ def _privacy(report: ReleasedReport) -> list[tuple[str, str]]:
         ("  unit", report.unit),
         ("  route", report.route_words),
     ]
-    if report.epsilon_charged is not None:
+    if len(report.parts) > 1:
+        rows += [(f"  its {p.what}", "none" if p.epsilon is None else f"epsilon = {show_epsilon(p.epsilon)}")
+                 for p in report.parts]  # fmt: skip
+    if report.epsilon_charged is None:
+        rows.append(("All releases together", statement.NO_TOTAL))
+    else:
         route = show_route(report.charged_accountant or report.accountant)
-        free = "; this run added nothing" if report.reused else ""
+        free = "; this run added nothing" if report.free else ""
         same = "" if route == report.route_words else f", by {route}"
+        many = f". {statement.ADAPTIVE}" if report.other_releases else ""
         rows.append(
-            ("All releases together", f"epsilon = {show_epsilon(report.epsilon_charged)}, same terms{same}{free}")
+            ("All releases together", f"epsilon = {show_epsilon(report.epsilon_charged)}, same terms{same}{free}{many}")
         )
     if report.budget_epsilon is not None:
-        left = ""
-        if report.epsilon_charged is not None:
-            share = min(1.0, report.epsilon_charged / report.budget_epsilon) if report.budget_epsilon else 1.0
-            left = f" ({share:.0%} used, {show_left(report)} left)"
+        left, used = "", report.epsilon_charged_ex_post
+        if used is not None:
+            share = min(1.0, used / report.budget_epsilon) if report.budget_epsilon else 1.0
+            left = f" ({share:.0%} used ex post, {show_left(report)} left)"
         rows.append(("Budget", f"epsilon = {show_epsilon(report.budget_epsilon)}, same terms{left}"))
     return rows
 
 
 def show_left(report: ReleasedReport) -> str:
-    """The cap less the account's total, rounded down."""
-    cap, used = (Decimal(repr(float(value or 0.0))) for value in (report.budget_epsilon, report.epsilon_charged))
+    """The cap less what the account has used, rounded down."""
+    cap, used = (Decimal(repr(float(v or 0.0))) for v in (report.budget_epsilon, report.epsilon_charged_ex_post))
     return str(max(Decimal(0), cap - used).quantize(Decimal("0.001"), rounding=ROUND_FLOOR))

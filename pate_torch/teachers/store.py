@@ -36,6 +36,7 @@ ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
 TRUNK = "__trunk__."
+ACCOUNTS = "accounts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +201,22 @@ class TeacherStore:
         """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
         folder = self._folder(name)
         self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
+
+    def remember(self, account: str, ledger_head: str) -> None:
+        """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
+        with replacing(private_folder(self.folder / ACCOUNTS) / f"{account}.json") as temporary:
+            temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
+
+    def heads(self, account: str) -> dict[Path, str]:
+        """Every ledger entry that something in the store noted for this account, by the file that names it."""
+        found = {}
+        for pattern in ("*/manifest.json", "brought/*.json", f"{ACCOUNTS}/*.json"):
+            for file in sorted(self.folder.glob(pattern)):
+                with contextlib.suppress(OSError, ValueError):
+                    facts = json.loads(file.read_text())
+                    if facts.get("dataset") == account and facts.get("ledger_head"):
+                        found[file] = str(facts["ledger_head"])
+        return found
 
     def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes], manner: str = "") -> Votes:
         """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept.

@@ -1,0 +1,233 @@
+"""The one door to noise: an account of the ledger, and how a run may draw on it.
+
+    with budget.spend(events, mechanism="gaussian") as spending:   # terms checked, worst case reserved
+        answers = spending.admit(mechanism.release(votes, spending.noise, context))
+        spending.incur(answers.events)
+        ...                                                        # written down
+                                                                   # left without an error: committed
+
+Left by an error, the reservation stays spent. Noise is had nowhere else (but in a ``Rehearsal``, which releases
+nothing), and the ledger is charged nowhere else. What outlives a ``with`` is suspended in it and resumed later:
+
+    with budget.spend(events, mechanism="stability") as spending:
+        ...
+        spending.suspend(state)             # a hash of all that is needed to go on
+    with budget.resume(spending.id, state) as spending: ...
+
+A state that the ledger does not know (an older one, or one after which noise may have been drawn) is refused, and the
+reservation stays spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pate_torch import checks
+from pate_torch.accounting.events import Event
+from pate_torch.ledger import LABELS, Ledger, Reservation
+from pate_torch.noise import KINDS, NoiseSource, Rehearsal, check_noise
+from pate_torch.types import Answers, Rehearsed, Sensitivity
+
+BY = "by "
+"""The kind of noise that a library draws itself: "by opacus"."""
+
+
+class Door(Protocol):
+    """What noise is had through: a ``Budget``, or a ``Rehearsal`` in its place."""
+
+    @property
+    def kind(self) -> str:
+        """Of the noise."""
+        ...
+
+    def covers(self, sensitivity: Sensitivity) -> None:
+        """Raise ValueError for a value under another adjacency than the account's."""
+        ...
+
+    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> AbstractContextManager[Any]:
+        """A ``Spending``, or the rehearsal itself: with ``noise`` to draw and ``incur`` to say what it cost."""
+        ...
+
+
+class _Charged(NoiseSource):
+    """Noise that a spending has paid for, as long as it lasts."""
+
+    def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
+        super().__init__(kind, insecure_seed)
+        self._spending = spending
+
+    def marked(self, answers: Answers) -> Answers:
+        """The answers, with the reservation that paid for them."""
+        if type(answers) is not Answers:
+            raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
+        return replace(answers, spent=self._spending.id)
+
+    def _permit(self) -> None:
+        self._spending.live()
+
+
+class Spending:
+    """What one reservation has paid for, within its ``with``. private: whether its noise is secret.
+
+    incurred: the events that came out so far; None: nothing was said of it, and all that was reserved is charged.
+    """
+
+    def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
+        self.id, self.reserved = reservation.id, reservation.events
+        self.incurred: tuple[Event, ...] | None = reservation.incurred
+        self._state: str | None = None
+        self._live = True
+        self._noise = None if kind.startswith(BY) else _Charged(self, kind, insecure_seed)
+        self._kind = kind
+        self.private = insecure_seed is None
+
+    @property
+    def noise(self) -> NoiseSource:
+        """The noise that was paid for; RuntimeError where a library draws its own, and once the ``with`` is left."""
+        self.live()
+        if self._noise is None:
+            raise RuntimeError(f"noise: this release's is drawn {self._kind}")
+        return self._noise
+
+    def admit(self, answers: Answers) -> Answers:
+        """The answers, if this spending paid for them; ValueError for any others, which are not released."""
+        self.live()
+        if type(answers) is not Answers or answers.spent != self.id:
+            rehearsed = "of a rehearsal" if isinstance(answers, Rehearsed) else "not drawn with this release's noise"
+            fix = "A mechanism answers by draw(), from the noise it is given."
+            raise checks.fail("mechanism", type(answers).__name__, f"its answers are {rehearsed}", fix)
+        return answers
+
+    def incur(self, events: Iterable[Event]) -> None:
+        """Count what a part of the release cost as it came out; the rest of what was reserved returns on commit."""
+        self.live()
+        self.incurred = (self.incurred or ()) + tuple(events)
+
+    def suspend(self, state: str) -> None:
+        """Leave the release open when the ``with`` is left, to be resumed where ``state``, a hash, says it stands."""
+        self.live()
+        if not state:
+            raise checks.fail("state", state, "must be a hash of what is needed to go on")
+        self._state = state
+
+    def live(self) -> None:
+        """RuntimeError once the ``with`` has been left: noise drawn afterwards would not be charged."""
+        if not self._live:
+            raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Budget:
+    """An account of a private data set, under the terms that a run was built for, which must be the account's own.
+
+    kind, insecure_seed: of the noise (``NoiseSource``); kind "by <library>" where a library draws its own, which then
+    has an account of its own. fingerprint: of the records, or of votes in their place; run: the name of its folder.
+    """
+
+    ledger: Ledger
+    account: str
+    delta: float
+    adjacency: str
+    unit: str
+    fingerprint: str
+    run: str
+    kind: str = "torch"
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind.startswith(BY):
+            if self.kind == BY or self.insecure_seed is not None:
+                raise checks.fail("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
+        else:
+            check_noise(self.kind, self.insecure_seed)
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, account: str, *, fingerprint: str = "", run: str = "", insecure_seed: int | None = None
+    ) -> Budget:
+        """On the account's own terms and of its kind of noise: the caller vouches that what is asked is on these."""
+        terms = ledger.account(account)
+        return cls(
+            ledger=ledger,
+            account=account,
+            delta=terms.delta,
+            adjacency=terms.adjacency,
+            unit=terms.unit,
+            fingerprint=fingerprint,
+            run=run,
+            kind=terms.noise or "torch",
+            insecure_seed=insecure_seed,
+        )
+
+    @property
+    def private(self) -> bool:
+        """False when the noise could be known to an outsider."""
+        return self.insecure_seed is None
+
+    def check(self, events: Iterable[Event]) -> None:
+        """Raise what ``spend`` would raise now; nothing is charged."""
+        self._same_terms()
+        self.ledger.check(self.account, events)
+
+    def covers(self, sensitivity: Sensitivity) -> None:
+        """Raise ValueError for a value under another adjacency than the account's."""
+        if sensitivity.adjacency not in (None, self.adjacency):
+            what = f"is not the account's ({self.adjacency}), for which alone its charges hold"
+            raise checks.fail("adjacency", sensitivity.adjacency, what, f"Use partition={self.adjacency}.")
+
+    @contextmanager
+    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> Iterator[Spending]:
+        """Reserve these events, a whole release at its worst, and hand out noise; commit what was incurred at the end.
+
+        what: the reservation pays for, in words. A release that says nothing of what it incurred is charged in full.
+        Raises ValueError where the account was opened on other terms or of another kind of noise, BudgetExceeded where
+        its cap would be passed: nothing has been drawn or charged then.
+        """
+        self._same_terms()
+        reservation = self.ledger.reserve(
+            self.account,
+            events,
+            fingerprint=self.fingerprint,
+            mechanism=mechanism,
+            run=self.run,
+            what=what,
+            noise=self.kind,
+            insecure=not self.private,
+        )
+        with self._within(reservation) as spending:
+            yield spending
+
+    @contextmanager
+    def resume(self, reservation: str, state: str) -> Iterator[Spending]:
+        """Go on with a suspended release. LedgerError for a state that the ledger does not know."""
+        self._same_terms()
+        resumed = self.ledger.resume(reservation, state=state)
+        if resumed.account != self.account or resumed.insecure is self.private:
+            raise checks.fail("reservation", reservation, "was made of another account, or with seeded noise")
+        with self._within(resumed) as spending:
+            yield spending
+
+    @contextmanager
+    def _within(self, reservation: Reservation) -> Iterator[Spending]:
+        spending = Spending(reservation, self.kind, self.insecure_seed)
+        try:
+            yield spending
+        finally:
+            spending._live = False
+        # Only here, where nothing was raised: else the reservation stays as it is, charged at its worst.
+        incurred = spending.reserved if spending.incurred is None else spending.incurred
+        if spending._state is not None:
+            self.ledger.record(reservation, incurred, state=spending._state)
+        else:
+            self.ledger.commit(reservation, incurred, release_id=spending.id)
+
+    def _same_terms(self) -> None:
+        self.ledger.same_terms(
+            self.account, delta=self.delta, adjacency=self.adjacency, unit=self.unit, noise=self.kind
+        )
+
+
+__all__ = ["BY", "KINDS", "Budget", "Door", "Rehearsal", "Spending"]
