@@ -75,7 +75,7 @@ class Selection:
         """(winner's name, its student, what the choice cost). ``fit`` trains one candidate on the released labels."""
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
-        held = one_per_unit(held)
+        held = one_per_unit(held, adjacency)
         errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
         events = self.worst_case()
         reservation = charge.ledger.reserve(
