@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import roll
+from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import (
     ONE_BALLOT,
@@ -98,7 +99,7 @@ class Records:
         nearest = functools.partial(cells, asked_QD=asked_QD)
         row_N = roll.each(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
-        row_U, class_U = _one_ballot_each(row_N, self.private)
+        row_U, class_U = _one_ballot_each(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
         return Ballots(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
 
@@ -114,9 +115,9 @@ def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 
-def _one_ballot_each(row_N: Tensor, private: PrivateData) -> tuple[Tensor, Tensor]:
+def _one_ballot_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's ballot, int64 [U] each: where most of its records lie, the lowest of equals."""
-    _, unit_N = np.unique(private.unit_id, return_inverse=True)
+    _, unit_N = np.unique(unit_names(private, adjacency), return_inverse=True)
     place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     kept, count = np.unique(place_N2, axis=0, return_counts=True)
     order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))

@@ -30,6 +30,7 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
     What would fail after the labels are paid for, such as a student's network that cannot take the data, is refused
     here too. training: the teachers are the project's own, trained before or now.
     """
+    refuse_adjacency(data, plan.partition.adjacency)
     fix = f"There are {len(data.pool)} public points to ask about."
     checks.integer("num_queries", plan.num_queries, low=1, high=len(data.pool), fix=fix)
     if plan.transduction is not None and len(data.pool) < 2:
@@ -56,6 +57,13 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
             store.manifest(plan.teachers)  # a wrong id is refused before the fingerprint leaves its key behind
             reusable(plan.teachers, store, identify(plan, data, store), ledger)
         refuse_cap(plan, data.spec.name, planned, ledger)
+
+
+def refuse_adjacency(data: Dataset, adjacency: str) -> None:
+    """Raise ValueError where one unit's change could move other records of these data."""
+    if adjacency not in data.adjacencies:
+        what = f"cannot be promised for {data.spec.name}: one unit's change could move other records"
+        raise checks.fail("partition", adjacency, what, data.advice)
 
 
 def refuse_students(plan: Plan, data: Dataset) -> None:
@@ -121,6 +129,10 @@ def refuse_second_account(plan: Plan, name: str, fingerprint: str, ledger: Ledge
 
 
 def refuse_reuse(plan: Plan, data: Dataset) -> None:
-    """Raise ValueError where a student cannot learn from the release that is to be reused, or there is none."""
+    """Raise ValueError where a student cannot learn from the release that is to be reused, or there is none; or where
+    private records cannot choose one.
+    """
+    if plan.selection is not None:
+        refuse_adjacency(data, plan.partition.adjacency)
     runs.find_release(plan.root, plan.labels)
     refuse_students(plan, data)

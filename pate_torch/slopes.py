@@ -83,7 +83,7 @@ class Slopes:
         """
         self.check(data)
         private, encoder, place_PD = roll.call(data, shards, encoder, device, self.neighbours)
-        private, frame = one_per_unit(private), Frame.of(place_PD, self.ridge)
+        private, frame = one_per_unit(private, shards.adjacency), Frame.of(place_PD, self.ridge)
         z_ND = roll.each(lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress)
         size = self.declared(data)
         assert size is not None

@@ -111,12 +111,22 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """What a source loads: the private side, the public pool, the evaluation side and the public facts."""
+    """What a source loads: the private side, the public pool, the evaluation side and the public facts.
+
+    adjacencies: the neighbouring relations under which one unit's change leaves every other record where it was, and as
+    private or public as it was. advice: what to do where a run needs another relation.
+    """
 
     spec: DataSpec
     private: PrivateData
     pool: PublicPool
     evaluation: Evaluation
+    adjacencies: tuple[str, ...] = ("add_remove", "replace_one")
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        for adjacency in checks.items("adjacencies", self.adjacencies):
+            checks.one_of("adjacencies", adjacency, tuple(BALLOT_L2))
 
     def __repr__(self) -> str:
         return f"Dataset({self.spec.name!r}, content withheld)"

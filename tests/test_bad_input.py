@@ -221,6 +221,23 @@ DATA = [
     ("dataset=csv dataset.path={data}/ok.csv dataset.label=nope", "dataset.label='nope'", "a, b, label, user"),
     ("dataset=csv dataset.path={data}/ok.csv dataset.group=nope", "dataset.group='nope'", "user"),
     ("dataset=csv dataset.path={data}/ok.csv dataset.group=user partition=replace_one", "partition", "add_remove"),
+    (
+        "dataset=csv dataset.path={data}/ok.csv partition=replace_one",
+        "partition=",
+        "dataset.roles=position",
+        "public_path",
+    ),
+    (
+        "dataset=csv dataset.path={data}/ok.csv dataset.id=user partition=replace_one",
+        "partition='replace_one'",
+        "Give the public records a file of their own",
+    ),
+    (
+        "dataset=csv dataset.path={data}/ok.csv dataset.roles=position",
+        "partition='add_remove'",
+        "partition=replace_one",
+    ),
+    ("dataset=csv dataset.path={data}/ok.csv dataset.roles=position dataset.id=user", "dataset.roles=", "roles=hash"),
     ("dataset=csv dataset.path={data}/ok.csv dataset.group=user num_teachers=100", "num_teachers=100", "group:user"),
     ("dataset=csv dataset.path={data}/ok.csv dataset.fractions=[1,2]", "dataset.fractions=[1, 2]", "summing to 1"),
     ("dataset=csv dataset.path={data}/ok.csv dataset.fractions=3", "dataset.fractions=3", "list"),

@@ -209,6 +209,28 @@ def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
     assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
 
 
+def test_a_replaced_record_moves_one_ballot_though_its_id_is_anothers():
+    """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
+    x, y = images(40, seed=1)
+    pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
+
+    def ballots(x, y, names):
+        data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        return Census().records(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
+
+    names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
+    before = ballots(x[:12], y[:12], names)
+    assert int(before.counts_QC.sum()) == 12
+    moved = []
+    for trial in range(40):
+        position, other = draw.integers(12), 12 + draw.integers(28)
+        other_x, other_y, other_names = x[:12].clone(), y[:12].clone(), names.copy()
+        other_x[position], other_y[position], other_names[position] = x[other], y[other], names[trial % 12]
+        change = ballots(other_x, other_y, other_names).counts_QC - before.counts_QC
+        moved.append(int(change.square().sum()))
+    assert max(moved) == 2 == round(before.l2**2)
+
+
 def test_batches_have_one_shape_and_progress_is_in_per_cent():
     """The last bits of a feature follow from how many others are in its batch, so that this must not hang on them."""
     x, _ = images(41, seed=1)

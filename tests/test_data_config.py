@@ -33,7 +33,7 @@ def test_dataset_yaml(path):
     assert isinstance(source, DatasetSource) and source.name == path.stem
     keys = {f.name: f for f in fields(get_class(cfg.dataset._target_))}
     assert set(cfg.dataset) - {"_target_"} == set(keys)
-    preset = "roles" in keys and path.stem != "libsvm"  # a named file of the LIBSVM collection
+    preset = "roles" in keys and path.stem not in PRIVATE_BY_NATURE  # a named file of the LIBSVM collection
     for name, field in keys.items():
         if not preset and name != "seed":
             value = getattr(source, name)

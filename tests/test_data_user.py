@@ -10,13 +10,17 @@ import torch
 from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
+from pate_torch import preflight
 from pate_torch.data import roles
 from pate_torch.data.image_folder import ImageFolder
+from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import Libsvm, hashing
+from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.units import content_id
+from pate_torch.data.units import content_id, one_per_unit, unit_names
 from pate_torch.protocols import DatasetSource
+from pate_torch.types import PrivateData
 
 CLASSES = ("no", "yes")
 
@@ -88,6 +92,85 @@ def test_files_given_for_a_role_keep_it(parts, allowed):
 )
 def test_position_roles_have_the_sizes_printed_in_lzcw21(count, sizes):
     assert np.bincount(roles.by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes
+
+
+@pytest.mark.parametrize("trial", range(40))
+def test_a_replaced_row_moves_no_other_where_positions_decide(trial, tmp_path):
+    draw, frame = np.random.default_rng(trial), table(200, trial)
+    options = {"ignore": ["user", "key"], "classes": CLASSES, "categories": {"colour": ["red", "green", "blue"]}}
+    options["roles"], options["seed"] = "position", trial
+    before = Csv(path=write(frame, tmp_path / "a.csv"), **options).load()
+    position = int(draw.choice(before.private.unit_id))
+    new = table(1, 1000 + trial) if trial % 2 else frame.iloc[[int(draw.integers(200))]]  # or equal to another row
+    frame.iloc[position] = new.iloc[0]
+    after = Csv(path=write(frame, tmp_path / "b.csv"), **options).load()
+    same_public_side(before, after)
+    assert len(before.private) == 160 and after.private.unit_id.tolist() == before.private.unit_id.tolist()
+    kept = before.private.unit_id != str(position)
+    assert kept.sum() == 159 and torch.equal(before.private.x[kept], after.private.x[kept])
+    assert torch.equal(before.private.y[kept], after.private.y[kept])
+    left, right = (ReplaceOne().shards(data.private, 7, trial) for data in (before, after))
+    assert torch.equal(left.index_KS, right.index_KS)
+
+
+def test_where_ids_decide_a_replaced_row_moves_others(tmp_path):
+    """Why replace_one is refused then."""
+    frame, counts = table(200)[["age", "height", "label"]], set()
+    for trial in range(20):
+        other = frame.copy()
+        other.iloc[trial] = table(1, 1000 + trial)[["age", "height", "label"]].iloc[0]
+        counts.add(len(Csv(path=write(other, tmp_path / "t.csv")).load().private))
+    assert len(counts) > 1
+
+
+@pytest.mark.parametrize("kind", [Csv, Libsvm])
+@pytest.mark.parametrize(
+    ("options", "parts", "adjacencies", "advice"),
+    [
+        ({}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
+        ({"benchmark": True}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
+        ({}, "path test_path", {"add_remove"}, "Give the public records a file of their own (dataset.public_path)."),
+        ({}, "path public_path", {"add_remove", "replace_one"}, ""),
+        ({"group": ...}, "path public_path", {"add_remove"}, "Use partition=add_remove"),
+        ({"roles": "position"}, "path", {"replace_one"}, "Use partition=replace_one, or dataset.roles=hash."),
+        ({"roles": "position", "benchmark": True}, "path", {"add_remove", "replace_one"}, ""),
+    ],
+)
+def test_tables_say_which_neighbours_they_can_bear(kind, options, parts, adjacencies, advice, tmp_path):
+    x, y = sparse()
+    path = (
+        svm(tmp_path, x, y, query_id=np.arange(200))
+        if kind is Libsvm
+        else write(table()[["age", "label", "user"]], tmp_path / "t.csv")
+    )
+    if "group" in options:
+        options = {"group": "qid" if kind is Libsvm else "user"}
+    data = kind(**dict.fromkeys(parts.split(), path), **options).load()
+    assert set(data.adjacencies) == adjacencies
+    for adjacency in ("add_remove", "replace_one"):
+        if adjacency in adjacencies:
+            preflight.refuse_adjacency(data, adjacency)
+        else:
+            with pytest.raises(ValueError, match=f"partition='{adjacency}'.*{re.escape(advice)}"):
+                preflight.refuse_adjacency(data, adjacency)
+
+
+def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
+    own, public = gallery(tmp_path / "a"), gallery(tmp_path / "b", 5)
+    for options in ({}, {"public_path": public}, {"public_path": public, "test_path": public, "benchmark": True}):
+        data = ImageFolder(path=own, size=8, **options).load()
+        preflight.refuse_adjacency(data, "add_remove")
+        for one in (data, LabelsOnly(source=ImageFolder(path=own, size=8, **options)).load()):
+            with pytest.raises(ValueError, match=r"Use partition=add_remove \(and labels_only=false\)"):
+                preflight.refuse_adjacency(one, "replace_one")
+
+
+def test_units_are_ids_or_positions():
+    private = PrivateData(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
+    assert unit_names(private, "add_remove").tolist() == ["b", "a", "b", "a"]
+    assert unit_names(private, "replace_one").tolist() == ["0", "1", "2", "3"]
+    assert one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
+    assert one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_class_names_have_one_spelling():

@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 
-from pate_torch import pipeline
+from pate_torch import pipeline, preflight
 from pate_torch.augment import Affine
 from pate_torch.data.digits import Digits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -66,6 +67,22 @@ def test_a_label_changed_reaches_one_teacher():
     before, after = (train(p, data.spec, shards, RECIPE, seed=0, trunk=trunk) for p in (data.private, changed))
     same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)
     assert (~same_K).nonzero().flatten().tolist() == [k for k in range(10) if 11 in shards.of(k).tolist()]
+
+
+def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.cat([torch.randn(90, 2, generator=draw), torch.randint(2, (90, 1), generator=draw)], 1).tolist()
+    for name in ("own", "public"):
+        (tmp_path / f"{name}.csv").write_text("a,b,label\n" + "".join(f"{a},{b},{int(y)}\n" for a, b, y in rows))
+    path, public = str(tmp_path / "own.csv"), str(tmp_path / "public.csv")
+    data = LabelsOnly(source=Csv(path=path)).load()
+    with pytest.raises(ValueError, match=r"partition='replace_one'.*dataset\.roles=position.*dataset\.public_path"):
+        preflight.refuse_adjacency(data, "replace_one")
+    for source in (Csv(path=path, roles="position"), Csv(path=path, public_path=public), own_data()):
+        data = LabelsOnly(source=source).load()
+        preflight.refuse_adjacency(data, "replace_one")
+        with pytest.raises(ValueError, match=r"partition='add_remove'.*partition=replace_one"):
+            preflight.refuse_adjacency(data, "add_remove")
 
 
 def test_labels_are_replaced_not_removed_and_groups_are_refused():

@@ -9,7 +9,7 @@ import stat
 import pytest
 import torch
 
-from pate_torch import pipeline, released, sanitising
+from pate_torch import pipeline, preflight, released, sanitising
 from pate_torch.accounting import gdp, rdp
 from pate_torch.augment import Affine
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -272,6 +272,16 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
         data.private.unit_id[0]
     }
+
+
+def test_private_records_choose_no_student_under_neighbours_that_their_source_cannot_bear(plan):
+    """Not even of labels that are there already: they are parted anew."""
+    data = dataclasses.replace(blobs().load(), adjacencies=("add_remove",), advice="Use partition=add_remove.")
+    one = dataclasses.replace(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)
+    with pytest.raises(ValueError, match=r"partition='replace_one'.*Use partition=add_remove\."):
+        preflight.refuse_reuse(one, data)
+    with pytest.raises(ValueError, match="adjacencies"):
+        dataclasses.replace(data, adjacencies="add_remove")
 
 
 def test_selection_refuses_groups_and_a_single_candidate(plan):

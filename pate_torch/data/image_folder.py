@@ -17,6 +17,10 @@ from pate_torch.data import locations, roles
 from pate_torch.types import Dataset
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_PROMISED = (
+    ("add_remove",),
+    "Use partition=add_remove (and labels_only=false): an image's place follows from its path, which names its class.",
+)
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits or fewer a channel
 
 
@@ -29,6 +33,8 @@ class ImageFolder:
     channels: 3 (colour) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
     match) names the privacy unit, e.g. ``^(patient[0-9]+)_``; otherwise the unit is the file's path in the folder.
     classes: the class folders, or None for those that public and test images show.
+    Neighbours are add_remove: images stand in the order of their paths, which name the class too, so that one replaced
+    by an image of another name, or of another class, moves those between.
 
     x: uint8 [N, channels, size, size]. Raises ValueError naming the file or key, what is allowed and the fix.
     """
@@ -86,7 +92,12 @@ class ImageFolder:
             role_N=role_N,
         )
         return roles.assemble(
-            records, name=self.name, classes=self.classes, benchmark=self.benchmark, nominal_size=self.nominal_size
+            records,
+            name=self.name,
+            classes=self.classes,
+            benchmark=self.benchmark,
+            nominal_size=self.nominal_size,
+            promised=_PROMISED,
         )
 
     def _unit(self, relative: Path) -> str:

@@ -20,7 +20,8 @@ class LabelsOnly:
     Neighbours differ in the label of one record (replace_one; how many records there are, and their features, are
     public). Under the promise of whole records every such release is one that publishes the records themselves: real
     data therefore keep their name, and an account opened for records refuses labels. Public benchmarks get an account
-    of their own, "<name>_labels".
+    of their own, "<name>_labels". A source that cannot bear a replaced record cannot bear a replaced label: it may be
+    part of what decides who is private.
 
     Source: BTT18 section 4.2 (label-private learning); LZCW21 and PATE-FM measure in this setting.
     """
@@ -41,9 +42,12 @@ class LabelsOnly:
         known = evaluation.pool_y is not None and data.spec.benchmark
         pool_y = torch.cat([evaluation.pool_y, private.y]) if known and evaluation.pool_y is not None else None
         name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name
+        replaced = "replace_one" in data.adjacencies
         return Dataset(
             spec=dataclasses.replace(data.spec, name=name),
             private=PrivateData(private.x, private.y, private.unit_id, LABEL_UNIT),
             pool=PublicPool(torch.cat([data.pool.x, private.x])),
             evaluation=Evaluation(evaluation.x, evaluation.y, pool_y),
+            adjacencies=("replace_one",) if replaced else (),
+            advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
         )

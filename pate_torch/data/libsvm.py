@@ -23,8 +23,8 @@ class Libsvm:
     """Rows ``label index:value ...``; private, public and test by ``fractions``, or from files of their own.
 
     path: the file, from the working directory or the data root; public_path, test_path: files for these roles.
-    roles: "hash" (each unit's own id decides: for private data) or "position" (a seeded permutation of the file's
-    positions: for benchmarks, where unit ids are positions). group: "qid" makes the ``qid:`` field the privacy unit.
+    roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which are
+    the units' ids: for replace_one, and for benchmarks). group: "qid" makes the ``qid:`` field the privacy unit.
     num_features: declared, or None to read it off the public and test records; private features beyond are dropped.
     Above ``feature_limit`` features, rows are projected to ``project`` dimensions by fixed signed hashing.
     classes: the labels, or None to read them off the public and test records. zero_based: whether indices start at
@@ -54,7 +54,7 @@ class Libsvm:
 
     def __post_init__(self) -> None:
         locations.check_name(self.name)
-        checks.one_of("dataset.roles", self.roles, ("hash", "position"))
+        roles.check_way(self.roles, single=self._single)
         roles.check_fractions(self.fractions)
         if self.group is not None:
             checks.one_of("dataset.group", self.group, ("qid",))
@@ -65,10 +65,11 @@ class Libsvm:
                 checks.integer(f"dataset.{key}", getattr(self, key), low=1)
         checks.integer("dataset.feature_limit", self.feature_limit, low=1)
         checks.integer("dataset.project", self.project, low=1)
-        if self.roles == "position" and (self.public_path or self.test_path or self.group):
-            raise checks.fail(
-                "dataset.roles", self.roles, "goes with one file of single records", "Use dataset.roles=hash."
-            )
+
+    @property
+    def _single(self) -> bool:
+        """One file of single records."""
+        return not (self.public_path or self.test_path or self.group)
 
     def load(self) -> Dataset:
         files = {roles.PRIVATE: self.path, roles.PUBLIC: self.public_path, roles.TEST: self.test_path}
@@ -97,6 +98,13 @@ class Libsvm:
             classes=self.classes,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
+            promised=roles.promise(
+                self.roles,
+                single=self._single,
+                apart=bool(self.public_path),
+                grouped=self.group is not None,
+                benchmark=self.benchmark,
+            ),
             standardise=self.standardise,
         )
 

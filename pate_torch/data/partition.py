@@ -62,8 +62,8 @@ class AddRemove:
 class ReplaceOne:
     """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
 
-    Neighbours differ in the content of one record, both versions valid (a known class, finite features); n is public.
-    Where labels alone are private, they differ in one label.
+    Neighbours differ in one record, its id included, both versions valid (a known class, finite features); n is public,
+    and the unit is the position. Where labels alone are private, they differ in one label.
     The assignment reads no record at all, so replacing one changes nothing of it.
     """
 

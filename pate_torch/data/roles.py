@@ -1,7 +1,7 @@
 """A user's own data: who is private, public or for testing, which classes there are, and the Dataset made of it.
 
-Nothing is learnt from private records: roles come from each unit's own id, class lists and statistics from the public
-side (or are declared), and a private record that does not fit is dropped by itself.
+Nothing is learnt from private records: roles come from each unit's own id or position, class lists and statistics from
+the public side (or are declared), and a private record that does not fit is dropped by itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def by_hash(
 
 
 def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray:
-    """Roles of a benchmark's positions by a seeded permutation, int64 [count]: floor private, ceil public, rest test.
+    """Roles of a file's positions by a seeded permutation, int64 [count]: floor private, ceil public, rest test.
 
     These roundings give the sizes LZCW21 prints in Table 3 (8,124 records at 80/2/18: 6,499, 163 and 1,462).
     """
@@ -70,6 +70,33 @@ def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray
     role[order[:private]] = PRIVATE
     role[order[private : private + public]] = PUBLIC
     return role
+
+
+def check_way(way: str, *, single: bool) -> None:
+    """How roles are dealt; single: one file of single records, which are named by nothing but their positions."""
+    checks.one_of("dataset.roles", way, ("hash", "position"))
+    if way == "position" and not single:
+        raise checks.fail(
+            "dataset.roles", way, "goes with one file of single records, named by position", "Use dataset.roles=hash."
+        )
+
+
+def promise(way: str, *, single: bool, apart: bool, grouped: bool, benchmark: bool) -> tuple[tuple[str, ...], str]:
+    """``Dataset.adjacencies`` and ``Dataset.advice`` of a table: the relations under which no other record moves.
+
+    Where an id decides, a replaced row may take another role and change how many are private, unless the whole file is
+    (apart: public records have one of their own). Where the position decides, a row less renames all later ones, which
+    harms nobody only on a public benchmark. single: as in ``check_way``; grouped: units of several records.
+    """
+    if way == "position":
+        advice = "Use partition=replace_one, or dataset.roles=hash."
+        return (("add_remove", "replace_one") if benchmark else ("replace_one",)), advice
+    if grouped:
+        return ("add_remove",), "Use partition=add_remove, which keeps all of a unit's records together."
+    if apart:
+        return ("add_remove", "replace_one"), ""
+    own = "the public records a file of their own (dataset.public_path)."
+    return ("add_remove",), f"Use dataset.roles=position, or give {own}" if single else f"Give {own}"
 
 
 def class_name(value: Any) -> str:
@@ -139,11 +166,13 @@ def assemble(
     classes: Iterable[Any] | None,
     benchmark: bool,
     nominal_size: int | None,
+    promised: tuple[tuple[str, ...], str],
     standardise: bool | Sequence[bool] = False,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
-    standardise: which features are centred and scaled by the pool's statistics (images always are).
+    promised: the data set's ``adjacencies`` and ``advice``. standardise: which features are centred and scaled by the
+    pool's statistics (images always are).
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     public_side = records.role_N != PRIVATE
@@ -159,6 +188,7 @@ def assemble(
     pool_x = records.x[public]
     mean, std = _normalisation(pool_x, standardise)
     labelled = bool((y_N[public] >= 0).all())
+    adjacencies, advice = promised
     return Dataset(
         spec=DataSpec(
             name=name,
@@ -175,6 +205,8 @@ def assemble(
         evaluation=Evaluation(
             records.x[test], torch.from_numpy(y_N[test]), torch.from_numpy(y_N[public]) if labelled else None
         ),
+        adjacencies=adjacencies,
+        advice=advice,
     )
 
 

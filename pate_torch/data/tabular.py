@@ -28,8 +28,9 @@ class Csv:
     """Numeric columns, and one-hot columns of declared or public categories; one row a record.
 
     path: .csv (also .csv.gz, .tsv with ``separator``) or .parquet, from the working directory or the data root;
-    public_path, test_path: files for these roles (otherwise a keyed hash of each unit's id decides, by ``fractions``).
-    A public file may lack the label when there is a test file.
+    public_path, test_path: files for these roles, the others being split off by ``fractions``. A public file may lack
+    the label when there is a test file. roles: who is split off; "hash" (each unit's own id decides) or "position" (a
+    seeded permutation of the rows' positions, which are the units' ids: for replace_one).
     label: the label's column. group: the column that names the privacy unit (say, a user); otherwise ``id`` names
     the record; otherwise a record is named by a hash of its own content, and equal records are one unit.
     features: the columns to use, or None for all but label, group, id and ``ignore``. categories: {column: [values]};
@@ -47,6 +48,7 @@ class Csv:
     test_path: str | None = None
     root: str | None = None
     seed: int = 0
+    roles: str = "hash"
     fractions: Sequence[float] = (0.8, 0.1, 0.1)
     label: str = "label"
     group: str | None = None
@@ -63,6 +65,7 @@ class Csv:
 
     def __post_init__(self) -> None:
         locations.check_name(self.name)
+        roles.check_way(self.roles, single=self._single)
         roles.check_fractions(self.fractions)
         for key in ("features", "ignore"):
             if getattr(self, key) is not None:
@@ -79,12 +82,21 @@ class Csv:
         if self.nominal_size is not None:
             checks.integer("dataset.nominal_size", self.nominal_size, low=1)
 
+    @property
+    def _single(self) -> bool:
+        """One file of single records without names."""
+        return not (self.public_path or self.test_path or self.group or self.id)
+
     def load(self) -> Dataset:
         frames = self._frames()
         columns = self._columns(frames[roles.PRIVATE])
-        unit_id = np.concatenate([self._units(frame, part == roles.PRIVATE) for part, frame in frames.items()])
-        part_N = np.repeat(list(frames), [len(frame) for frame in frames.values()])
-        role_N = roles.by_hash(unit_id, part_N, set(frames), self.fractions, self.seed)
+        if self.roles == "position":
+            unit_id = units.positions(len(frames[roles.PRIVATE]))
+            role_N = roles.by_position(len(unit_id), self.fractions, self.seed)
+        else:
+            unit_id = np.concatenate([self._units(frame, part == roles.PRIVATE) for part, frame in frames.items()])
+            part_N = np.repeat(list(frames), [len(frame) for frame in frames.values()])
+            role_N = roles.by_hash(unit_id, part_N, set(frames), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         frame = pd.concat([frame[[*columns, self.label]] for frame in frames.values()], ignore_index=True)
         x, numeric = self._encode(frame[columns], role_N != roles.PRIVATE)
@@ -112,6 +124,13 @@ class Csv:
             classes=self.classes,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
+            promised=roles.promise(
+                self.roles,
+                single=self._single,
+                apart=bool(self.public_path),
+                grouped=self.group is not None,
+                benchmark=self.benchmark,
+            ),
             standardise=standardise,
         )
 

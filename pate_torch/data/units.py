@@ -45,15 +45,21 @@ def content_id(parts: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
+def unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
+    """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one, where records are single and an
+    id may be made of what is replaced, its position: equal ids are then as many units.
+    """
+    return private.unit_id if adjacency == "add_remove" else positions(len(private))
+
+
 def hold_out(
     private: PrivateData, share: float, adjacency: str, seed: int, purpose: str
 ) -> tuple[PrivateData, PrivateData]:
     """PRIVATE. (the rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
 
-    By the hash of a unit's id, or under replace_one, where an id may be made of the record's content, of its position.
+    By the hash of a unit's name (``unit_names``).
     """
-    names = private.unit_id if adjacency == "add_remove" else positions(len(private))
-    held = keyed_hash(names.tolist(), seed, purpose)[:, 0] / 2.0**64 < share
+    held = keyed_hash(unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
     return take(private, np.flatnonzero(~held)), take(private, np.flatnonzero(held))
 
 
@@ -63,6 +69,6 @@ def take(private: PrivateData, index: np.ndarray) -> PrivateData:
     return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit)
 
 
-def one_per_unit(private: PrivateData) -> PrivateData:
-    """PRIVATE. The first record of every unit."""
-    return take(private, np.unique(private.unit_id, return_index=True)[1])
+def one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:
+    """PRIVATE. The first record of every unit; under replace_one every record."""
+    return take(private, np.unique(unit_names(private, adjacency), return_index=True)[1])
