@@ -139,8 +139,7 @@ def _label(
             student_PC = guide.student_PC
             if guide.votes is not None:
                 assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
-                if not guide.votes.sensitivity.within(votes.sensitivity):
-                    raise checks.fail("sensitivity", guide.votes.sensitivity, f"was {votes.sensitivity} when charged")
+                assert guide.votes.sensitivity.adjacency == votes.sensitivity.adjacency
                 votes = guide.votes
             feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
         state = QueryState(

@@ -78,7 +78,7 @@ class Selection:
         budget.check(self.worst_case())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
-        held = one_per_unit(held, adjacency)
+        held = one_per_unit(held, budget.adjacency)
         errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
         with budget.spend(self.worst_case(), mechanism=f"selection:{self.name}", what=CHOICE) as spending:
             winner = draw(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)

@@ -18,6 +18,7 @@ from pate_torch import checks
 from pate_torch.accounting.events import Event
 
 NO_ANSWER = -1
+ADJACENCIES = ("add_remove", "replace_one")
 LABEL_UNIT = "label of one record"
 """The privacy unit where features are public and only labels are private."""
 
@@ -121,18 +122,15 @@ class Dataset:
     private: PrivateData
     pool: PublicPool
     evaluation: Evaluation
-    adjacencies: tuple[str, ...] = ("add_remove", "replace_one")
+    adjacencies: tuple[str, ...] = ADJACENCIES
     advice: str = ""
 
     def __post_init__(self) -> None:
         for adjacency in checks.items("adjacencies", self.adjacencies):
-            checks.one_of("adjacencies", adjacency, tuple(BALLOT_L2))
+            checks.one_of("adjacencies", adjacency, ADJACENCIES)
 
     def __repr__(self) -> str:
         return f"Dataset({self.spec.name!r}, content withheld)"
-
-
-ADJACENCIES = ("add_remove", "replace_one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +157,6 @@ class Sensitivity:
         """Whether a price for ``priced`` covers this value: no distance larger, and the same adjacency."""
         near = self.l1 <= priced.l1 and self.l2 <= priced.l2 and self.linf <= priced.linf
         return near and (None in (self.adjacency, priced.adjacency) or self.adjacency == priced.adjacency)
-
-    def times(self, factor: float) -> Sensitivity:
-        """Of the value multiplied by a positive factor."""
-        return Sensitivity(l1=factor * self.l1, l2=factor * self.l2, linf=factor * self.linf, adjacency=self.adjacency)
 
 
 ONE_VOTE = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)

@@ -1,8 +1,8 @@
 """Exact privacy audits over tiny domains: every data set, every neighbour, no sampling."""
 
-from contextlib import contextmanager
 import itertools
 import math
+from contextlib import contextmanager
 
 import numpy as np
 from scipy.stats import chi2

@@ -16,7 +16,7 @@ from pate_torch.accounting import gdp
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
 from pate_torch.students.successive import Successive
@@ -124,7 +124,7 @@ def test_other_questions_compose_in_one_account(make):
 
 def test_the_charge_stands_before_the_noise(make, monkeypatch):
     pate = make().fit_teachers(X, Y)
-    monkeypatch.setattr(Rehearsal, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         pate.label(POOL, num_queries=20)
     assert pate.epsilon == price(20)
@@ -133,7 +133,7 @@ def test_the_charge_stands_before_the_noise(make, monkeypatch):
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
     pate = make(budget_epsilon=8.0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    monkeypatch.setattr(Rehearsal, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(BudgetExceeded):
         pate.label(POOL, num_queries=40)
     assert pate.epsilon == price(10)

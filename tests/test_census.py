@@ -41,6 +41,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.threads import one_thread
 from pate_torch.types import (
     LABEL_UNIT,
+    ONE_BALLOT,
     Ballots,
     Context,
     Dataset,
@@ -57,7 +58,7 @@ CONTEXT = Context(num_queries=9)
 
 def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> Ballots:
     counts_QC = torch.arange(queries * classes).view(queries, classes)
-    return Ballots(counts_QC, adjacency, torch.zeros(5, dtype=torch.int64))
+    return Ballots(counts_QC, ONE_BALLOT[adjacency], torch.zeros(5, dtype=torch.int64))
 
 
 # -- the mechanism --------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
     discrete = dataclasses.replace(mechanism, noise="discrete")
     (event,) = discrete.worst_case(7, 2)
     assert isinstance(event, ZCDP) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
-    assert table(adjacency=adjacency).l2 == moved  # the sensitivity that travels with the value is the one priced
+    assert table(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
     price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
 
@@ -202,9 +203,9 @@ def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
         assert sorted(change.flatten().tolist())[-2:] == [0, 1] and int(change.sum()) == 1
     other_x, other_y = x.clone(), y.clone()
     other_x[5], other_y[5] = 255 - x[5], (y[5] + 1) % 3
-    assert records(x, y, encoder=body).take(asked).adjacency == "add_remove"
+    assert records(x, y, encoder=body).take(asked).sensitivity.adjacency == "add_remove"
     replaced = records(other_x, other_y, encoder=body, adjacency="replace_one").take(asked)
-    assert replaced.adjacency == "replace_one"
+    assert replaced.sensitivity.adjacency == "replace_one"
     change = whole - replaced.counts_QC
     assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
 
@@ -228,7 +229,7 @@ def test_a_replaced_record_moves_one_ballot_though_its_id_is_anothers():
         other_x[position], other_y[position], other_names[position] = x[other], y[other], names[trial % 12]
         change = ballots(other_x, other_y, other_names).counts_QC - before.counts_QC
         moved.append(int(change.square().sum()))
-    assert max(moved) == 2 == round(before.l2**2)
+    assert max(moved) == 2 == round(before.sensitivity.l2**2)
 
 
 def test_batches_have_one_shape_and_progress_is_in_per_cent():

@@ -10,7 +10,7 @@ import pytest
 from pate_torch import label
 from pate_torch.accounting import gdp
 from pate_torch.ledger import Ledger
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource
 
 P, K, C = 30, 50, 3
 
@@ -141,7 +141,7 @@ def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, mon
         seen.append(spent(home))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Rehearsal, "gaussian", interrupted)
+    monkeypatch.setattr(NoiseSource, "gaussian", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(home)
     assert seen == [{"hospitals": price(P)}]

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from pate_torch.accounting import gdp
+from pate_torch.budget import Budget
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
 from pate_torch.students.supervised import Supervised
@@ -32,6 +33,11 @@ def voters(teachers):
         return Votes(torch.stack([(1 - high) * teachers, high * teachers], 1), teachers)
 
     return votes
+
+
+def used(ledger):
+    """What came out, of all that was reserved."""
+    return ledger.account("line").ex_post.epsilon
 
 
 def price(sigma, questions):
@@ -56,11 +62,12 @@ def make(tmp_path, ledger):
             "num_queries": 8,
             "spec": SPEC,
             "teachers": 100,
+            "budget": {},
             "account": "line",
         } | changes
         one = PrivateLabeler(
             voters(settings.pop("teachers")),
-            ledger=ledger,
+            budget=Budget.of(ledger, settings.pop("account"), **settings.pop("budget")),
             journal=tmp_path / "answers.jsonl",
             **settings,
         )
@@ -90,7 +97,8 @@ def test_a_block_is_reserved_whole_and_settled_at_what_was_asked(make, ledger):
     labeler.answer(line(1, 2, 3))
     assert labeler.epsilon == pytest.approx(price(10, 8), abs=1e-9)
     labeler.close()
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 3), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 3), abs=1e-9)
+    assert labeler.epsilon == pytest.approx(price(10, 8), abs=1e-9)  # what it asked may follow from what it was told
 
 
 def test_blocks_follow_one_another_and_compose(make, ledger):
@@ -98,7 +106,8 @@ def test_blocks_follow_one_another_and_compose(make, ledger):
     for value in range(10):
         labeler.answer(line(value))
     labeler.close()
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 10), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 10), abs=1e-9)
+    assert labeler.epsilon == pytest.approx(price(10, 12), abs=1e-9)
     assert ledger.account("line").releases == 3
 
 
@@ -113,19 +122,21 @@ def test_a_question_asked_before_is_free(make, ledger):
 
 def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     seen = []
-    draw = Rehearsal.gaussian
+    draw = NoiseSource.gaussian
 
     def watched(self, *args):
         seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
         return draw(self, *args)
 
-    monkeypatch.setattr(Rehearsal, "gaussian", watched)
-    make().answer(line(1, 2))
-    assert seen == [(pytest.approx(price(10, 8), abs=1e-9), "record")]
+    monkeypatch.setattr(NoiseSource, "gaussian", watched)
+    labeler = make()
+    labeler.answer(line(1, 2))
+    labeler.answer(line(3))
+    assert seen == [(pytest.approx(price(10, 8), abs=1e-9), kind) for kind in ("reserve", "resume")]
 
 
 def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
-    monkeypatch.setattr(Rehearsal, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
     labeler = make(mechanism=Gaussian(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(line(1))
@@ -137,16 +148,16 @@ def test_an_interrupted_call_stays_charged_at_its_worst(make, ledger, monkeypatc
     labeler = make()
     labeler.answer(line(1))
     with monkeypatch.context() as patch:
-        patch.setattr(Rehearsal, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             labeler.answer(line(2))
     labeler.close()
     again = make()
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 8), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 8), abs=1e-9)
     again.answer(line(2))
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 16), abs=1e-9)  # another block
+    assert used(ledger) == pytest.approx(price(10, 16), abs=1e-9)  # another block
     again.close()
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 9), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 9), abs=1e-9)
     assert again.history.x[:, 0].tolist() == [1, 2]
 
 
@@ -155,7 +166,7 @@ def test_a_killed_process_is_settled_at_what_it_answered(make, ledger):
     answers = labeler.answer(line(1, -2))
     labeler._journal.close()  # killed: the block was never settled
     again = make()
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 2), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
     entries = len(ledger.entries())
     assert again.answer(line(1, -2)).tolist() == answers.tolist()
     assert len(ledger.entries()) == entries
@@ -173,7 +184,7 @@ def test_answers_that_are_not_whole_on_disk_are_charged_at_their_worst(make, led
     path.write_bytes(content[: content[:-1].rfind(b"\n") + 1] if cut == "line" else content[:-cut])
     again = make()
     assert again.history.x[:, 0].tolist() == [1]
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 8), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 8), abs=1e-9)
 
 
 def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, ledger, tmp_path):
@@ -184,7 +195,7 @@ def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, ledger, 
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     make()
     assert json.loads(path.read_text().splitlines()[-1])["kind"] == "close"
-    assert ledger.spent("line").epsilon == pytest.approx(price(10, 1), abs=1e-9)
+    assert used(ledger) == pytest.approx(price(10, 1), abs=1e-9)
 
 
 def test_a_journal_without_its_ledger_is_refused(make, tmp_path):
@@ -195,7 +206,7 @@ def test_a_journal_without_its_ledger_is_refused(make, tmp_path):
         new.open_account("line", budget_epsilon=20.0, delta=DELTA, adjacency="replace_one", unit="record",
                          planned_events=())  # fmt: skip
         with pytest.raises(ValueError, match="another ledger"):
-            PrivateLabeler(voters(100), mechanism=Gaussian(sigma=10.0), ledger=new, account="line",
+            PrivateLabeler(voters(100), mechanism=Gaussian(sigma=10.0), budget=Budget.of(new, "line"),
                            journal=tmp_path / "answers.jsonl", spec=SPEC)  # fmt: skip
 
 
@@ -249,8 +260,8 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
         assert labeler.answer(line(*values)).tolist() == [1] * 10
     account = ledger.account("svt")
     pure = 2 / mechanism.calibration(30, 3).scale
-    assert sorted((type(e).__name__, e.count) for e in account.charges) == [("Delta", 1), ("PureDP", 3)]
-    assert next(e.epsilon for e in account.charges if type(e).__name__ == "PureDP") == pytest.approx(pure)
+    assert sorted((type(e).__name__, e.count) for e in account.incurred) == [("Delta", 1), ("PureDP", 3)]
+    assert next(e.epsilon for e in account.incurred if type(e).__name__ == "PureDP") == pytest.approx(pure)
     assert account.releases == 1 and account.open == 0
 
 
@@ -310,8 +321,9 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
 
 
 def test_seeded_noise_is_marked_for_good(make, ledger):
-    labeler = make(noise=Rehearsal("torch", 0))
+    labeler = make(budget={"insecure_seed": 0})
     labeler.answer(line(1))
     labeler.close()
+    assert labeler.epsilon == math.inf
     assert not make().private
     assert not ledger.account("line").private

@@ -29,7 +29,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.laplace import Laplace
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource, Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
 
@@ -403,7 +403,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
             drawn.append(reservations(tmp_path))
             return real(self, *args, **options)
 
-        monkeypatch.setattr(Rehearsal, name, watched)
+        monkeypatch.setattr(NoiseSource, name, watched)
 
     for name in ("gaussian", "laplace", "gumbel", "exponential", "uniform"):
         watch(name)
@@ -458,7 +458,7 @@ def test_the_noise_knows_no_seed(tmp_path, monkeypatch):
         drawn.append(real(self, *args, **options))
         return drawn[-1]
 
-    monkeypatch.setattr(Rehearsal, "gaussian", spy)
+    monkeypatch.setattr(NoiseSource, "gaussian", spy)
     for name in ("a", "b"):
         torch.manual_seed(1337)
         np.random.seed(1337)

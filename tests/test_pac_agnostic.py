@@ -10,6 +10,7 @@ from pac_audit import Spy, all_laws, fit, neighbours, pure_total, sample_of, uni
 from scipy.stats import binom
 
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
+from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise import Rehearsal
@@ -319,9 +320,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
 def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
     sample, spy = always_one(60), Spy()
     mechanism = Stability(epsilon=0.5, delta=1e-3, max_failures=2)
-    answers = sub_samp(
-        VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, budget=spy
-    )
+    answers = sub_samp(VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, budget=spy)
     assert answers.label_Q.tolist() == [NO_ANSWER] * 4
     assert spy.charged == mechanism.worst_case(4) and spy.log[0] == "charge"
     assert pure_total(answers.events) <= pure_total(spy.charged)
@@ -373,9 +372,12 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
     from pate_torch.pac import agnostic
 
     ran = []
-    first, second = agnostic.plan_ag_priv_cl, agnostic.sspp
+    first, second = agnostic.plan_ag_priv_cl, agnostic.gumbel_max
+    relabelling = 0.5
     monkeypatch.setattr(agnostic, "plan_ag_priv_cl", lambda *a, **k: ran.append(k["epsilon"]) or first(*a, **k))
-    monkeypatch.setattr(agnostic, "sspp", lambda *a, **k: ran.append(k["epsilon"]) or second(*a, **k))
+    monkeypatch.setattr(
+        agnostic, "gumbel_max", lambda u, rate, n: (rate != relabelling and ran.append(2 * rate)) or second(u, rate, n)
+    )
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
     agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, budget=Rehearsal(), first=4)
     assert math.fsum(ran) == pytest.approx(0.8)
@@ -385,7 +387,7 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
 def test_what_cannot_run_is_refused_before_anything_is_charged():
     spy = Spy()
     queries = np.tile(CORNERS, (3, 1))
-    run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "noise": spy, "charge": spy.charge, "first": 4}
+    run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "budget": spy, "first": 4}
     with pytest.raises(ValueError, match="is empty"):
         unv_priv_cl(VOTING_FAILS, always_one(55), queries, **run)
     with pytest.raises(ValueError, match="num_teachers"):
@@ -403,18 +405,13 @@ def test_an_account_refuses_what_passes_its_cap(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.open_account("corners", budget_epsilon=1.0, delta=1e-2, adjacency="replace_one", unit="record",
                             planned_events=(PureDP(epsilon=0.7), Delta(delta=1e-3, count=2)))  # fmt: skip
-        spy, held = Spy(), []
-
-        def charge(events):
-            held.append(ledger.reserve("corners", events, fingerprint="", mechanism="AgPrivCl", run="test"))
-
-        asked = {"delta": 1e-3, "alpha": 0.2, "beta": 0.2, "noise": spy, "charge": charge}
+        asked = {"delta": 1e-3, "alpha": 0.2, "beta": 0.2, "budget": Budget.of(ledger, "corners")}
         answers = ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, epsilon=0.7, **asked)
-        ledger.commit(held.pop().id, answers.events, release_id="first")
-        drawn = len(spy.log)
+        assert answers.spent in ledger.charges("corners")
+        entries = len(ledger.entries())
         with pytest.raises(BudgetExceeded):
             ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, epsilon=0.7, **asked)
-        assert len(spy.log) == drawn and not held
+        assert len(ledger.entries()) == entries
         assert ledger.spent("corners").epsilon <= 0.7 + 1e-9
 
 

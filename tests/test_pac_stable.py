@@ -286,9 +286,7 @@ def test_private_predictor_draws_what_it_charges():
     generator = np.random.default_rng(0)
     x = (generator.random(500) < 0.9).astype(float)
     sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 220, 0.3
-    done = private_predictor(
-        Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, budget=spy
-    )
+    done = private_predictor(Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, budget=spy)
     plan = plan_private_predictor(500, 1, alpha=alpha, eta=0.3)
     assert done.events == spy.charged == (PureDP(epsilon=plan.epsilon, count=draws),) and spy.log[0] == "charge"
     law = private_predictor_law(

@@ -28,7 +28,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import Beside
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.representation import Representation, among, encode
@@ -38,7 +38,7 @@ from pate_torch.students.export import export
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
-from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes
+from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes, one_vector
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
@@ -99,7 +99,7 @@ def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_b
         rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
         alone = dataclasses.replace(records, z_ND=records.z_ND[[gone]], y_N=records.y_N[[gone]])
         assert torch.equal(whole - rest.slope(weight, cut), alone.slope(weight, cut))
-        assert 0 < int(alone.slope(weight, cut).square().sum()) <= (cut * WHOLE) ** 2 and records.l2 == WHOLE
+        assert 0 < int(alone.slope(weight, cut).square().sum()) <= (cut * WHOLE) ** 2 and records.sensitivity.l2 == 1
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     shuffled = dataclasses.replace(records, z_ND=records.z_ND[order], y_N=records.y_N[order])
     assert torch.equal(shuffled.slope(weight, cut), whole)
@@ -127,7 +127,7 @@ def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other()
     many, few = leanings(40), leanings(30)
     assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.place_PD, few.place_PD)
     replaced = leanings(40, "replace_one")
-    assert replaced.l2 == 2 * WHOLE
+    assert replaced.sensitivity.l2 == 2
     assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
 
 
@@ -139,7 +139,7 @@ def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         records = Slopes(size=50).records(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
-        return records.slope(weights(size=60.0)), records.l2
+        return records.slope(weights(size=60.0)), records.sensitivity.l2 * WHOLE
 
     before, l2 = sums(x[:40], y[:40], names)
     new = sums(x[40:], y[40:], names[:1])[0]
@@ -169,9 +169,14 @@ def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be()
 
 
 def test_longer_features_than_promised_are_not_taken():
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="longer than 1"):
         Leanings(
-            torch.full((1, 2), GRID, dtype=torch.int32), torch.tensor([0]), torch.zeros(1, 2), 2, "add_remove", 1.0
+            torch.full((1, 2), GRID, dtype=torch.int32),
+            torch.tensor([0]),
+            torch.zeros(1, 2),
+            2,
+            one_vector("add_remove", 4),
+            1.0,
         )
 
 
@@ -239,7 +244,7 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     mechanism = Descent(sigma=5.0, adjacency=adjacency, steps=3)
     assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
     assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
-    assert leanings(adjacency=adjacency).l2 == moved * WHOLE  # the sensitivity that travels with the value is priced
+    assert leanings(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
     price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
@@ -344,8 +349,8 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
 
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
-    drawn, gaussian = [], Rehearsal.gaussian
-    monkeypatch.setattr(Rehearsal, "gaussian", lambda self, shape, sigma, *a, **k: (
+    drawn, gaussian = [], NoiseSource.gaussian
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
         drawn.append(sigma / WHOLE) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
     report = pipeline.run(configured(tmp_path, *TWO_ROUNDS, "mechanism.early=2", "recommended.student_steps=2"))
     assert drawn == [3.0, 3.0, 1.5, 1.5]
