@@ -90,7 +90,8 @@ class Records:
         return self.spec.num_classes
 
     @property
-    def adjacency(self) -> str | None:
+    def adjacency(self) -> str:
+        assert self.sensitivity.adjacency is not None
         return self.sensitivity.adjacency
 
     def take(self, index_Q: Tensor) -> Ballots:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pate_torch import ledger_review
 from pate_torch.accounting.epsilon import Guarantee
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.ledger import Account, Ledger, LedgerError, default_path
@@ -20,11 +21,11 @@ _WIDTH = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 1 refused or damaged, 2 not understood."""
+    """Run one command; 0 done, 1 refused, damaged or (review) too low a claim, 2 not understood."""
     options = _parser().parse_args(arguments)
     path = options.path or default_path()
     try:
-        readonly = options.command in ("verify", "show", "export", "backup")
+        readonly = options.command in ("verify", "show", "review", "export", "backup")
         with Ledger(path, create=False, readonly=readonly) as ledger:
             result, text = _COMMANDS[options.command](ledger, options)
     except (ValueError, OSError) as error:
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(error, file=sys.stderr)
         return PROBLEM
-    print(json.dumps({"ok": True, **result}, sort_keys=True) if options.json else text)
-    return OK
+    well = not result.get("too_low")
+    print(json.dumps({"ok": well, **result}, sort_keys=True) if options.json else text)
+    return OK if well else PROBLEM
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--contains", metavar="HASH", help="a ledger_head noted elsewhere, which must be in the chain")
     show = command("show", "accounts, and the entries of one")
     show.add_argument("account", nargs="?", help="list this account's entries, too")
+    command("review", "compose the claims of past releases anew; lists those that were too low")
     export = command("export", "every entry, one JSON object a line")
     export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
     command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
@@ -90,6 +93,11 @@ def _show(ledger: Ledger, options: argparse.Namespace) -> Answer:
     return result, "\n".join(lines)
 
 
+def _review(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    looked, found = ledger_review.review(ledger)
+    return ledger_review.payload(looked, found), ledger_review.text(looked, found)
+
+
 def _export(ledger: Ledger, options: argparse.Namespace) -> Answer:
     rows = [asdict(entry) for entry in ledger.entries()]
     text = "\n".join(json.dumps(row, sort_keys=True) for row in rows)
@@ -119,6 +127,7 @@ def _close(ledger: Ledger, options: argparse.Namespace) -> Answer:
 _COMMANDS = {
     "verify": _verify,
     "show": _show,
+    "review": _review,
     "export": _export,
     "backup": _backup,
     "raise-cap": _raise_cap,

@@ -33,6 +33,7 @@ from pate_torch import checks, networks, pipeline, preflight, results
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.data.units import one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise import NoiseSource
 from pate_torch.progress import Clock, Stages
@@ -93,6 +94,10 @@ class DpSgd:
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
                 data = plan.source.load()
+            preflight.refuse_adjacency(data, plan.partition.adjacency)
+            everyone = data.private
+            # A unit is all records of one id: it is seen, and moves the sum, by one of them.
+            data = dataclasses.replace(data, private=one_per_unit(everyone, plan.partition.adjacency))
             module = self._module(data, plan.seed)
             batch = self.batch(data)
             rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
@@ -109,7 +114,7 @@ class DpSgd:
             plan = dataclasses.replace(plan, root=root)
             with Ledger(preflight.ledger_path(plan)) as ledger:
                 store = TeacherStore(root)
-                fingerprint = store.fingerprint(data.private)
+                fingerprint = store.fingerprint(everyone)
                 budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
                 with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
