@@ -114,9 +114,8 @@ def _unsound(config: Path, account: Account, parts: Mapping[str, Charge]) -> tup
     if partition.get("capacity") is not None and name in ("census", "slopes"):
         if account.unit != "record":
             return "partition.capacity: a group more displaces as many records as it has", math.inf
-        return "partition.capacity: a record more displaces another's answer", {"census": math.sqrt(2), "slopes": 2}[
-            name
-        ]
+        further = {"census": math.sqrt(2), "slopes": 2.0}[name]
+        return "partition.capacity: a record more displaces another's answer", further
     if any(charge.what == CHOICE for charge in parts.values()):
         unit = "record" if not dataset.get("group") else f"group:{dataset['group']}"
         if "group" in dataset and unit.partition(":")[0] != account.unit.partition(":")[0]:
