@@ -56,7 +56,7 @@ def laplace(ratio: float, orders: ArrayLike) -> Array:
     a = _orders(orders)
     x, y = (a - 1) * ratio, a * ratio
     # The weights sum to 1 and the linear terms of both exponentials cancel exactly, so only e^u - 1 - u is left.
-    excess = (a * _expm1_less_linear(np.minimum(x, 1.0)) + (a - 1) * _expm1_less_linear(-y)) / (2 * a - 1)
+    excess = (a * expm1_less_linear(np.minimum(x, 1.0)) + (a - 1) * expm1_less_linear(-y)) / (2 * a - 1)
     large = np.logaddexp(np.log(a / (2 * a - 1)) + x, np.log((a - 1) / (2 * a - 1)) - y)
     return np.where(x < 1, np.log1p(excess), large) / (a - 1)
 
@@ -172,7 +172,7 @@ def _values(orders: ArrayLike, rdp: ArrayLike) -> Array:
     return r
 
 
-def _expm1_less_linear(x: Array) -> Array:
+def expm1_less_linear(x: Array) -> Array:
     """e^x - 1 - x >= 0, without cancellation near 0."""
     small = np.abs(x) < 0.5
     near = np.where(small, x, 0.0)
