@@ -63,7 +63,7 @@ def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
 
     Of rows with G distinct counts, K votes and X quadrature nodes: 6 (K + 1) X table entries of 0.1 us and 16 bytes,
     G^3 X multiplications of 1 ns, and G^2 neighbours of at most min(C, 3G) outcomes each, of 1.2 us and, as many as are
-    held together, 60 bytes. Laplace noise adds the eigenvalues of a matrix of C/2 rows.
+    held together, 60 bytes. Laplace noise adds the eigenvalues of a matrix of C/2 rows, and the votes 40 bytes a count.
     """
     num_rows, num_classes = rows_UC.shape
     num_teachers = int(rows_UC[0].sum())
@@ -77,7 +77,7 @@ def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
     matrix = num_classes / 2 if isinstance(model, Lnmax) else 0.0
     seconds = 1e-7 * tables + 1e-9 * nodes * (groups_U**3).sum() + 1.2e-6 * outcomes * (groups_U**2).sum()
     held = min(_rows_together(rows_UC), num_rows) * groups**2 * outcomes
-    return float(seconds + 4e-9 * matrix**3), float(16 * tables + 60 * held + 24 * matrix**2)
+    return float(seconds + 4e-9 * matrix**3), float(16 * tables + 60 * held + 24 * matrix**2 + 40 * rows_UC.size)
 
 
 def _rows_together(rows_UC: Counts) -> int:
