@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from pate_torch.accounting import exact, rdp
 from pate_torch.accounting.data_dependent import theorem_rdp
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.accounting.vote_rows import Array
 from pate_torch.ensembling import logits_of_one
 from pate_torch.ledger import Ledger
 from pate_torch.membership import Membership, Sides, attack
@@ -36,6 +38,10 @@ from pate_torch.teachers.voting import count
 from pate_torch.types import NO_ANSWER, Dataset, Release, Votes
 
 EXAMPLES = 12
+EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"
+"""Two figures for the owner, as they are called where they are missing."""
+
+T = TypeVar("T")
 
 
 def report(
@@ -166,31 +172,74 @@ def owner_summary(
     votes: on the pool; None: of a census. Data-dependent prices compose only when no question depends on an earlier
     answer: with rounds there is none.
     """
+    missing: dict[str, str] = {}
     accuracy = mean = alone = None
+    truth = data.evaluation.y
     if nonprivate is not None:
-        predicted = nonprivate.predictions(data.evaluation.x, device=device)[0]
-        alone = float((predicted == data.evaluation.y).double().mean())
+        alone = _figure(
+            "Model without privacy",
+            lambda: _accuracy(nonprivate.predictions(data.evaluation.x, device=device)[0], truth),
+            missing,
+        )
     if ensemble is not None:  # votes brought from elsewhere say nothing of the test points
-        prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
-        mean = float((prediction_KQ == data.evaluation.y).double().mean())
-        plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
-        accuracy = float((plurality == data.evaluation.y).double().mean())
+
+        def both() -> tuple[float, float]:
+            prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
+            plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
+            return _accuracy(prediction_KQ, truth), _accuracy(plurality, truth)
+
+        mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
     asked = None if votes is None else votes.take(release.query_Q)
     exact_epsilon = theorem_epsilon = None
     if model is not None and rounds == 1 and asked is not None and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
-        theorem_epsilon = rdp.to_epsilon(orders, theorem_rdp(model, counts, orders), delta)
-        exact_epsilon = rdp.to_epsilon(
-            orders, exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta
-        )
+
+        def exactly() -> float | None:
+            if not exact.affordable(model, counts):
+                missing[EXACT] = (
+                    "too much work with so many classes, teachers or questions; the theorems' price stands alone"
+                )
+                return None
+            return _price(exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta)
+
+        theorem_epsilon = _figure(THEOREM, lambda: _price(theorem_rdp(model, counts, orders), delta), missing)
+        exact_epsilon = _figure(EXACT, exactly, missing)
+    gaps = None if asked is None else _figure("How teachers agree", lambda: private.gap_quantiles(asked), missing)
     return private.OwnerSummary(
         ensemble_accuracy=accuracy,
         teacher_accuracy_mean=mean,
         epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
-        gap_quantiles={} if asked is None else private.gap_quantiles(asked),
+        gap_quantiles=gaps or {},
         nonprivate_accuracy=alone,
+        not_computed=missing,
     )
+
+
+def _figure(name: str, compute: Callable[[], T], missing: dict[str, str]) -> T | None:
+    """PRIVATE. The figure, or None and its failure by the error's name alone.
+
+    The labels are charged by now: no figure for the owner may end the run, whatever goes wrong with it.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        missing[name] = f"it failed ({type(error).__name__})"
+        return None
+
+
+def _accuracy(prediction: Tensor, truth_Q: Tensor) -> float:
+    """Of one model's predictions, [Q], or of many models', [K, Q]."""
+    if not len(truth_Q):
+        raise ValueError("nothing to measure an accuracy on")
+    return float((prediction == truth_Q).double().mean())
+
+
+def _price(rdp_A: Array, delta: float) -> float:
+    epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+    if not math.isfinite(epsilon):
+        raise ArithmeticError("no finite epsilon")
+    return epsilon
 
 
 def membership(

@@ -220,7 +220,7 @@ class Votes:
         if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
             raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
         if len(counts):
-            low, high = counts.aminmax()
+            low, high = map(int, counts.aminmax())  # a byte compared with 256 is compared with 0
             # Counts within 0..K sum to C K at most: 32 bits mostly do, in a quarter of the time of 64.
             narrow = self.num_teachers * counts.shape[1] < 2**31
             total = counts.sum(1, dtype=torch.int32 if narrow else torch.int64)

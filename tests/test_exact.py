@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import mpmath
 import numpy as np
@@ -188,6 +189,92 @@ def test_tiny_divergences_keep_their_relative_precision(sigma, gap):
     assert (bracket.lower <= np.array(slow) * (1 + 1e-12)).all()
     assert (bracket.upper >= np.array(slow) * (1 - 1e-12)).all()
     assert bracket.upper == pytest.approx(slow, rel=1e-5)
+
+
+def every_class(model, row, num_teachers) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
+    """The slow twin: ln of the law of a row, and of all its neighbours by (from, to): C^3 X products."""
+    rule, row, classes = outcome_laws._rule(model, num_teachers, len(row)), np.asarray(row), np.arange(len(row))
+    integrand_CX = rule.log_mass_NX[row] + rule.log_cdf_NX[row].sum(0)
+    scale_C = integrand_CX.max(1)
+    mass_CX = np.exp(integrand_CX - scale_C[:, None])
+    from_ACX = rule.cdf_fewer_NX[row][:, None] * mass_CX
+    from_ACX[classes, classes] = mass_CX * rule.pdf_fewer_NX[row]
+    moved_ACB = from_ACX @ rule.cdf_more_NX[row].T
+    to_AB = rule.cdf_fewer_NX[row] @ (mass_CX * rule.pdf_more_NX[row]).T
+    laws = {}
+    for a, b in itertools.permutations(classes, 2):
+        law_C = moved_ACB[a, :, b].copy()
+        law_C[b] = to_AB[a, b]
+        laws[a, b] = np.log(law_C) + scale_C
+    return np.log(mass_CX.sum(1)) + scale_C, laws
+
+
+SPARSE = [
+    [60, 25, 10, 4, 1, 0, 0, 0, 0],
+    [20, 20, 20, 20, 20, 0, 0, 0, 0],
+    [95, 1, 1, 1, 1, 1, 0, 0, 0],
+    [100] + 8 * [0],
+]
+NOISY = [Gnmax(sigma=12.0), Gnmax(sigma=40.0), Lnmax(scale=6.0)]
+
+
+@pytest.mark.parametrize("floats", [1, 5000, 2**17])
+@pytest.mark.parametrize("model", NOISY, ids=str)
+def test_laws_by_distinct_counts_are_their_slow_twin(model, floats, monkeypatch):
+    monkeypatch.setattr(outcome_laws, "_CHUNK_FLOATS", floats)
+    rows = np.array(SPARSE)
+    laws, kinds = outcome_laws.laws(model, rows, 100), outcome_laws._kinds(rows, False)
+    for u, row in enumerate(rows):
+        log_p, log_q = every_class(model, row, 100)
+        assert np.abs(laws.log_p_UO[u] - log_p).max() < laws.error
+        here = np.flatnonzero(laws.row_M == u)
+        for m in here:
+            assert np.abs(laws.log_q_MO[m] - log_q[kinds.a_M[m], kinds.b_M[m]]).max() < laws.error
+        # Every neighbour has the counts of one of those: nothing is left out.
+        found = {tuple(sorted([row[kinds.a_M[m]], -1 - row[kinds.b_M[m]]])) for m in here}
+        pairs = itertools.permutations(range(9), 2)
+        assert found == {tuple(sorted([row[a], -1 - row[b]])) for a, b in pairs if row[a]}
+        assert len(here) == len(found)
+
+
+@pytest.mark.parametrize(
+    "model", [*NOISY, Exponential(rate=0.1), Confident(screen_sigma=9, threshold=60, sigma=12)], ids=str
+)
+def test_merged_outcomes_have_the_same_divergences(model):
+    rows = np.array(SPARSE)
+    whole, merged = (outcome_laws.laws(model, rows, 100, merged=flag) for flag in (False, True))
+    assert merged.log_q_MO.shape[1] < whole.log_q_MO.shape[1] and np.array_equal(merged.row_M, whole.row_M)
+    (low, high), (least, most) = (exact._rows(laws, DENSE, "two_sided") for laws in (whole, merged))
+    assert (np.maximum(low, least) <= np.minimum(high, most)).all()
+    assert most == pytest.approx(high, rel=1e-7, abs=1e-12)
+
+
+def test_a_thousand_classes_take_megabytes():
+    """Beside the rule's tables, 10 MB; an array of C^3 numbers would have 8 GB."""
+    rng = np.random.default_rng(0)
+    votes = np.array([rng.multinomial(100, rng.dirichlet(np.full(1000, 0.03))) for _ in range(5)])
+    model = Gnmax(sigma=40.0)
+    assert exact.affordable(model, votes)
+    tracemalloc.start()
+    try:
+        bracket = exact.exact_rdp(model, votes, DENSE)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**26
+    assert (bracket.upper < 5 * data_dependent.data_independent_rdp(model, DENSE)).all()
+    assert (bracket.upper - bracket.lower <= 2e-3 * bracket.upper).all()
+
+
+def test_what_takes_long_is_known_before():
+    rng = np.random.default_rng(1)
+    large = rng.multinomial(10_000, rng.dirichlet(np.full(1000, 0.3)), 200)
+    for model in (Gnmax(sigma=40.0), Lnmax(scale=100.0), Exponential(rate=0.05)):
+        assert not exact.affordable(model, large)
+    usual = rng.multinomial(250, rng.dirichlet(np.full(10, 0.3)), 10_000)
+    assert all(exact.affordable(model, usual) for model in (Gnmax(sigma=2.0), Gnmax(sigma=40.0), Exponential(rate=0.1)))
+    assert outcome_laws.num_nodes(Lnmax(scale=20.0), 250, 11) == outcome_laws.laplace_rule(20.0, 250, 11).num_nodes
+    assert outcome_laws.num_nodes(Gnmax(sigma=20.0), 250, 11) == outcome_laws.gaussian_rule(20.0, 250, 11).num_nodes
 
 
 # ---- the search over moves and orders --------------------------------------------------------------------------------

@@ -5,12 +5,15 @@ import json
 import math
 import os
 import stat
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pate_torch import results
+from pate_torch.accounting.outcomes import Gnmax, Lnmax
 from pate_torch.membership import Attack, Membership
 from pate_torch.reporting.private import (
     OwnerSummary,
@@ -19,7 +22,8 @@ from pate_torch.reporting.private import (
     make_private_folder,
     write_owner_summary,
 )
-from pate_torch.types import Votes
+from pate_torch.results import owner_summary
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release, Votes
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
@@ -74,6 +78,83 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
 def test_owner_lines_show_no_price():
     lines = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).lines()
     assert [line.value for line in lines] == ["98.0 %", "99.0 %"]
+
+
+SPEC = DataSpec(name="d", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
+
+
+def looked_at(counts, model, **changes):
+    """The owner's figures of votes on a pool, of which every point is asked."""
+    votes = Votes(torch.as_tensor(counts), int(counts[0].sum()))
+    nothing, query = torch.zeros(0, 2), torch.arange(len(votes))
+    unseen = PrivateData(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0))
+    data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
+    release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
+    arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}
+    return owner_summary(data=data, release=release, votes=votes, model=model, **(arguments | changes))
+
+
+def thousand(teachers, questions=5):
+    draw = np.random.default_rng(0)
+    return np.array([draw.multinomial(teachers, draw.dirichlet(np.full(1000, 0.03))) for _ in range(questions)])
+
+
+@pytest.mark.parametrize("model", [Gnmax(sigma=40.0), Lnmax(scale=40.0)], ids=str)
+def test_a_thousand_classes_are_looked_at_in_megabytes(model):
+    counts = thousand(100)
+    tracemalloc.start()
+    try:
+        summary = looked_at(counts, model)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**28
+    assert 0 < summary.epsilon_exact_data_dependent < summary.epsilon_pate2018
+    assert not summary.not_computed
+
+
+def test_where_the_exact_price_is_long_work_the_owner_has_the_theorems_and_is_told():
+    summary = looked_at(thousand(20_000), Gnmax(sigma=200.0))
+    assert summary.epsilon_exact_data_dependent is None and summary.epsilon_pate2018 > 0
+    (line,) = summary.lines()
+    assert line.name == "Price of these votes, exact" and "theorem" in line.value and line.value.isascii()
+
+
+class Broken:
+    """A model, and an ensemble, of which nothing can be learnt; what it says must not be repeated."""
+
+    def __init__(self, error):
+        self.error = error
+
+    @property
+    def sigma(self):
+        raise self.error("secret 17")
+
+    def predictions(self, *_, **__):
+        raise self.error("secret 17")
+
+
+class BrokenGnmax(Broken, Gnmax):
+    pass
+
+
+@pytest.mark.parametrize("error", [MemoryError, OverflowError, AssertionError, ValueError, RuntimeError, StopIteration])
+def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
+    broken = Broken(error)
+    summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), ensemble=broken, nonprivate=broken)
+    assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is summary.ensemble_accuracy is None
+    assert summary.gap_quantiles == gap_quantiles(VOTES)
+    assert len(summary.not_computed) == len(summary.lines()) == 4
+    assert all(error.__name__ in line.value and "secret" not in line.value for line in summary.lines())
+    write_owner_summary(summary, tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text())["not_computed"] == summary.not_computed
+
+
+def test_a_figure_that_is_no_number_is_missing(monkeypatch):
+    monkeypatch.setattr(results.rdp, "to_epsilon", lambda *_: math.inf)
+    summary = looked_at(VOTES.counts_QC.numpy(), Gnmax(sigma=2.0))
+    assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is None
+    assert len(summary.not_computed) == 2
 
 
 def test_owner_lines_show_an_attack_beside_its_bound():

@@ -9,9 +9,13 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.sampled_gaussian import _divergence, sampled_gaussian
+from pate_torch.accounting.sampled_gaussian import _divergences, sampled_gaussian
 
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
+
+
+def _divergence(q, z, order):
+    return _divergences(q, z, [order])[0]
 
 
 def by_mpmath(q, z, order, reverse=False):
@@ -33,6 +37,51 @@ def test_the_quadrature_is_the_integral(q, z, order):
 def test_the_other_direction_is_the_smaller(q, z):
     for order in (1.5, 4.0, 12.0):
         assert by_mpmath(q, z, order, reverse=True) <= _divergence(q, z, order)
+
+
+def by_the_binomial(q, z, order):
+    """A whole power expands into as many Gaussian moments; sixty digits."""
+    with mp.workdps(60):
+        q, z = mp.mpf(q), mp.mpf(z)
+        weight, excess = (1 - q) ** order, mp.mpf(0)
+        for k in range(order):
+            weight *= mp.mpf(order - k) / (k + 1) * q / (1 - q)
+            excess += weight * mp.expm1((k + 1) * k / (2 * z * z))
+        return mp.log1p(excess) / (order - 1)
+
+
+def by_excess(q, z, order):
+    """The mean of (1 + u)^a - 1 - a u, sixty digits."""
+    with mp.workdps(60):
+        q, z, a = mp.mpf(q), mp.mpf(z), mp.mpf(order)
+
+        def excess(x):
+            u = q * mp.expm1((2 * x - 1) / (2 * z * z))
+            return mp.npdf(x, 0, z) * ((1 + u) ** a - 1 - a * u)
+
+        return mp.log1p(mp.quad(excess, mp.linspace(-18 * z, a + 18 * z, 13))) / (a - 1)
+
+
+@pytest.mark.parametrize("z", [0.5, 0.8, 1.0, 3.3, 20.0, 100.0, 200.0])
+def test_tiny_rates_keep_their_relative_precision(z):
+    """Down to a moment of 1 + 1e-21; by the exact sum."""
+    for q in (1e-8, 1e-6, 1e-4, 0.01, 0.2, 0.5):
+        orders = [2, 3, 8, 64, 600]
+        found = _divergences(q, z, [float(a) for a in orders])
+        true = [by_the_binomial(q, z, a) for a in orders]
+        assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (1e-8, 200.0), (1e-4, 3.3), (0.5, 0.5), (0.5, 200.0)])
+@pytest.mark.parametrize("order", [1.01, 6.3])
+def test_fractional_orders_keep_it_too(q, z, order):
+    assert abs(_divergence(q, z, order) / by_excess(q, z, order) - 1) < 1e-12
+
+
+def test_together_and_alone_orders_cost_the_same():
+    orders = [1.01, 2.0, 37.5, 1001.0]
+    for q, z in CASES:
+        np.testing.assert_allclose(_divergences(q, z, orders), [_divergence(q, z, a) for a in orders], rtol=1e-14)
 
 
 @pytest.mark.parametrize("q,z", CASES)

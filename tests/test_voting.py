@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch import networks
 from pate_torch.teachers import compiled, voting
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.voting import count, label_dtype
+from pate_torch.types import DataSpec, Votes
 
 
 def by_loop(predictions, classes):
@@ -69,6 +72,45 @@ def test_one_moved_vote_moves_two_counts_by_one():
 def test_refuses(predictions, message):
     with pytest.raises(ValueError, match=message):
         count(predictions, 4)
+
+
+EDGES = [255, 256, 257, 2**15 - 1, 2**15, 2**15 + 1]
+"""Where the type of a prediction becomes too narrow for the number of classes, or for the last class."""
+
+
+@pytest.mark.parametrize("classes", EDGES)
+def test_the_last_class_is_counted_and_the_next_refused_where_types_widen(classes):
+    last = torch.tensor([[classes - 1, 0], [classes - 1, classes - 2]])
+    for dtype in {label_dtype(classes), torch.int32, torch.int64}:
+        counts = count(last.to(dtype), classes).counts_QC
+        assert counts[0, classes - 1] == 2 and counts[1, 0] == counts[1, classes - 2] == 1
+        assert int(counts.sum()) == 4
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        if classes <= torch.iinfo(dtype).max:
+            with pytest.raises(ValueError, match=f"0..{classes - 1}"):
+                count((last + 1).to(dtype), classes)
+
+
+@pytest.mark.parametrize("classes", EDGES)
+def test_an_ensemble_votes_for_its_last_class(classes):
+    names = tuple(map(str, range(classes)))
+    spec = DataSpec(name="two", num_classes=classes, input_shape=(2,), class_names=names, mean=(0.0,), std=(1.0,))
+    network = networks.describe("logistic", spec.input_shape, classes)
+    params = {name: torch.zeros(3, *p.shape) for name, p in networks.rebuild(network).named_parameters()}
+    next(p for p in params.values() if p.dim() == 2)[:, -1] = 1.0
+    ensemble = Ensemble(network, params, torch.ones(3, dtype=torch.bool), spec)
+    votes = ensemble.votes(torch.ones(4, 2))
+    assert votes.plurality().tolist() == [classes - 1] * 4
+    assert votes.counts_QC[:, -1].tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("teachers", [127, 128, 255, 256, 2**15])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_narrow_counts_are_whole_votes_of_many_teachers(teachers, dtype):
+    half = teachers // 4
+    row = torch.tensor([[half, half, half, teachers - 3 * half]])
+    if int(row.max()) <= torch.iinfo(dtype).max:
+        assert Votes(row.to(dtype), teachers).top().tolist() == [int(row.max())]
 
 
 @pytest.fixture

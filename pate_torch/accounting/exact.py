@@ -19,13 +19,17 @@ from numpy.typing import ArrayLike
 
 from pate_torch import checks
 from pate_torch.accounting import data_dependent, outcome_laws, vote_rows
-from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.accounting.outcomes import Lnmax, OutcomeModel
 from pate_torch.accounting.vote_rows import Array, Counts
+
+SECONDS, BYTES = 25.0, 0.75 * 2**30
+"""What ``affordable`` allows, of one core: half a minute and a gigabyte, with what else there is to do."""
 
 Direction = Literal["forward", "two_sided"]
 DIRECTIONS = ("forward", "two_sided")
 
 _CHUNK = 64  # rows at a time, some 2000 neighbours: temporaries stay in cache
+_CHUNK_LAWS = 2**22  # probabilities of their neighbours' laws, at most (unless one row has more)
 _ANCHORS = 10  # every 10th order is computed for every move, the others only for moves that may still be worst
 
 
@@ -48,6 +52,40 @@ def exact_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike, directio
     return Bracket(lower=grouped.count_U @ each.lower, upper=grouped.count_U @ each.upper)
 
 
+def affordable(model: OutcomeModel, votes: ArrayLike) -> bool:
+    """Whether ``exact_rdp`` at the usual orders takes no more than SECONDS and BYTES, by ``estimate``."""
+    seconds, size = estimate(model, vote_rows.group(votes).rows_UC)
+    return seconds <= SECONDS and size <= BYTES
+
+
+def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
+    """(seconds of one core, bytes) of ``exact_rows`` at ``rdp.ORDERS``, both rather too much (measured in 2026).
+
+    Of rows with G distinct counts, K votes and X quadrature nodes: 6 (K + 1) X table entries of 0.1 us and 16 bytes,
+    G^3 X multiplications of 1 ns, and G^2 neighbours of at most min(C, 3G) outcomes each, of 1.2 us and, as many as are
+    held together, 60 bytes. Laplace noise adds the eigenvalues of a matrix of C/2 rows, and the votes 40 bytes a count.
+    """
+    num_rows, num_classes = rows_UC.shape
+    num_teachers = int(rows_UC[0].sum())
+    if not outcome_laws.supported(model, num_teachers, num_classes):
+        return 0.0, 0.0
+    nodes = outcome_laws.num_nodes(model, num_teachers, num_classes)
+    tables = 6.0 * (num_teachers + 1) * nodes
+    groups_U = 1.0 + (rows_UC[:, 1:] != rows_UC[:, :-1]).sum(1)
+    groups = float(groups_U.max())
+    outcomes = min(num_classes, 3 * groups)
+    matrix = num_classes / 2 if isinstance(model, Lnmax) else 0.0
+    seconds = 1e-7 * tables + 1e-9 * nodes * (groups_U**3).sum() + 1.2e-6 * outcomes * (groups_U**2).sum()
+    held = min(_rows_together(rows_UC), num_rows) * groups**2 * outcomes
+    return float(seconds + 4e-9 * matrix**3), float(16 * tables + 60 * held + 24 * matrix**2 + 40 * rows_UC.size)
+
+
+def _rows_together(rows_UC: Counts) -> int:
+    """Rows whose neighbours' laws are held at a time."""
+    groups = 1 + int((rows_UC[:, 1:] != rows_UC[:, :-1]).sum(1).max())
+    return max(1, min(_CHUNK, _CHUNK_LAWS // (groups**2 * min(rows_UC.shape[1], 3 * groups))))
+
+
 def exact_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array, direction: Direction = "two_sided") -> Bracket:
     """Renyi price of one query with each of these (sorted, descending) vote rows, [U, A].
 
@@ -62,9 +100,10 @@ def exact_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array, direction:
     if not outcome_laws.supported(model, num_teachers, num_classes):
         return Bracket(lower=lower_UA, upper=upper_UA)
     sorted_A, inverse_A = np.unique(orders_A, return_inverse=True)
-    for start in range(0, num_rows, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        lower, upper = _rows(outcome_laws.laws(model, rows_UC[part], num_teachers), sorted_A, direction)
+    together = _rows_together(rows_UC)
+    for start in range(0, num_rows, together):
+        part = slice(start, start + together)
+        lower, upper = _rows(outcome_laws.laws(model, rows_UC[part], num_teachers, merged=True), sorted_A, direction)
         lower_UA[part] = np.minimum(lower[:, inverse_A], cap_A)
         upper_UA[part] = np.minimum(upper[:, inverse_A], cap_A)
     assert not np.isnan(upper_UA).any() and (lower_UA <= upper_UA).all()

@@ -56,7 +56,7 @@ def laplace(ratio: float, orders: ArrayLike) -> Array:
     a = _orders(orders)
     x, y = (a - 1) * ratio, a * ratio
     # The weights sum to 1 and the linear terms of both exponentials cancel exactly, so only e^u - 1 - u is left.
-    excess = (a * _expm1_less_linear(np.minimum(x, 1.0)) + (a - 1) * _expm1_less_linear(-y)) / (2 * a - 1)
+    excess = (a * expm1_less_linear(np.minimum(x, 1.0)) + (a - 1) * expm1_less_linear(-y)) / (2 * a - 1)
     large = np.logaddexp(np.log(a / (2 * a - 1)) + x, np.log((a - 1) / (2 * a - 1)) - y)
     return np.where(x < 1, np.log1p(excess), large) / (a - 1)
 
@@ -80,11 +80,12 @@ def bounded_range(eta: float, orders: ArrayLike) -> Array:
 
     The likelihood ratio L of neighbours lies in [e^(t-eta), e^t] for some t in [0, eta] and has mean 1; L -> L^a is
     convex, so E[L^a] is largest with all mass on the two ends. Maximised over t in closed form, with
-    h(x) = ln( sinh(x/2) / (x/2) ):  R(a) = [ a h(a eta) - (a-1) h((a-1) eta) - h(eta) ] / (a-1).
+    h(x) = ln( sinh(x/2) / (x/2) ):  R(a) = [ a h(a eta) - (a-1) h((a-1) eta) - h(eta) ] / (a-1)
+    = [ h(a eta) - h((a-1) eta) ] + [ h(a eta) - h(eta) ] / (a-1), two rises of h.
     """
     a = _orders(orders)
-    h_eta = _log_sinhc(np.asarray(eta))
-    return (a * _log_sinhc(a * eta) - (a - 1) * _log_sinhc((a - 1) * eta) - h_eta) / (a - 1)
+    most = (a - 1) * eta
+    return _log_sinhc_rise(most, np.full_like(a, eta)) + _log_sinhc_rise(np.full_like(a, eta), most) / (a - 1)
 
 
 def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
@@ -171,7 +172,7 @@ def _values(orders: ArrayLike, rdp: ArrayLike) -> Array:
     return r
 
 
-def _expm1_less_linear(x: Array) -> Array:
+def expm1_less_linear(x: Array) -> Array:
     """e^x - 1 - x >= 0, without cancellation near 0."""
     small = np.abs(x) < 0.5
     near = np.where(small, x, 0.0)
@@ -181,15 +182,25 @@ def _expm1_less_linear(x: Array) -> Array:
     return np.where(small, series, np.expm1(x) - x)
 
 
-def _log_sinhc(x: Array) -> Array:
-    """ln( sinh(x/2) / (x/2) ) for x >= 0, to full relative precision."""
-    small = x < 0.5
-    y2 = (np.where(small, x, 0.0) / 2) ** 2
-    series = np.zeros_like(y2)
-    for k in range(8, 0, -1):  # sinh(y)/y - 1 = y^2/6 (1 + y^2/20 (1 + y^2/42 (...)))
-        series = y2 / ((2 * k) * (2 * k + 1)) * (1 + series)
-    big = np.where(small, 1.0, x)
-    return np.where(small, np.log1p(series), big / 2 + np.log1p(-np.exp(-big)) - np.log(big))
+def _log_sinhc_rise(x: Array, step: Array) -> Array:
+    """h(x + step) - h(x) for x, step >= 0, h(x) = ln( sinh(x/2) / (x/2) ): to some ulp, however small the step.
+
+    Up to 8 by the power series of sinhc, where every term is positive; beyond, from 4 or x on, by exponentials, where
+    the logarithm takes away less than half.
+    """
+    near = np.where(x + step <= 8, step, np.clip(4 - x, 0, step))
+    b = np.minimum(x, 8) / 2
+    a2, b2 = (b + near / 2) ** 2, b**2
+    rise, base, spread, power, factor = np.zeros_like(b), np.ones_like(b), np.ones_like(b), np.ones_like(b), 1.0
+    for k in range(1, 21):  # sinhc(a) - sinhc(b) = (a^2 - b^2) sum_k [ sum_{j<k} a^2j b^2(k-1-j) ] / (2k+1)!
+        factor /= 2 * k * (2 * k + 1)
+        rise += factor * spread
+        power *= b2
+        base += factor * power
+        spread = a2 * spread + power
+    start, far = np.maximum(x + near, 4), step - near
+    beyond = far / 2 - np.log1p(far / start) + np.log1p(np.expm1(-far) / np.expm1(-start) * np.exp(-start))
+    return np.log1p(near / 2 * (2 * b + near / 2) * rise / base) + beyond
 
 
 def _table(event: RdpCurve, a: Array) -> Array:

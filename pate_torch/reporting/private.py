@@ -65,7 +65,8 @@ class OwnerSummary:
 
     ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
     the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
-    seconds: per stage, also of those whose time tells how many records there are.
+    seconds: per stage, also of those whose time tells how many records there are. not_computed: why a figure is missing
+    that should be here, by what it is called.
     """
 
     ensemble_accuracy: float | None = None
@@ -76,6 +77,7 @@ class OwnerSummary:
     nonprivate_accuracy: float | None = None
     membership: Membership | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    not_computed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
@@ -88,14 +90,15 @@ class OwnerSummary:
             checks.non_negative(f"gap_quantiles.{key}", value)
 
     def lines(self) -> tuple[OwnerLine, ...]:
-        """What the closing table shows the owner: accuracies, since an epsilon would be taken for a price."""
+        """What the closing table shows the owner: accuracies, and what is missing (an epsilon looks like a price)."""
         shown = (
             ("Ensemble, no noise", self.ensemble_accuracy),
             ("A teacher, on average", self.teacher_accuracy_mean),
             ("Model without privacy", self.nonprivate_accuracy),
         )
         lines = [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
-        return (*lines, *_membership_lines(self.membership))
+        missing = [OwnerLine(name=name, value=f"not computed: {why}") for name, why in self.not_computed.items()]
+        return (*lines, *_membership_lines(self.membership), *missing)
 
 
 def _membership_lines(found: Membership | None) -> list[OwnerLine]:
@@ -128,6 +131,7 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
         "gap_quantiles": dict(summary.gap_quantiles),
         "nonprivate_accuracy": summary.nonprivate_accuracy,
         "seconds": dict(summary.seconds),
+        "not_computed": dict(summary.not_computed),
         "membership": None if summary.membership is None else asdict(summary.membership),
     }
     path.touch(mode=OWNER_ONLY_FILE)

@@ -79,7 +79,7 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     checks.integer("num_classes", num_classes, low=2)
     narrow = prediction_KQ.dtype == torch.uint8
     if prediction_KQ.numel() and not (narrow and num_classes <= FEW_CLASSES):
-        low, high = prediction_KQ.aminmax()
+        low, high = map(int, prediction_KQ.aminmax())  # a byte compared with 256 is compared with 0
         if low < 0 or high >= num_classes:
             raise ValueError(f"predictions must lie in 0..{num_classes - 1}")
     if num_classes > FEW_CLASSES:

@@ -1,0 +1,311 @@
+"""Run a plan on data D and on a neighbour D', and hold what was sensitive, and what was released, against each other.
+
+Noise is zero. On D every sensitive value is kept where it meets its mechanism; on D' its distance from the one kept is
+measured, and the one kept is put in its place. So all that follows on D' follows from public values and from answers
+that are D's, and must be D's byte for byte: whatever differs under ``release/`` came from the private side by another
+way. Only the hash of the ledger's newest entry may differ (it covers a keyed hash of the records), and times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch import Tensor
+
+from pate_torch import pipeline, progress, sanitising, selecting
+from pate_torch.accounting import events as ev
+from pate_torch.accounting import rdp
+from pate_torch.accounting.events import Event
+from pate_torch.experiments.dpsgd import EntropyOptimizer
+from pate_torch.leanings import WHOLE, Leanings
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.noise import NoiseSource
+from pate_torch.pac import exponential
+from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.types import Sensitivity
+
+FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
+
+
+@dataclass
+class Seen:
+    """One sensitive value, what it says of itself, and who opened it."""
+
+    value: Tensor
+    sensitivity: Sensitivity
+    rows: bool = False  # the distances are those of each row
+    mechanism: Any = None
+
+
+@dataclass
+class Watch:
+    """What was opened, in order. reference: what was opened on D, None while that is being run."""
+
+    reference: list[Seen] | None = None
+    seen: list[Seen] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def meets(self, value: Tensor, sensitivity: Sensitivity, *, rows: bool = False, mechanism: Any = None) -> Tensor:
+        """The value that goes on: itself on D, D's on a neighbour. Notes a distance beyond what the value says."""
+        place = len(self.seen)
+        self.seen.append(Seen(value.clone(), sensitivity, rows, mechanism))
+        if self.reference is None:
+            return value
+        if place >= len(self.reference):
+            self.faults.append(f"value {place}: opened for a neighbour alone")
+            return value
+        kept = self.reference[place]
+        if kept.value.shape != value.shape:
+            self.faults.append(f"value {place}: of another shape ({tuple(value.shape)}, {tuple(kept.value.shape)})")
+            return value
+        self.faults += [f"value {place}: {what}" for what in beyond(kept.value, value, sensitivity, rows)]
+        if sensitivity != kept.sensitivity:
+            self.faults.append(f"value {place}: says another sensitivity of itself")
+        return kept.value
+
+
+def beyond(one: Tensor, other: Tensor, said: Sensitivity, rows: bool) -> list[str]:
+    """Where two values lie further apart than one of them says."""
+    apart = (one - other).double()
+    apart = apart.flatten(1) if rows and len(apart) else apart.reshape(1, -1)
+    if not apart.numel():
+        return []
+    slack = 1 + (FLOAT if one.is_floating_point() else 1e-12)
+    found = {
+        "L1": (apart.abs().sum(1).max(), said.l1),
+        "L2": (apart.norm(dim=1).max(), said.l2),
+        "Linf": (apart.abs().max(), said.linf),
+    }
+    return [f"{n} {float(d):.4g} where it says {s:.4g}" for n, (d, s) in found.items() if float(d) > s * slack]
+
+
+# ---- what is replaced while a plan runs ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """No noise, no clock, ids in order; every sensitive value passes through the watch."""
+    opened, slope, draw = VoteMechanism._opened, Leanings.slope, selecting.draw
+    publish, add_noise, errors = sanitising.publication.release, EntropyOptimizer.add_noise, exponential.error_counts
+    ids = itertools.count(1)
+
+    def at_the_door(self: Any, value: Any, noise: Any) -> Any:
+        value = opened(self, value, noise)
+        counts = getattr(value, "counts_QC", None)
+        if counts is None:
+            watch.seen.append(Seen(torch.zeros(0), value.sensitivity, False, self))
+            if watch.reference is not None and len(watch.seen) > len(watch.reference):
+                watch.faults.append("a mechanism was asked once more for a neighbour")
+            return value
+        kept = watch.meets(counts, value.sensitivity, rows=hasattr(value, "num_teachers"), mechanism=self)
+        return dataclasses.replace(value, counts_QC=kept)
+
+    def of_records(self: Any, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
+        length = cut * WHOLE
+        said = Sensitivity(**{n: length * getattr(self.sensitivity, n) for n in ("l1", "l2", "linf")})
+        return watch.meets(slope(self, weight_DC, cut), said)
+
+    def of_students(errors: Any, epsilon: float, noise: Any, *, adjacency: str, **rest: Any) -> int:
+        # Add/remove moves all counts the same way, which the price rests on: one less than the span of two.
+        said = Sensitivity(l1=len(errors), l2=math.sqrt(len(errors)), linf=1.0)
+        kept = watch.meets(torch.as_tensor(errors), said).numpy()
+        if adjacency == "add_remove" and np.ptp(np.asarray(errors) - kept) > 1:
+            watch.faults.append("errors move both ways where a record is added or removed")
+        return draw(kept, epsilon, noise, adjacency=adjacency, **rest)
+
+    def of_price(plan: Any, model: Any, votes: Any, z: float, **rest: Any) -> Any:
+        said = Sensitivity(l1=2.0, l2=math.sqrt(2), linf=1.0)
+        return publish(plan, model, watch.meets(torch.as_tensor(votes), said, rows=True).numpy(), z, **rest)
+
+    def of_gradients(self: Any) -> None:
+        parts = [p.summed_grad.reshape(-1) for p in self.params]
+        said = Sensitivity(l1=math.inf, l2=self.max_grad_norm, linf=math.inf)
+        kept = watch.meets(torch.cat(parts), said).split([len(part) for part in parts])
+        for p, part in zip(self.params, kept, strict=True):
+            p.summed_grad = part.reshape(p.summed_grad.shape).clone()
+        add_noise(self)
+
+    def of_hypotheses(*given: Any) -> Any:
+        counts = errors(*given)
+        said = Sensitivity(l1=len(counts), l2=math.sqrt(len(counts)), linf=1.0)
+        return watch.meets(torch.as_tensor(counts), said).numpy()
+
+    def none(self: Any, shape: tuple[int, ...], *given: Any) -> Tensor:
+        self._permit()
+        return torch.zeros(shape, dtype=torch.int64 if self.kind == "discrete" else torch.float64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VoteMechanism, "_opened", at_the_door)
+        patch.setattr(Leanings, "slope", of_records)
+        patch.setattr(selecting, "draw", of_students)
+        patch.setattr(sanitising.publication, "release", of_price)
+        patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
+        patch.setattr(exponential, "error_counts", of_hypotheses)
+        for name in ("gaussian", "laplace", "gumbel", "uniform"):
+            patch.setattr(NoiseSource, name, none)
+        patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
+        patch.setattr(progress.time, "monotonic", lambda: 0.0)
+        patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
+        yield
+
+
+# ---- prices --------------------------------------------------------------------------------------------------------
+
+
+def priced(mechanism: Any, said: Sensitivity, queries: int, rounds: int) -> tuple[Event, ...]:
+    """What a value of this sensitivity costs at this noise, typed anew; () for a mechanism that is not known here."""
+    kind = type(mechanism).__name__
+
+    def gaussian(length: float, sigma: float, count: int) -> Event:
+        if mechanism.noise == "discrete":
+            return ev.ZCDP(rho=(length / sigma) ** 2 / 2, count=count)
+        return ev.Gaussian(mu=length / sigma, count=count)
+
+    match kind:
+        case "Gaussian":
+            return (gaussian(said.l2, mechanism.sigma, queries),)
+        case "Confident" | "Interactive":
+            answers = getattr(mechanism, "max_answers", None) or queries
+            checked = gaussian(said.linf, mechanism.screen_sigma, queries)
+            return (checked, gaussian(said.l2, mechanism.sigma, min(answers, queries)))
+        case "Laplace":
+            count = round(said.l1 / said.linf) * queries
+            if mechanism.noise == "discrete":
+                return (ev.PureDP(epsilon=said.linf / mechanism.sigma, count=count),)
+            return (ev.Laplace(ratio=said.linf / mechanism.sigma, count=count),)
+        case "Exponential":
+            return (ev.BoundedRange(eta=2 * said.linf * mechanism.rate, count=queries),)
+        case "Histogram":
+            return (gaussian(said.l2, mechanism.sigma, rounds),)
+        case "Descent":
+            last = gaussian(said.l2, mechanism.sigma, mechanism.steps)
+            before = gaussian(said.l2, mechanism.early * mechanism.sigma, mechanism.steps * (rounds - 1))
+            return (before, last) if rounds > 1 else (last,)
+        case "SingleStable":
+            count = queries
+            noise: Event = (
+                ev.PureDP(epsilon=mechanism.epsilon, count=count)
+                if mechanism.noise == "discrete"
+                else ev.Laplace(ratio=mechanism.epsilon, count=count)
+            )
+            return (noise, ev.Delta(delta=mechanism.delta, count=count))
+        case "Stability" | "SoftStability":
+            blocks = mechanism.max_failures + rounds - 1
+            scale = mechanism.calibration(queries, rounds).scale
+            return (ev.PureDP(epsilon=2 / scale, count=blocks), ev.Delta(delta=mechanism.delta / 2))
+    raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
+
+
+def underpriced(seen: list[Seen], queries: int, rounds: int) -> list[str]:
+    """Where ``worst_case`` asks for less than what was opened costs."""
+    faults = []
+    for mechanism, said in {id(s.mechanism): (s.mechanism, s.sensitivity) for s in seen if s.mechanism}.values():
+        charged, due = mechanism.worst_case(queries, rounds), priced(mechanism, said, queries, rounds)
+        orders = np.array([1.5, 2.0, 8.0, 64.0])
+        failure = [sum(e.count * e.delta for e in part if isinstance(e, ev.Delta)) for part in (charged, due)]
+        if (rdp.curve(charged, orders) < rdp.curve(due, orders) * (1 - 1e-9)).any() or failure[0] < failure[1]:
+            faults.append(f"{mechanism.name}: {charged} is charged where {due} is due")
+    return faults
+
+
+# ---- what was released ---------------------------------------------------------------------------------------------
+
+
+def released(folder: Path) -> dict[str, Any]:
+    """Every file under ``release/``, by name: bytes, but for the ledger's head and TensorBoard's times."""
+    found: dict[str, Any] = {}
+    heads = set()
+    for ledger in {*folder.parents[3].rglob("ledger.sqlite")} if len(folder.parents) > 3 else ():
+        with Ledger(ledger, readonly=True, create=False) as book:
+            heads |= {entry.hash.encode() for entry in book.entries()}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        if "tfevents" in name:
+            found[name] = [
+                (event.step, [(v.tag, v.WhichOneof("value"), v.SerializeToString()) for v in event.summary.value])
+                for event in EventFileLoader(str(file)).Load()
+            ]
+            continue
+        content = file.read_bytes()
+        for head in heads:
+            content = content.replace(head, b"HEAD")
+        found[name] = content
+    return found
+
+
+def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names of files that are not alike."""
+    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """refused: why, before anything was charged. silent: no question was answered, so that no student was trained."""
+
+    watch: Watch
+    folder: Path
+    refused: str = ""
+    silent: bool = False
+
+    @property
+    def ran(self) -> bool:
+        return not self.refused
+
+
+def charged(home: Path) -> bool:
+    """Whether a ledger below has an entry that reserves."""
+    for path in home.rglob("ledger.sqlite"):
+        with Ledger(path, readonly=True, create=False) as ledger:
+            if any(entry.kind == "reserve" for entry in ledger.entries()):
+                return True
+    return False
+
+
+def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
+    """Run a plan in a home of its own. AssertionError: it was refused after it was charged."""
+    outcome = Outcome(watch, plan.folder / "release")
+    with watched(watch), contextlib.redirect_stdout(None):
+        try:
+            go(plan)
+        except ValueError as error:
+            outcome.silent = "was answered, so there is nothing to learn" in str(error)
+            if not outcome.silent:
+                assert not charged(plan.root), f"refused after it was charged: {error}"
+                outcome.refused = str(error)
+    return outcome
+
+
+def compare(first: Outcome, plan: Any, go: Any = pipeline.run) -> list[str]:
+    """Run the plan of a neighbour, in the same way; every way in which it tells itself from D."""
+    watch = Watch(reference=first.watch.seen)
+    second = run(plan, watch, go)
+    if second.refused:
+        return [f"accepted on one side, refused on the other: {second.refused}"]
+    faults = [*watch.faults]
+    if len(watch.seen) < len(first.watch.seen):
+        faults.append("fewer values were opened for a neighbour")
+    faults += [f"release/{name} differs" for name in different(released(first.folder), released(second.folder))]
+    return faults
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

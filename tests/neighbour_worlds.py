@@ -1,0 +1,269 @@
+"""Toy data in every form that data come in, and their neighbours: one privacy unit more, one less, or another.
+
+A world is a list of rows, written as files (or held in memory) and loaded by the package's own source. Its neighbours
+are lists that differ by one unit, with ordinary content, extreme values, a class seen nowhere else, an id that occurs
+already, or all rows of a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pate_torch.data.image_folder import ImageFolder
+from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.libsvm import Libsvm
+from pate_torch.data.tabular import Csv
+from pate_torch.data.tensors import Tensors
+from pate_torch.protocols import DatasetSource
+
+CLASSES = ("0", "1", "2")
+RARE = "2"  # in one private row at most
+FEATURES = 4
+SIDE = 8  # of an image
+EXTREME = 3e38
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record. part: the file it is written to, where a world has several: private, public or test."""
+
+    x: tuple[float, ...]
+    label: str
+    id: str
+    group: str
+    part: str = "private"
+
+
+def rows(private: int = 24, public: int = 16, test: int = 9) -> list[Row]:
+    """Two clouds, some equal rows, some repeated ids, groups of one to six rows."""
+    draw = np.random.default_rng(7)
+    made: list[Row] = []
+    for part, count in (("private", private), ("public", public), ("test", test)):
+        for i in range(count):
+            label = i % 2
+            x = draw.normal(3 * label - 1.5, 1.0, FEATURES).round(3)
+            group = f"{part}-g{int(i**0.5)}"
+            made.append(Row(tuple(map(float, x)), str(label), f"{part}-{i}", group, part))
+    twice = made.index(next(row for row in made if row.id == "private-3"))
+    made[twice] = dataclasses.replace(made[twice], id="private-5")
+    made[8] = dataclasses.replace(made[8], x=made[6].x, label=made[6].label)  # equal content
+    return made
+
+
+UNITS = ("record", "repeated", "content", "group", "label")
+"""What a unit is: a record with an id of its own, one of several with an id, its content, a group, or a label alone."""
+
+
+def unit_of(row: Row, unit: str) -> object:
+    """The name of a row's unit."""
+    return {"group": row.group, "content": (row.x, row.label)}.get(unit, row.id)
+
+
+# ---- forms ---------------------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path, kept: list[Row], unit: str) -> str:
+    names = {"record": ["id"], "repeated": ["id"], "group": ["group"]}.get(unit, [])
+    head = [*(f"x{d}" for d in range(FEATURES)), *names, "label"]
+    lines = [",".join([*(f"{v!r}" for v in row.x), *(getattr(row, n) for n in names), row.label]) for row in kept]
+    path.write_text("\n".join([",".join(head), *lines]) + "\n")
+    return str(path)
+
+
+def _svm(path: Path, kept: list[Row], unit: str) -> str:
+    groups = {name: number for number, name in enumerate(sorted({row.group for row in kept}))}
+    lines = []
+    for row in kept:
+        qid = f" qid:{groups[row.group]}" if unit == "group" else ""
+        lines.append(f"{row.label}{qid} " + " ".join(f"{d + 1}:{v!r}" for d, v in enumerate(row.x)))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def _images(folder: Path, kept: list[Row], unit: str) -> str:
+    for number, row in enumerate(kept):
+        name = f"{row.group}_{row.id}.png" if unit == "group" else f"{row.id}.png"
+        file = folder / row.label / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():  # an id that occurs twice is two files
+            file = file.with_name(f"{file.stem}_{number}.png")
+        x = np.clip(np.resize(np.nan_to_num(row.x), SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8)
+        Image.fromarray(x.reshape(SIDE, SIDE)).save(file)
+    return str(folder)
+
+
+Write = Callable[[Path, list[Row], str], str]
+
+
+def _files(write: Write, suffix: str, folder: Path, kept: list[Row], unit: str, parts: tuple[str, ...]) -> dict:
+    """The keys of a source whose private file holds every row that no other file does."""
+    keys = {}
+    for part in ("private", *parts):
+        inside = [row for row in kept if row.part == part or (part == "private" and row.part not in parts)]
+        key = "path" if part == "private" else f"{part}_path"
+        keys[key] = write(folder / f"{part}{suffix}", inside, unit)
+    return keys
+
+
+OWN = ("public", "test")
+
+
+def tensors(kept: list[Row], unit: str, folder: Path) -> DatasetSource:
+    part = {name: [row for row in kept if row.part == name] for name in ("private", "public", "test")}
+    x = {name: torch.tensor([row.x for row in rows_], dtype=torch.float32) for name, rows_ in part.items()}
+    y = {name: torch.tensor([int(row.label) for row in rows_]) for name, rows_ in part.items()}
+    named = {"record": "id", "repeated": "id", "group": "group"}.get(unit)
+    ids = None if named is None else [getattr(row, named) for row in part["private"]]
+    return Tensors(
+        name="toy", x=x["private"], y=y["private"], pool_x=x["public"], test_x=x["test"], test_y=y["test"],
+        class_names=CLASSES, unit_id=ids, unit="group:group" if unit == "group" else "record", nominal_size=24,
+    )  # fmt: skip
+
+
+def csv(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = (), roles: str = "hash") -> DatasetSource:
+    return Csv(
+        name="toy", **_files(_csv, ".csv", folder, kept, unit, parts), classes=CLASSES, nominal_size=24, roles=roles,
+        id="id" if unit in ("record", "repeated") and roles == "hash" else None,
+        ignore=["id"] if unit in ("record", "repeated") and roles != "hash" else [],
+        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
+    )  # fmt: skip
+
+
+def libsvm(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = (), roles: str = "hash") -> DatasetSource:
+    return Libsvm(
+        name="toy", **_files(_svm, ".svm", folder, kept, unit, parts), classes=CLASSES, nominal_size=24, roles=roles,
+        group="qid" if unit == "group" else None, num_features=FEATURES, fractions=(0.5, 0.3, 0.2),
+    )  # fmt: skip
+
+
+def images(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = ()) -> DatasetSource:
+    return ImageFolder(
+        name="toy", **_files(_images, "", folder, kept, unit, parts), classes=CLASSES, size=SIDE, channels=1,
+        nominal_size=24, group="^([^_]+)_" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
+    )  # fmt: skip
+
+
+FORMS: dict[str, Callable[[list[Row], str, Path], DatasetSource]] = {
+    "tensors": tensors,
+    "csv with a public file": lambda r, u, f: csv(r, u, f, OWN),
+    "csv with a test file": lambda r, u, f: csv(r, u, f, ("test",)),
+    "csv by hash": csv,
+    "csv by position": lambda r, u, f: csv(r, u, f, roles="position"),
+    "libsvm with a public file": lambda r, u, f: libsvm(r, u, f, OWN),
+    "libsvm by hash": libsvm,
+    "libsvm by position": lambda r, u, f: libsvm(r, u, f, roles="position"),
+    "images with public ones": lambda r, u, f: images(r, u, f, OWN),
+    "images by hash": images,
+}
+
+UNNAMED = ("libsvm with a public file", "libsvm by hash", "libsvm by position")
+"""Forms that have no ids of their own: a record is its content, or its position."""
+
+
+def fits(form: str, unit: str) -> bool:
+    """Whether data of this form can have such units at all."""
+    if form in UNNAMED:
+        return unit in ("content", "group", "label")
+    if form.startswith("images"):
+        return unit in ("record", "group", "label")
+    return True
+
+
+def source(form: str, unit: str, kept: list[Row], folder: Path) -> DatasetSource:
+    """The package's source of these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = FORMS[form](kept, "content" if unit == "label" else unit, folder)
+    return LabelsOnly(source=made) if unit == "label" else made
+
+
+# ---- neighbours ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A list of rows that differs by one unit, and how."""
+
+    how: str
+    rows: list[Row]
+
+
+def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[int]:
+    """The places, in ``kept``, of the rows that are private. The first file's rows, where roles are given by files."""
+    own = {"csv with a test file": ("test",)}.get(form, OWN if "public" in form or form == "tensors" else ())
+    if "public" in own:
+        return [i for i, row in enumerate(kept) if row.part == "private"]
+    data = source(form, unit, kept, folder).load()
+    names = data.private.x.flatten(1).double().numpy()
+    places = []
+    for i, row in enumerate(kept):
+        if row.part in own:
+            continue
+        if form.startswith("images"):
+            x = np.clip(np.resize(row.x, SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8).astype(float)
+        else:
+            x = np.float32(row.x).astype(float)
+        if len(names) and (np.abs(names - x).max(1) == 0).any():
+            places.append(i)
+    return places
+
+
+def _others(row: Row, kept: list[Row]) -> Iterator[tuple[str, Row]]:
+    """What may come in a row's place, or beside it."""
+    yield "ordinary", dataclasses.replace(row, x=(0.25, -1.5, 2.0, 0.5), label="1", id="new", group="private-new")
+    yield "extreme", dataclasses.replace(row, x=(EXTREME, -EXTREME, EXTREME, 0.0), id="vast", group="private-vast")
+    yield "of a class of its own", dataclasses.replace(row, label=RARE, id="rare", group="private-rare")
+    yield "with an id that occurs", dataclasses.replace(
+        kept[1], x=tuple(-v for v in row.x), label="0" if row.label == "1" else "1"
+    )
+
+
+def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Path, seed: int = 0) -> list[Neighbour]:
+    """Neighbours under this relation. ``folder``: to write files in, where roles must be found out."""
+    inside = private_rows(form, unit, kept, folder / "roles")
+    draw = np.random.default_rng(seed)
+    found: list[Neighbour] = []
+    chosen = [inside[i] for i in draw.permutation(len(inside))[:3]]
+    if unit == "label":
+        for place in chosen[:2]:
+            for label in CLASSES:
+                if label != kept[place].label:
+                    changed = [*kept]
+                    changed[place] = dataclasses.replace(kept[place], label=label)
+                    found.append(Neighbour(f"label of row {place} is {label}", changed))
+        return found
+    if adjacency == "replace_one":
+        for place in chosen[:2]:
+            for how, other in _others(kept[place], kept):
+                changed = [*kept]
+                changed[place] = other
+                found.append(Neighbour(f"row {place} replaced by one that is {how}", changed))
+        return found
+    largest = max((unit_of(kept[i], unit) for i in inside), key=[unit_of(kept[i], unit) for i in inside].count)
+    for name in dict.fromkeys([largest, *(unit_of(kept[i], unit) for i in chosen)]):
+        gone = [row for row in kept if unit_of(row, unit) != name]
+        found.append(Neighbour(f"without unit {name}"[:60], gone))
+    for number, (how, other) in enumerate(_others(kept[chosen[0]], kept)):
+        if unit != "record" and how == "with an id that occurs":
+            continue  # it would belong to a unit that is there
+        for attempt in itertools.count():
+            # A unit whose name makes it public or a test point is no private unit more: try another name.
+            new = dataclasses.replace(other, id=f"{other.id}-{number}-{attempt}", group=f"{other.group}{attempt}")
+            if unit in ("content", "label") or form in UNNAMED:
+                new = dataclasses.replace(new, x=(new.x[0], new.x[1], new.x[2], float(attempt)))
+            size = 3 if unit in ("group", "repeated") else 1
+            more = [dataclasses.replace(new, x=(*new.x[:3], new.x[3] + i)) for i in range(size)]
+            at = int(draw.integers(len(kept) + 1))
+            grown = [*kept[:at], *more, *kept[at:]]
+            if size <= len(private_rows(form, unit, grown, folder / f"roles-{number}-{attempt}")) - len(inside):
+                found.append(Neighbour(f"one unit more, {how}", grown))
+                break
+            assert attempt < 40, "no name makes a unit private"
+    return found
