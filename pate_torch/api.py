@@ -105,6 +105,7 @@ class Pate:
 
     partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
     mean, std: public constants per channel or feature to normalise by; None: those of the public points.
+    second_account: whether these records may be charged to an account of another name, too.
     Raises ValueError for whatever cannot work, before anything is charged.
     """
 
@@ -124,6 +125,7 @@ class Pate:
         unit: str = "record",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        second_account: bool = False,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
         device: torch.device | str = "cpu",
@@ -148,6 +150,7 @@ class Pate:
             )
         self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
+        self.second_account = checks.boolean("second_account", second_account)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
@@ -427,6 +430,7 @@ class Pate:
             noise=getattr(self.mechanism, "noise", "torch"),
             insecure_noise_seed=self.insecure_noise_seed,
             budget_epsilon=self.budget_epsilon,
+            second_account=self.second_account,
             device=self.device,
             quiet=self.quiet,
         )

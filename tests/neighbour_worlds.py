@@ -220,8 +220,9 @@ def _others(row: Row, kept: list[Row]) -> Iterator[tuple[str, Row]]:
     yield "ordinary", dataclasses.replace(row, x=(0.25, -1.5, 2.0, 0.5), label="1", id="new", group="private-new")
     yield "extreme", dataclasses.replace(row, x=(EXTREME, -EXTREME, EXTREME, 0.0), id="vast", group="private-vast")
     yield "of a class of its own", dataclasses.replace(row, label=RARE, id="rare", group="private-rare")
-    yield "with an id that occurs", dataclasses.replace(
-        kept[1], x=tuple(-v for v in row.x), label="0" if row.label == "1" else "1"
+    yield (
+        "with an id that occurs",
+        dataclasses.replace(kept[1], x=tuple(-v for v in row.x), label="0" if row.label == "1" else "1"),
     )
 
 

@@ -52,6 +52,7 @@ def demo(**changes: Any) -> ReleasedReport:
         unit="record",
         private=True,
         epsilon_charged=(1.6**2 + EPSILON**2) ** 0.5,
+        epsilon_charged_ex_post=(1.6**2 + EPSILON**2) ** 0.5,
         budget_epsilon=4.0,
         student="fixmatch",
         seconds={"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},

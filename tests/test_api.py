@@ -265,11 +265,11 @@ def test_the_owner_may_attack_the_student(make):
 
 def test_a_labeler_of_these_teachers(make):
     for teacher in (RECIPE, LogisticRegression()):
-        pate = make(teacher=teacher, name=type(teacher).__name__).fit_teachers(X, Y)
+        pate = make(teacher=teacher, name=type(teacher).__name__, second_account=True).fit_teachers(X, Y)
         with pate.labeler(num_queries=10) as labeler:
             answers = labeler.answer(TEST[:6])
             assert float((answers == TEST_Y[:6]).float().mean()) >= 0.5
-        assert pate.epsilon == price(6)
+        assert pate.epsilon == price(10) and pate.account.ex_post.epsilon == price(6)
         with pate.labeler(num_queries=10) as labeler:
             assert labeler.answer(TEST[:6]).tolist() == answers.tolist()
-        assert pate.epsilon == price(6)
+        assert pate.epsilon == price(10) and pate.account.ex_post.epsilon == price(6)

@@ -13,7 +13,8 @@ ALLOWED = {
     "types": {"checks", "accounting.events"},
     "checks": set(),
     "rng": {"checks"},
-    "noise": {"checks", "discrete_noise"},
+    "noise": {"checks", "discrete_noise", "types", "accounting.events"},
+    "budget": {"types", "checks", "noise", "accounting.events", "ledger"},
     "discrete_noise": {"checks"},
     "augment": {"checks", "rng"},
     "networks": {"checks", "rng"},
@@ -73,20 +74,29 @@ ALLOWED = {
     "ledger_accounts": {"accounting", "ledger_chain"},
     "ledger_chain": {"ledger_file"},
     "ledger_file": set(),
-    "ledger_command": {"ledger", "accounting.shown"},
+    "ledger_command": {"ledger", "ledger_review", "accounting.epsilon", "accounting.shown"},
+    "ledger_review": {"ledger", "ledger_accounts", "accounting"},
     "membership": {"types", "checks", "rng", "data.units", "reporting.intervals"},
-    "labelling": {"types", "checks", "noise", "protocols", "ledger", "accounting.events"},
+    "labelling": {"types", "checks", "protocols", "budget"},
     "journal": {"types", "checks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},
     "labeler": {
-        *("types", "checks", "noise", "protocols", "accounting.events", "ledger", "journal", "pac"),
+        *("types", "checks", "protocols", "accounting.events", "budget", "journal", "pac"),
         *("students.store", "teachers.ensemble"),
     },
     "cli": set(),
     "runs_command": {"accounting.shown"},
-    "pac": {"types", "checks", "rng", "noise", "protocols", "accounting", "mechanisms", "pac"},
+    "pac": {"types", "checks", "rng", "noise", "budget", "ledger", "protocols", "accounting", "mechanisms", "pac"},
 }
-TORCHLESS = ("accounting", "ledger", "ledger_accounts", "ledger_chain", "ledger_command", "ledger_file")
+TORCHLESS = (
+    "accounting",
+    "ledger",
+    "ledger_accounts",
+    "ledger_chain",
+    "ledger_command",
+    "ledger_file",
+    "ledger_review",
+)
 NEVER = {part: {"torch", "hydra", "omegaconf"} for part in TORCHLESS}
 # Released reports are built from released values: votes, shards and private data are not even named there.
 PRIVATE_NAMES = {"Votes", "Ballots", "Leanings", "Shards", "PrivateData"}

@@ -10,11 +10,12 @@ import torch
 from pate_torch import labelling, pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.audit import audit_outcomes
+from pate_torch.budget import Budget
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Reservation
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import NoiseSource
 from pate_torch.queries.passive import Passive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -50,6 +51,9 @@ def source(canaries: int = 0) -> Tensors:
 class Purse:
     """A ledger that admits everything and forgets it: an audit runs one release many thousand times."""
 
+    def same_terms(self, account, **terms):
+        return None
+
     def reserve(self, account, events, **facts):
         return Reservation(id="0" * 16, account=account, events=events, spend=None, insecure=False)
 
@@ -71,7 +75,8 @@ def asked():
 
 def outcomes(data, votes, runs: int) -> np.ndarray:
     """Released labels of so many runs of the labelling protocol, [runs, queries]."""
-    charge = labelling.Charge(ledger=Purse(), account="canary", fingerprint="", run="audit")
+    terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
+    budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
         labelling.label(
             votes=votes,
@@ -79,8 +84,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
             spec=data.spec,
             mechanism=MECHANISM,
             strategy=Passive(),
-            noise=Rehearsal(),
-            charge=charge,
+            budget=budget,
             num_queries=QUERIES,
             seed=0,
         ).label_Q.numpy()
@@ -100,12 +104,12 @@ CLAIMED = accounting.epsilon(MECHANISM.worst_case(QUERIES), DELTA).epsilon
 @contextlib.contextmanager
 def noise_divided_by(factor: float):
     """A planted fault: noise smaller than the one that is charged for."""
-    real = Rehearsal.gaussian
-    Rehearsal.gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
+    real = NoiseSource.gaussian
+    NoiseSource.gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
     try:
         yield
     finally:
-        Rehearsal.gaussian = real
+        NoiseSource.gaussian = real
 
 
 def test_one_record_moves_exactly_one_vote_of_every_question(asked):

@@ -39,6 +39,7 @@ FIXED_KEYS = [
     "adjacency",
     "unit",
     "epsilon_charged",
+    "epsilon_charged_ex_post",
     "budget_epsilon",
     "student_accuracy",
     "label_accuracy",
@@ -54,7 +55,7 @@ def test_summary_has_the_fixed_keys_unrounded(tmp_path):
     write_summary(demo(), tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert list(read) == FIXED_KEYS
-    assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 1
+    assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 2
 
 
 def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 from pate_torch import labelling, pipeline
 from pate_torch.belief import beliefs
+from pate_torch.budget import Budget
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.labelling import Charge, Guide
+from pate_torch.labelling import Guide
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.networks import headless
-from pate_torch.noise import Rehearsal
 from pate_torch.protocols import QueryState, StudentTask
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
@@ -141,8 +141,7 @@ def ask(tmp_path, votes, refit, *, seen, **changes):
         given = {
             "mechanism": Gaussian(sigma=0.2),
             "strategy": Random(rounds=2),
-            "noise": Rehearsal(),
-            "charge": Charge(ledger=ledger, account="made", fingerprint="", run="r"),
+            "budget": Budget.of(ledger, "made"),
             "num_queries": 8,
             "seed": 0,
         }
