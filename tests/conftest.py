@@ -10,3 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What the neighbours of every combination came to, in the end of any run that tried them."""
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, value in report.user_properties:
+            if name == "neighbours" and report.when == "call":
+                terminalreporter.write_line(f"{report.nodeid.split('::')[-1]}: {value}")

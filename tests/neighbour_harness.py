@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import pipeline, progress, sanitising, selecting
+from pate_torch import api, pipeline, progress, sanitising, selecting
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
@@ -158,6 +157,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
+        patch.setattr(api, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         yield
 
@@ -224,25 +224,27 @@ def underpriced(seen: list[Seen], queries: int, rounds: int) -> list[str]:
 # ---- what was released ---------------------------------------------------------------------------------------------
 
 
-def released(folder: Path) -> dict[str, Any]:
-    """Every file under ``release/``, by name: bytes, but for the ledger's head and TensorBoard's times."""
-    found: dict[str, Any] = {}
+def released(home: Path) -> dict[str, Any]:
+    """Every releasable file of a home, by name: bytes, but for the ledger's head and TensorBoard's times."""
     heads = set()
-    for ledger in {*folder.parents[3].rglob("ledger.sqlite")} if len(folder.parents) > 3 else ():
-        with Ledger(ledger, readonly=True, create=False) as book:
-            heads |= {entry.hash.encode() for entry in book.entries()}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = str(file.relative_to(folder))
-        if "tfevents" in name:
-            found[name] = [
-                (event.step, [(v.tag, v.WhichOneof("value"), v.SerializeToString()) for v in event.summary.value])
+    for path in home.rglob("ledger.sqlite"):
+        with Ledger(path, readonly=True, create=False) as ledger:
+            heads |= {entry.hash.encode() for entry in ledger.entries()}
+    found: dict[str, Any] = {}
+    for file in sorted(path for path in home.rglob("*") if path.is_file()):
+        name = file.relative_to(home)
+        if not {"release", "answers"} & set(name.parts):
+            continue
+        if "tfevents" in file.name:
+            found[str(name)] = [
+                (event.step, [(v.tag, v.SerializeToString()) for v in event.summary.value])
                 for event in EventFileLoader(str(file)).Load()
             ]
             continue
         content = file.read_bytes()
         for head in heads:
             content = content.replace(head, b"HEAD")
-        found[name] = content
+        found[str(name)] = content
     return found
 
 
@@ -259,7 +261,7 @@ class Outcome:
     """refused: why, before anything was charged. silent: no question was answered, so that no student was trained."""
 
     watch: Watch
-    folder: Path
+    home: Path
     refused: str = ""
     silent: bool = False
 
@@ -279,7 +281,7 @@ def charged(home: Path) -> bool:
 
 def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
     """Run a plan in a home of its own. AssertionError: it was refused after it was charged."""
-    outcome = Outcome(watch, plan.folder / "release")
+    outcome = Outcome(watch, plan.root)
     with watched(watch), contextlib.redirect_stdout(None):
         try:
             go(plan)
@@ -300,12 +302,5 @@ def compare(first: Outcome, plan: Any, go: Any = pipeline.run) -> list[str]:
     faults = [*watch.faults]
     if len(watch.seen) < len(first.watch.seen):
         faults.append("fewer values were opened for a neighbour")
-    faults += [f"release/{name} differs" for name in different(released(first.folder), released(second.folder))]
+    faults += [f"{name} differs" for name in different(released(first.home), released(second.home))]
     return faults
-
-
-def fresh(folder: Path) -> Path:
-    """An empty folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder

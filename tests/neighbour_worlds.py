@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,10 @@ UNITS = ("record", "repeated", "content", "group", "label")
 """What a unit is: a record with an id of its own, one of several with an id, its content, a group, or a label alone."""
 
 
-def unit_of(row: Row, unit: str) -> object:
-    """The name of a row's unit."""
+def unit_of(row: Row, unit: str, form: str) -> object:
+    """What tells a row's unit from others."""
+    if form.startswith("images") and unit == "record":
+        return row.id, row.x  # a file each
     return {"group": row.group, "content": (row.x, row.label)}.get(unit, row.id)
 
 
@@ -79,22 +82,19 @@ def _csv(path: Path, kept: list[Row], unit: str) -> str:
 
 
 def _svm(path: Path, kept: list[Row], unit: str) -> str:
-    groups = {name: number for number, name in enumerate(sorted({row.group for row in kept}))}
     lines = []
     for row in kept:
-        qid = f" qid:{groups[row.group]}" if unit == "group" else ""
+        qid = f" qid:{zlib.crc32(row.group.encode())}" if unit == "group" else ""
         lines.append(f"{row.label}{qid} " + " ".join(f"{d + 1}:{v!r}" for d, v in enumerate(row.x)))
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
 
 def _images(folder: Path, kept: list[Row], unit: str) -> str:
-    for number, row in enumerate(kept):
-        name = f"{row.group}_{row.id}.png" if unit == "group" else f"{row.id}.png"
-        file = folder / row.label / name
+    for row in kept:
+        named = f"{row.id}-{zlib.crc32(repr(row.x).encode())}.png"  # an id that occurs twice is two files
+        file = folder / row.label / (f"{row.group}_{named}" if unit == "group" else named)
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():  # an id that occurs twice is two files
-            file = file.with_name(f"{file.stem}_{number}.png")
         x = np.clip(np.resize(np.nan_to_num(row.x), SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8)
         Image.fromarray(x.reshape(SIDE, SIDE)).save(file)
     return str(folder)
@@ -247,9 +247,11 @@ def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Pa
                 changed[place] = other
                 found.append(Neighbour(f"row {place} replaced by one that is {how}", changed))
         return found
-    largest = max((unit_of(kept[i], unit) for i in inside), key=[unit_of(kept[i], unit) for i in inside].count)
-    for name in dict.fromkeys([largest, *(unit_of(kept[i], unit) for i in chosen)]):
-        gone = [row for row in kept if unit_of(row, unit) != name]
+    largest = max(
+        (unit_of(kept[i], unit, form) for i in inside), key=[unit_of(kept[i], unit, form) for i in inside].count
+    )
+    for name in dict.fromkeys([largest, *(unit_of(kept[i], unit, form) for i in chosen)]):
+        gone = [row for row in kept if unit_of(row, unit, form) != name]
         found.append(Neighbour(f"without unit {name}"[:60], gone))
     for number, (how, other) in enumerate(_others(kept[chosen[0]], kept)):
         if unit != "record" and how == "with an id that occurs":
@@ -266,5 +268,5 @@ def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Pa
             if size <= len(private_rows(form, unit, grown, folder / f"roles-{number}-{attempt}")) - len(inside):
                 found.append(Neighbour(f"one unit more, {how}", grown))
                 break
-            assert attempt < 40, "no name makes a unit private"
+            assert attempt < 40, f"no name makes a unit private: {form}, {unit}, {how}"
     return found

@@ -1,0 +1,257 @@
+"""A case is a choice of everything a plan is made of; how its plan is made of a list of rows, and how it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import neighbour_choices as choices
+import neighbour_harness as harness
+import neighbour_worlds as worlds
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from pate_torch import label, pipeline, runs
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.api import Pate
+from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.pipeline import Plan
+from pate_torch.queries.passive import Passive
+from pate_torch.teachers.voting import count
+from pate_torch.types import LABEL_UNIT, Votes
+
+Case = dict[str, str]
+
+ROWS = worlds.rows()
+QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
+
+RECORDS = ("form", "unit", "partition", "noise", "census", "transduction", "representation")
+"""What touches records."""
+
+PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "succession": "none", "recipe": "logistic",
+         "strategy": "random", "student": "logistic", "refit": "logistic", "target": "none", "baseline": "False",
+         "route": "train"}  # fmt: skip
+
+
+def space() -> dict[str, Sequence[str]]:
+    """Every value of every choice."""
+    found: dict[str, Sequence[str]] = {name: list(made) for name, made in choices.values().items()}
+    return found | {
+        "form": list(worlds.FORMS),
+        "unit": list(worlds.UNITS),
+        "noise": ["torch", "discrete"],
+        "target": ["none", "5"],
+        "baseline": ["False", "True"],
+        "route": list(ROUTES),
+    }
+
+
+def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
+    """The plan of a case on these rows. ValueError: what does not go together."""
+    image = case["form"].startswith("images")
+    adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
+    made = {name: known[case[name]](image, case["noise"], adjacency) for name, known in choices.values().items()}
+    home.mkdir(parents=True, exist_ok=True)
+    target = None if case["target"] == "none" else float(case["target"])
+    given: dict[str, Any] = {
+        **made, "root": home / "home", "folder": home / "home/runs/toy/mechanism/1", "seed": 0,
+        "num_teachers": TEACHERS, "num_queries": QUERIES, "delta": DELTA, "noise": case["noise"],
+        "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
+    }  # fmt: skip
+    Plan(source=None, **given)  # type: ignore[arg-type]  # most of what does not go together shows before files do
+    return Plan(source=worlds.source(case["form"], case["unit"], rows, home / "data"), **given)
+
+
+# ---- ways to run ---------------------------------------------------------------------------------------------------
+
+
+def reuse(plan: Plan) -> None:
+    """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
+    pipeline.run(dataclasses.replace(plan, selection=None))
+    (_, record), *_ = runs.releases(plan.root)
+    again = plan.folder.with_name("2")
+    pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
+
+
+def dpsgd(plan: Plan) -> None:
+    if plan.census is not None or plan.selection is not None or plan.sanitiser is not None:
+        raise ValueError("dpsgd: has no such parts")
+    DpSgd(network="logistic", steps=2).run(plan)
+
+
+def votes_of(plan: Plan) -> tuple[Any, Votes]:
+    """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
+    data = plan.source.load()
+    shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+    said = []
+    for teacher in range(plan.num_teachers):
+        named = torch.bincount(data.private.y[shards.of(teacher)], minlength=data.spec.num_classes)
+        said.append(torch.where(torch.arange(len(data.pool)) % 2 == 0, int(named.argmax()), 0))
+    return data, count(torch.stack(said), data.spec.num_classes)
+
+
+def brought(plan: Plan) -> None:
+    """A file of votes, to the label command's own function."""
+    if plan.census is not None or plan.selection is not None:
+        raise ValueError("votes: no records are here")
+    data, votes = votes_of(plan)
+    rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
+                      unit=data.private.unit, size=len(votes))  # fmt: skip
+    label.answer(dataclasses.replace(plan, source=rows, strategy=Passive(), transduction=None, succession=None,
+                                     representation=None, sanitiser=None, refit=plan.student), votes)  # fmt: skip
+
+
+def _pate(plan: Plan) -> tuple[Any, Pate]:
+    data = plan.source.load()
+    if data.private.unit == LABEL_UNIT or plan.selection is not None or plan.sanitiser is not None:
+        raise ValueError("Pate: has no such parts")
+    if plan.partition.adjacency not in data.adjacencies:
+        raise ValueError("partition: the lists of these files are no neighbours")
+    made = Pate(
+        "toy", classes=data.spec.num_classes, num_teachers=None if plan.census else plan.num_teachers,
+        mechanism=pipeline.calibrated(plan), delta=plan.delta, budget_epsilon=plan.opening_budget, home=plan.root,
+        teacher=plan.census or (plan.recipe if plan.transduction else LogisticRegression(max_iter=5, C=1e-3)),
+        partition=plan.partition, unit=data.private.unit, mean=data.spec.mean, std=data.spec.std,
+    )  # fmt: skip
+    y = data.private.y
+    return data, made.fit_teachers(data.private.x, y, unit_id=data.private.unit_id)
+
+
+def in_python(plan: Plan) -> None:
+    data, pate = _pate(plan)
+    pate.label(data.pool.x, plan.num_queries, strategy=plan.strategy, refit=plan.refit, voting=plan.transduction,
+               succession=plan.succession, representation=plan.representation)  # fmt: skip
+    pate.fit_student(plan.student)
+    pate.report(data.evaluation.x, data.evaluation.y)
+
+
+def one_by_one(plan: Plan) -> None:
+    data, pate = _pate(plan)
+    with pate.labeler(4, calls=2) as labeler:
+        for part in data.pool.x[:6].split(2):
+            labeler.answer(part)
+
+
+ROUTES: dict[str, Callable[[Plan], Any]] = {
+    "train": pipeline.run,
+    "reuse": reuse,
+    "dpsgd": dpsgd,
+    "votes": brought,
+    "python": in_python,
+    "labeler": one_by_one,
+}
+
+
+# ---- trying a case -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """composed, refused, ran: cases; neighbours: runs beside the first; faults: what was found, by case."""
+
+    composed: int = 0
+    refused: int = 0
+    ran: int = 0
+    silent: int = 0
+    neighbours: int = 0
+    values: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    reached: set[tuple[str, str]] = field(default_factory=set)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.composed} cases composed, {self.refused} refused, {self.ran} run ({self.silent} without an answer),"
+            f" {self.values} sensitive values, {self.neighbours} neighbours, {len(self.faults)} cases with a fault"
+        )
+
+
+def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0) -> bool:
+    """Run a case on D and on neighbours (``most`` of them; None: all). Whether it was accepted."""
+    tally.composed += 1
+    if not worlds.fits(case["form"], case["unit"]):
+        return _refused(tally, "such data have no such units")
+    with tempfile.TemporaryDirectory(prefix="neighbours-") as made:
+        home, go = Path(made), ROUTES[case["route"]]
+        try:
+            first = harness.run(plan(case, ROWS, home / "first"), harness.Watch(), go)
+        except ValueError as error:
+            return _refused(tally, str(error))
+        if first.refused:
+            return _refused(tally, first.refused)
+        tally.ran += 1
+        tally.silent += first.silent
+        tally.values += len(first.watch.seen)
+        tally.reached |= set(case.items())
+        faults = _prices(case, first, home) if case["route"] in ("train", "python", "votes") else []
+        adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
+        beside = worlds.neighbours(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed)
+        order = np.random.default_rng(seed).permutation(len(beside))
+        for place in order[:most]:
+            tally.neighbours += 1
+            found = harness.compare(first, plan(case, beside[place].rows, home / f"n{place}"), go)
+            faults += [f"{beside[place].how}: {fault}" for fault in found]
+        if faults:
+            tally.faults[" ".join(f"{name}={value!r}" for name, value in sorted(case.items()))] = faults
+    return True
+
+
+def _refused(tally: Tally, why: str) -> bool:
+    tally.refused += 1
+    tally.reasons[" ".join(why.split())[:120]] += 1
+    return False
+
+
+def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
+    """What ``worst_case`` asks, and what the ledger took, are at least what the values cost."""
+    made = plan(case, ROWS, home / "prices")
+    mechanism = pipeline.calibrated(made)
+    seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
+    rounds = 1 if case["route"] == "votes" else made.rounds
+    faults = harness.underpriced(seen, made.num_queries, rounds)
+    if made.target_epsilon is not None:
+        cost = accounting.epsilon(mechanism.worst_case(made.num_queries, made.rounds), DELTA).epsilon
+        if cost > made.target_epsilon * (1 + 1e-9):
+            faults.append(f"target_epsilon={made.target_epsilon} costs {cost}")
+    return faults
+
+
+# ---- cases ---------------------------------------------------------------------------------------------------------
+
+
+def mechanism_for(case: Case, discrete: bool = True) -> str:
+    """One that takes what these voters say."""
+    if case["census"].startswith("census"):
+        return "histogram"
+    return "descent" if case["census"].startswith("slopes") else "gaussian"
+
+
+def of_records(form: str | None = None) -> Iterator[Case]:
+    """Every combination of what touches records, all else plain."""
+    known = space()
+    names = [name for name in RECORDS if form is None or name != "form"]
+    for chosen in itertools.product(*(known[name] for name in names)):
+        case = PLAIN | dict(zip(names, chosen, strict=True)) | ({} if form is None else {"form": form})
+        yield case | {"mechanism": mechanism_for(case)}
+
+
+def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Case:
+    """A case with these values; the others at random, plain ones more often."""
+    known = space()
+    case = {
+        name: PLAIN[name] if name in PLAIN and draw.random() < plain else str(draw.choice(list(known[name])))
+        for name in known
+    } | fixed
+    if "mechanism" not in fixed and draw.random() < 0.7:
+        case["mechanism"] = mechanism_for(case)
+    if "census" not in fixed and case["mechanism"].split()[0] in ("histogram", "descent"):
+        case["census"] = {"histogram": "census", "descent": "slopes"}[case["mechanism"].split()[0]]
+        case["transduction"] = fixed.get("transduction", "none")
+    return case

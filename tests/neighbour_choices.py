@@ -1,0 +1,239 @@
+"""Every value that a plan can be made of, found by walking configuration and types, and arrays that cover triples.
+
+A component is whatever a YAML file of the configuration makes by its ``_target_``; where it goes in a plan follows from
+the plan's own type hints. So a new mechanism, query strategy or student is reached by being there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+
+from pate_torch.command import configuration
+from pate_torch.pipeline import Plan
+
+CONF = Path(configuration()).resolve()
+
+TOY = (
+    *("recommended.num_teachers=4", "recommended.sigma=2", "recommended.screen_sigma=1", "recommended.threshold=0"),
+    *("recommended.queries=6", "recommended.network=logistic", "recommended.steps=2", "recommended.batch_size=4"),
+    *("recommended.augment=null", "recommended.student_steps=2", "recommended.representation_steps=2"),
+)
+TABLE = ("recommended.student_network=mlp", "++recommended.student_options={hidden:[8]}")
+IMAGE = ("recommended.student_network=small_cnn", "++recommended.student_options={channels:[2,4],hidden:8}")
+
+SMALL = {"steps": 2, "batch_size": 8, "unlabelled_batch": 8, "restarts": 1, "epochs": 1, "workers": 1}
+"""Whatever takes long, by the name of its field, wherever it stands."""
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "Stability": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
+    "SoftStability": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
+    "SingleStable": {"epsilon": 100.0},
+    "PrototypesThenMargin": {"first": 3},
+    "Selection": {"validation": 0.3},
+    "MembershipTest": {"records": 20},
+    "TeacherRecipe": {"chunk": 2},
+}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "Confident": [{"max_answers": 2}],
+    "Descent": [{"early": 2.0, "cut": 0.25}],
+    "Slopes": [{"neighbours": 3}],
+    "MembershipTest": [{"held_out": 0.3}],
+    "AddRemove": [{"capacity": 3}],
+    "Transduction": [{"reach": 0.0}],
+}
+
+
+def shrunk(value: Any) -> Any:
+    """The same component, quick."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            f.name: SMALL[f.name] if f.name in SMALL and isinstance(getattr(value, f.name), int) else
+            shrunk(getattr(value, f.name))
+            for f in dataclasses.fields(value) if f.init
+        }  # fmt: skip
+        return dataclasses.replace(value, **(changes | NEEDED.get(type(value).__name__, {})))
+    if isinstance(value, Mapping):
+        return {key: shrunk(item) for key, item in value.items()}
+    return value
+
+
+# ---- what there is -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def groups() -> tuple[str, ...]:
+    """Every group of components that a default of config.yaml names."""
+    defaults: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml").defaults)
+    named = (next(iter(entry)) for entry in defaults if isinstance(entry, dict))
+    return tuple(name for name in named if "@" not in name and (CONF / name).is_dir() and name != "dataset")
+
+
+@functools.cache
+def composed(override: str, image: bool, noise: str, adjacency: str) -> Any:
+    """The whole configuration with one option of one group, at toy size."""
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return hydra.compose(
+            "config",
+            overrides=[override, f"noise={noise}", f"partition={adjacency}", *TOY, *(IMAGE if image else TABLE)],
+        )
+
+
+Changes = tuple[tuple[str, Any], ...]
+
+
+@functools.cache
+def component(
+    group: str, option: str, change: tuple[tuple[str, Any], ...], image: bool, noise: str, adjacency: str
+) -> Any:
+    """What the option makes, changed; None where it is the absence of anything."""
+    adjacency = option if group == "partition" else adjacency
+    raw: Any = OmegaConf.load(CONF / group / f"{option}.yaml")
+    if "@package" in (CONF / group / f"{option}.yaml").read_text() or not {"_target_", "defaults"} & set(raw):
+        return None  # a whole setting, or the absence of anything
+    if "defaults" in raw:  # made of other files: the slow way
+        given = composed(f"{group}={option}", image, noise, adjacency).get(group)
+    else:
+        whole = composed("seed=0", image, noise, adjacency).copy()
+        OmegaConf.set_struct(whole, False)
+        whole[group] = raw
+        given = whole[group]
+    if given is None or "_target_" not in given:
+        return None
+    try:
+        made = shrunk(hydra.utils.instantiate(given, _convert_="all"))
+    except InstantiationException as error:
+        raise ValueError(str(error.__cause__)) from error
+    return dataclasses.replace(made, **dict(change)) if change else made
+
+
+Make = Callable[[bool, str, str], Any]
+"""(image, kind of noise, adjacency) -> a component."""
+
+
+def places(value: Any) -> list[str]:
+    """The fields of a plan whose type this value has."""
+    found = []
+    for name, hint in typing.get_type_hints(Plan).items():
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds = tuple(k for kind in kinds for k in (typing.get_args(kind) or (kind,)) if isinstance(k, type))
+        if any(k not in (int, str, float, bool, type(None), Path) and isinstance(value, k) for k in kinds):
+            found.append(name)
+    return found
+
+
+@functools.cache
+def values() -> dict[str, dict[str, Make]]:
+    """field of a plan -> name of a value -> how it is made. "none" where a field may be None."""
+    found: dict[str, dict[str, Make]] = {}
+    for group in groups():
+        members = {
+            file.stem: made
+            for file in sorted((CONF / group).glob("*.yaml"))
+            if (made := component(group, file.stem, (), True, "torch", "add_remove")) is not None
+        }
+        # A group is of one kind (what only looks like another kind is left out), or each member is of its own.
+        alike = set.intersection(*(set(places(made)) for made in members.values())) if members else set()
+        for option, made in members.items():
+            for field in alike or places(made):
+                for change in _changes(made, field):
+                    name = " ".join([option, *(f"{k}={v}" for k, v in change.items())])
+                    found.setdefault(field, {})[name] = functools.partial(
+                        component, group, option, tuple(change.items())
+                    )
+    for field, hint in typing.get_type_hints(Plan).items():
+        if field in found and type(None) in typing.get_args(hint):
+            found[field] = {"none": lambda *_: None, **found[field]}
+    return found
+
+
+def _changes(made: Any, field: str) -> list[dict[str, Any]]:
+    """None, those that are listed, and two rounds or a flag turned round where there are such."""
+    changes: list[dict[str, Any]] = [{}, *VARIANTS.get(type(made).__name__, [])]
+    fields = [f.name for f in dataclasses.fields(made) if f.init]
+    if getattr(made, "rounds", None) == 1 and "rounds" in fields:
+        changes.append({"rounds": 2})
+    if field == "mechanism":
+        changes += [{name: not getattr(made, name)} for name in fields if isinstance(getattr(made, name), bool)]
+    return changes
+
+
+# ---- arrays that cover ---------------------------------------------------------------------------------------------
+
+Row = dict[str, str]
+Triple = tuple[tuple[str, str], ...]
+
+
+class Covering:
+    """Rows over some fields such that every triple of values stands in an accepted one, where any is accepted.
+
+    tries: completions in which a triple is tried before it counts as refused wherever tried.
+    """
+
+    def __init__(self, space: Mapping[str, Sequence[str]], seed: int, tries: int = 4) -> None:
+        self.space, self.draw, self.tries = dict(space), np.random.default_rng(seed), tries
+        self.open: dict[Triple, int] = {
+            tuple(zip(fields, chosen, strict=True)): 0
+            for fields in itertools.combinations(sorted(space), 3)
+            for chosen in itertools.product(*(space[field] for field in fields))
+        }
+        self.total, self.covered, self.refused = len(self.open), 0, 0
+        self.pairs: dict[frozenset[tuple[str, str]], list[int]] = {}
+        self._queue = [t for t in self.draw.permutation(np.arange(self.total)).tolist()]
+        self._listed = list(self.open)
+
+    def rows(self) -> Iterator[Row]:
+        """The next row to try; say of each whether it was ``accepted``."""
+        while self._queue:
+            triple = self._listed[self._queue[-1]]
+            if triple not in self.open:
+                self._queue.pop()
+                continue
+            yield self._completed(triple)
+
+    def _completed(self, triple: Triple) -> Row:
+        """The triple, and for each other field the value that brings most open triples with what stands."""
+        row = dict(triple)
+        for field in self.draw.permutation(sorted(set(self.space) - set(row))).tolist():
+            best, most = "", -1
+            for value in self.draw.permutation(list(self.space[field])).tolist():
+                brings = sum(
+                    tuple(sorted((*pair, (field, value)))) in self.open
+                    for pair in itertools.combinations(row.items(), 2)
+                ) - 100 * any(self._hopeless((field, value), one) for one in row.items())
+                if brings > most or not best:
+                    best, most = value, brings
+            row[field] = best
+        return row
+
+    def _hopeless(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
+        accepted, refused = self.pairs.get(frozenset((one, other)), (0, 0))
+        return not accepted and refused >= 6 * self.tries
+
+    def said(self, row: Row, accepted: bool) -> None:
+        """Whether a row was accepted."""
+        for pair in itertools.combinations(row.items(), 2):
+            self.pairs.setdefault(frozenset(pair), [0, 0])[0 if accepted else 1] += 1
+        for triple in itertools.combinations(sorted(row.items()), 3):
+            if triple not in self.open:
+                continue
+            if accepted:
+                del self.open[triple]
+                self.covered += 1
+                continue
+            self.open[triple] += 1
+            hopeless = any(self._hopeless(*pair) for pair in itertools.combinations(triple, 2))
+            if self.open[triple] >= self.tries or hopeless:
+                del self.open[triple]
+                self.refused += 1

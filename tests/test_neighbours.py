@@ -1,0 +1,188 @@
+"""Every combination of options that is accepted has the sensitivity it is charged for, and releases nothing else.
+
+``neighbour_worlds``: toy data and their neighbours; ``neighbour_choices``: every value there is; ``neighbour_cases``: a
+plan of each, and the ways to run it; ``neighbour_harness``: what is measured. Here: sixty combinations that reach every
+value, all of those that touch records (slow), every triple of values of the others (slow), and six planted faults.
+"""
+
+import dataclasses
+import os
+
+import neighbour_cases as cases
+import neighbour_choices as choices
+import neighbour_worlds as worlds
+import numpy as np
+import pytest
+import torch
+
+from pate_torch import preflight, results
+from pate_torch.accounting.events import Gaussian
+from pate_torch.mechanisms import descent, gaussian
+from pate_torch.pipeline import Plan
+from pate_torch.types import Sensitivity
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
+
+SEED = int(os.environ.get("NEIGHBOURS_SEED", "0"))
+SIXTY = 60
+
+
+def judged(tally: cases.Tally, record_property, more: str = "") -> None:
+    """Report the counts, and fail with every fault."""
+    record_property("neighbours", f"{tally}{more}")
+    assert tally.ran, f"none was accepted: {tally.reasons.most_common(5)}"
+    told = [f"{case}\n    " + "\n    ".join(faults[:4]) for case, faults in tally.faults.items()]
+    assert not tally.faults, f"{tally}\n" + "\n".join(told[:20])
+
+
+def unreached(tally: cases.Tally, space) -> list[tuple[str, str]]:
+    every = {(name, value) for name, known in space.items() for value in known}
+    return sorted(every - tally.reached)
+
+
+def test_sixty_combinations_reach_every_value_and_hold(record_property):
+    draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
+    for fixed in [(name, value) for name, known in space.items() for value in known]:
+        for _ in range(60):
+            if fixed in tally.reached or tally.ran >= SIXTY:
+                break
+            cases.attempt(cases.at_random(draw, dict([fixed]), plain=0.7), tally, most=1, seed=SEED)
+    of_records = list(cases.of_records())
+    while tally.ran < SIXTY:
+        cases.attempt(of_records[draw.integers(len(of_records))], tally, most=2, seed=SEED)
+    judged(tally, record_property, f"; seed {SEED}")
+    assert not unreached(tally, space), "values that no accepted combination reached"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", worlds.FORMS)
+def test_all_that_touches_records_holds(form, record_property):
+    tally = cases.Tally()
+    for case in cases.of_records(form):
+        cases.attempt(case, tally, seed=SEED)
+    judged(tally, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("student", choices.values()["student"])
+def test_every_triple_of_the_other_choices_holds(student, record_property):
+    """Of each student's own: what touches records is drawn at random for every row."""
+    draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
+    others = {name: known for name, known in space.items() if name not in (*cases.RECORDS, "student", "refit")}
+    array = choices.Covering(others, SEED)
+    for row in array.rows():
+        for _ in range(3):
+            case = cases.at_random(draw, {**row, "student": student}, plain=0.5)
+            if accepted := cases.attempt(case, tally, most=1, seed=SEED):
+                break
+        array.said(row, accepted)
+    covered = f"; {array.total} triples, {array.covered} covered, {array.refused} refused wherever tried"
+    judged(tally, record_property, covered)
+    assert not [one for one in unreached(tally, others)], "values that no accepted combination reached"
+
+
+# ---- it finds what is planted --------------------------------------------------------------------------------------
+
+RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", "transduction": "none",
+                         "representation": "none"}  # fmt: skip
+CENSUS = RECORDS | {"census": "census", "mechanism": "histogram"}
+SLOPES = RECORDS | {"census": "slopes", "mechanism": "descent"}
+TEACHERS = RECORDS | {"census": "none", "mechanism": "gaussian"}
+
+
+def faults(case, times: int = 1) -> str:
+    """Everything found in a case, with so many draws of neighbours at most; it must be accepted."""
+    tally = cases.Tally()
+    for seed in range(times):
+        assert cases.attempt(case, tally, seed=seed), tally.reasons
+        if tally.faults:
+            break
+    return "\n".join(fault for found in tally.faults.values() for fault in found)
+
+
+def test_a_capacity_where_records_answer_is_found(monkeypatch):
+    case = CENSUS | {"partition": "add_remove capacity=3"}
+    assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
+    monkeypatch.setattr(Plan, "_check_census", lambda self: None)
+    monkeypatch.setattr("pate_torch.census.of_each_record", lambda shards, said: said)
+    assert "L2 1.414 where it says 1" in faults(case, times=12)
+
+
+def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
+    def short(adjacency: str, size: int) -> Sensitivity:
+        return Sensitivity(l1=size**0.5, l2=1.0, linf=1.0, adjacency=adjacency)
+
+    case = SLOPES | {"partition": "replace_one"}
+    assert not faults(case)
+    monkeypatch.setattr("pate_torch.slopes.one_vector", short)
+    monkeypatch.setattr(descent, "one_vector", short)
+    assert "L2" in faults(case, times=4)
+
+
+def test_an_id_that_merges_records_is_found(monkeypatch):
+    case = CENSUS | {"partition": "replace_one", "unit": "repeated"}
+    assert not faults(case)
+    for module in ("pate_torch.data.units", "pate_torch.census"):
+        monkeypatch.setattr(f"{module}.unit_names", lambda private, adjacency: private.unit_id)
+    assert "where it says" in faults(case, times=12)
+
+
+def test_roles_that_follow_content_are_found(monkeypatch):
+    case = TEACHERS | {"partition": "replace_one", "form": "csv by hash"}
+    assert not cases.attempt(case, cases.Tally())
+    monkeypatch.setattr(preflight, "refuse_adjacency", lambda *_: None)
+    assert "differs" in faults(case, times=4)
+
+
+@pytest.mark.parametrize("case", [TEACHERS, SLOPES], ids=["teachers", "slopes"])
+def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
+    made = results.report
+
+    def telling(**given):
+        return dataclasses.replace(made(**given), label_accuracy=len(given["data"].private) / 1000)
+
+    monkeypatch.setattr(results, "report", telling)
+    assert "summary.json differs" in faults(case | {"partition": "add_remove"})
+
+
+def test_a_price_for_less_than_is_said_is_found(monkeypatch):
+    monkeypatch.setattr(gaussian, "answer_event", lambda sigma, count, discrete: Gaussian(mu=1 / sigma, count=count))
+    assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+
+
+def test_an_array_covers_every_triple_that_is_accepted():
+    space = {name: [f"{name}{i}" for i in range(3)] for name in "abcde"}
+    array = choices.Covering(space, seed=1)
+    rows = []
+    for row in array.rows():
+        accepted = (row["a"], row["b"]) != ("a0", "b0")
+        array.said(row, accepted)
+        rows += [row] if accepted else []
+    assert array.covered == array.total - 9 and array.refused == 9  # nine triples hold the refused pair
+    assert array.total == 10 * 27 and len(rows) < 80
+
+
+@pytest.mark.parametrize("form", worlds.FORMS)
+def test_neighbours_differ_by_one_unit_of_the_private_side(form, tmp_path):
+    for unit in (unit for unit in worlds.UNITS if worlds.fits(form, unit) and unit != "label"):
+        try:
+            here = worlds.source(form, unit, cases.ROWS, tmp_path / f"{unit}-here").load()
+        except ValueError:
+            continue  # positions have no units of several records
+        for adjacency in here.adjacencies:
+            if adjacency == "replace_one" and unit == "group":
+                continue
+            found = worlds.neighbours(form, unit, adjacency, cases.ROWS, tmp_path / f"{unit}-{adjacency}")
+            assert len(found) >= 4
+            for number, one in enumerate(found):
+                there = worlds.source(form, unit, one.rows, tmp_path / f"{unit}-{adjacency}-{number}").load()
+                assert torch.equal(here.pool.x, there.pool.x), (form, unit, one.how)
+                ids = [set(data.private.unit_id.tolist()) for data in (here, there)]
+                if adjacency == "replace_one":
+                    assert len(here.private) == len(there.private)
+                    assert (here.private.x != there.private.x).flatten(1).any(1).sum() <= 1
+                else:
+                    assert len(ids[0] ^ ids[1]) == 1, (form, unit, one.how)
