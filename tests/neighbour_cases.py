@@ -37,7 +37,7 @@ RECORDS = ("form", "unit", "partition", "noise", "census", "transduction", "repr
 
 PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "succession": "none", "recipe": "logistic",
          "strategy": "random", "student": "logistic", "refit": "logistic", "target": "none", "baseline": "False",
-         "route": "train"}  # fmt: skip
+         "route": "train", "classes": "3"}  # fmt: skip
 
 
 def space() -> dict[str, Sequence[str]]:
@@ -47,10 +47,15 @@ def space() -> dict[str, Sequence[str]]:
         "form": list(worlds.FORMS),
         "unit": list(worlds.UNITS),
         "noise": ["torch", "discrete"],
+        "classes": ["2", "3"],
         "target": ["none", "5"],
         "baseline": ["False", "True"],
         "route": list(ROUTES),
     }
+
+
+def classes(case: Case) -> tuple[str, ...]:
+    return worlds.CLASSES[: int(case["classes"])]
 
 
 def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
@@ -66,7 +71,7 @@ def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
         "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
     }  # fmt: skip
     Plan(source=None, **given)  # type: ignore[arg-type]  # most of what does not go together shows before files do
-    return Plan(source=worlds.source(case["form"], case["unit"], rows, home / "data"), **given)
+    return Plan(source=worlds.source(case["form"], case["unit"], rows, home / "data", classes(case)), **given)
 
 
 # ---- ways to run ---------------------------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ def reuse(plan: Plan) -> None:
 def dpsgd(plan: Plan) -> None:
     if plan.census is not None or plan.selection is not None or plan.sanitiser is not None:
         raise ValueError("dpsgd: has no such parts")
-    DpSgd(network="logistic", steps=2).run(plan)
+    DpSgd(network="logistic", steps=2).run(dataclasses.replace(plan, target_epsilon=plan.target_epsilon or 3.0))
 
 
 def votes_of(plan: Plan) -> tuple[Any, Votes]:
@@ -192,7 +197,7 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
         tally.reached |= set(case.items())
         faults = _prices(case, first, home) if case["route"] in ("train", "python", "votes") else []
         adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
-        beside = worlds.neighbours(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed)
+        beside = worlds.neighbours(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed, classes(case))
         order = np.random.default_rng(seed).permutation(len(beside))
         for place in order[:most]:
             tally.neighbours += 1
@@ -249,8 +254,12 @@ def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Cas
         name: PLAIN[name] if name in PLAIN and draw.random() < plain else str(draw.choice(list(known[name])))
         for name in known
     } | fixed
+    if "unit" not in fixed:
+        case["unit"] = str(draw.choice([unit for unit in worlds.UNITS if worlds.fits(case["form"], unit)]))
     if "mechanism" not in fixed and draw.random() < 0.7:
         case["mechanism"] = mechanism_for(case)
+    if case["mechanism"] == "soft_stability" and "classes" not in fixed:
+        case["classes"] = "2"
     if "census" not in fixed and case["mechanism"].split()[0] in ("histogram", "descent"):
         case["census"] = {"histogram": "census", "descent": "slopes"}[case["mechanism"].split()[0]]
         case["transduction"] = fixed.get("transduction", "none")

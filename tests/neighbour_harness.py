@@ -235,11 +235,10 @@ def released(home: Path) -> dict[str, Any]:
         name = file.relative_to(home)
         if not {"release", "answers"} & set(name.parts):
             continue
-        if "tfevents" in file.name:
-            found[str(name)] = [
-                (event.step, [(v.tag, v.SerializeToString()) for v in event.summary.value])
-                for event in EventFileLoader(str(file)).Load()
-            ]
+        if "tfevents" in file.name:  # several writers, whose files are numbered by the second in which they began
+            events = [(event.step, str(event.summary)) for event in EventFileLoader(str(file)).Load()]
+            found.setdefault(str(name.parent), []).append(events)
+            found[str(name.parent)].sort()
             continue
         content = file.read_bytes()
         for head in heads:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.protocols import DatasetSource
 
 CLASSES = ("0", "1", "2")
-RARE = "2"  # in one private row at most
+"""The last occurs in one private row at most."""
 FEATURES = 4
 SIDE = 8  # of an image
 EXTREME = 3e38
@@ -116,7 +116,7 @@ def _files(write: Write, suffix: str, folder: Path, kept: list[Row], unit: str, 
 OWN = ("public", "test")
 
 
-def tensors(kept: list[Row], unit: str, folder: Path) -> DatasetSource:
+def tensors(kept: list[Row], unit: str, folder: Path, classes: Sequence[str] = CLASSES) -> DatasetSource:
     part = {name: [row for row in kept if row.part == name] for name in ("private", "public", "test")}
     x = {name: torch.tensor([row.x for row in rows_], dtype=torch.float32) for name, rows_ in part.items()}
     y = {name: torch.tensor([int(row.label) for row in rows_]) for name, rows_ in part.items()}
@@ -124,43 +124,50 @@ def tensors(kept: list[Row], unit: str, folder: Path) -> DatasetSource:
     ids = None if named is None else [getattr(row, named) for row in part["private"]]
     return Tensors(
         name="toy", x=x["private"], y=y["private"], pool_x=x["public"], test_x=x["test"], test_y=y["test"],
-        class_names=CLASSES, unit_id=ids, unit="group:group" if unit == "group" else "record", nominal_size=24,
+        class_names=tuple(classes), unit_id=ids, unit="group:group" if unit == "group" else "record", nominal_size=24,
     )  # fmt: skip
 
 
-def csv(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = (), roles: str = "hash") -> DatasetSource:
+Parts = tuple[str, ...]
+
+
+def csv(
+    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
+) -> DatasetSource:
     return Csv(
-        name="toy", **_files(_csv, ".csv", folder, kept, unit, parts), classes=CLASSES, nominal_size=24, roles=roles,
-        id="id" if unit in ("record", "repeated") and roles == "hash" else None,
+        name="toy", **_files(_csv, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
+        roles=roles, id="id" if unit in ("record", "repeated") and roles == "hash" else None,
         ignore=["id"] if unit in ("record", "repeated") and roles != "hash" else [],
         group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
     )  # fmt: skip
 
 
-def libsvm(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = (), roles: str = "hash") -> DatasetSource:
+def libsvm(
+    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
+) -> DatasetSource:
     return Libsvm(
-        name="toy", **_files(_svm, ".svm", folder, kept, unit, parts), classes=CLASSES, nominal_size=24, roles=roles,
-        group="qid" if unit == "group" else None, num_features=FEATURES, fractions=(0.5, 0.3, 0.2),
+        name="toy", **_files(_svm, ".svm", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
+        roles=roles, group="qid" if unit == "group" else None, num_features=FEATURES, fractions=(0.5, 0.3, 0.2),
     )  # fmt: skip
 
 
-def images(kept: list[Row], unit: str, folder: Path, parts: tuple[str, ...] = ()) -> DatasetSource:
+def images(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = ()) -> DatasetSource:
     return ImageFolder(
-        name="toy", **_files(_images, "", folder, kept, unit, parts), classes=CLASSES, size=SIDE, channels=1,
+        name="toy", **_files(_images, "", folder, kept, unit, parts), classes=list(classes), size=SIDE, channels=1,
         nominal_size=24, group="^([^_]+)_" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
     )  # fmt: skip
 
 
-FORMS: dict[str, Callable[[list[Row], str, Path], DatasetSource]] = {
+FORMS: dict[str, Callable[[list[Row], str, Path, Sequence[str]], DatasetSource]] = {
     "tensors": tensors,
-    "csv with a public file": lambda r, u, f: csv(r, u, f, OWN),
-    "csv with a test file": lambda r, u, f: csv(r, u, f, ("test",)),
+    "csv with a public file": lambda r, u, f, c: csv(r, u, f, c, OWN),
+    "csv with a test file": lambda r, u, f, c: csv(r, u, f, c, ("test",)),
     "csv by hash": csv,
-    "csv by position": lambda r, u, f: csv(r, u, f, roles="position"),
-    "libsvm with a public file": lambda r, u, f: libsvm(r, u, f, OWN),
+    "csv by position": lambda r, u, f, c: csv(r, u, f, c, roles="position"),
+    "libsvm with a public file": lambda r, u, f, c: libsvm(r, u, f, c, OWN),
     "libsvm by hash": libsvm,
-    "libsvm by position": lambda r, u, f: libsvm(r, u, f, roles="position"),
-    "images with public ones": lambda r, u, f: images(r, u, f, OWN),
+    "libsvm by position": lambda r, u, f, c: libsvm(r, u, f, c, roles="position"),
+    "images with public ones": lambda r, u, f, c: images(r, u, f, c, OWN),
     "images by hash": images,
 }
 
@@ -177,10 +184,10 @@ def fits(form: str, unit: str) -> bool:
     return True
 
 
-def source(form: str, unit: str, kept: list[Row], folder: Path) -> DatasetSource:
+def source(form: str, unit: str, kept: list[Row], folder: Path, classes: Sequence[str] = CLASSES) -> DatasetSource:
     """The package's source of these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = FORMS[form](kept, "content" if unit == "label" else unit, folder)
+    made = FORMS[form](kept, "content" if unit == "label" else unit, folder, classes)
     return LabelsOnly(source=made) if unit == "label" else made
 
 
@@ -215,18 +222,26 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
     return places
 
 
-def _others(row: Row, kept: list[Row]) -> Iterator[tuple[str, Row]]:
+def _others(row: Row, kept: list[Row], rare: str) -> Iterator[tuple[str, Row]]:
     """What may come in a row's place, or beside it."""
     yield "ordinary", dataclasses.replace(row, x=(0.25, -1.5, 2.0, 0.5), label="1", id="new", group="private-new")
     yield "extreme", dataclasses.replace(row, x=(EXTREME, -EXTREME, EXTREME, 0.0), id="vast", group="private-vast")
-    yield "of a class of its own", dataclasses.replace(row, label=RARE, id="rare", group="private-rare")
+    yield "of a class of its own", dataclasses.replace(row, label=rare, id="rare", group="private-rare")
     yield (
         "with an id that occurs",
         dataclasses.replace(kept[1], x=tuple(-v for v in row.x), label="0" if row.label == "1" else "1"),
     )
 
 
-def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Path, seed: int = 0) -> list[Neighbour]:
+def neighbours(
+    form: str,
+    unit: str,
+    adjacency: str,
+    kept: list[Row],
+    folder: Path,
+    seed: int = 0,
+    classes: Sequence[str] = CLASSES,
+) -> list[Neighbour]:
     """Neighbours under this relation. ``folder``: to write files in, where roles must be found out."""
     inside = private_rows(form, unit, kept, folder / "roles")
     draw = np.random.default_rng(seed)
@@ -234,7 +249,7 @@ def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Pa
     chosen = [inside[i] for i in draw.permutation(len(inside))[:3]]
     if unit == "label":
         for place in chosen[:2]:
-            for label in CLASSES:
+            for label in classes:
                 if label != kept[place].label:
                     changed = [*kept]
                     changed[place] = dataclasses.replace(kept[place], label=label)
@@ -242,7 +257,7 @@ def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Pa
         return found
     if adjacency == "replace_one":
         for place in chosen[:2]:
-            for how, other in _others(kept[place], kept):
+            for how, other in _others(kept[place], kept, classes[-1]):
                 changed = [*kept]
                 changed[place] = other
                 found.append(Neighbour(f"row {place} replaced by one that is {how}", changed))
@@ -253,7 +268,7 @@ def neighbours(form: str, unit: str, adjacency: str, kept: list[Row], folder: Pa
     for name in dict.fromkeys([largest, *(unit_of(kept[i], unit, form) for i in chosen)]):
         gone = [row for row in kept if unit_of(row, unit, form) != name]
         found.append(Neighbour(f"without unit {name}"[:60], gone))
-    for number, (how, other) in enumerate(_others(kept[chosen[0]], kept)):
+    for number, (how, other) in enumerate(_others(kept[chosen[0]], kept, classes[-1])):
         if unit != "record" and how == "with an id that occurs":
             continue  # it would belong to a unit that is there
         for attempt in itertools.count():
