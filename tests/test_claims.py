@@ -57,7 +57,7 @@ def selection(**changes) -> Selection:
 
 def inlined(schema, defs=None):
     """The schema without references."""
-    defs = schema.get("$defs") if defs is None else defs
+    defs = schema.get("$defs", {}) if defs is None else defs
     if isinstance(schema, list):
         return [inlined(item, defs) for item in schema]
     if not isinstance(schema, dict):
