@@ -155,8 +155,10 @@ def source(classes: int):
 
 @every_form
 def test_brought_votes(tmp_path, name, noise):
-    """Interactive looks at a student between rounds: it gets two."""
+    """Interactive looks at a student between rounds: it gets two, and answers whatever is unanimous."""
     mechanism = made(name, noise)
+    if name == "interactive":
+        mechanism = dataclasses.replace(mechanism, threshold=-10.0)
     one = plan(
         tmp_path,
         "one",
@@ -240,8 +242,17 @@ def test_whole_runs(tmp_path, route):
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
         assert labels < found["epsilon"]
-    if route == "confident":
-        assert found["epsilon_ex_post"] < found["epsilon"] == found["epsilon_charged"]
+
+
+def test_confident_claims_what_it_reserved(tmp_path):
+    """Of three questions one has half of the votes, and is not answered."""
+    mechanism = Confident(screen_sigma=0.5, threshold=15.0, sigma=3.0)
+    votes = ballots(tmp_path / "votes.npy", mechanism, 30)
+    pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=30,
+                             opening_budget=200.0))  # fmt: skip
+    found = check(tmp_path, one.folder)
+    assert found["queries_answered"] == 20
+    assert found["epsilon_ex_post"] == found["epsilon_charged_ex_post"] < found["epsilon"]
 
 
 def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
@@ -258,7 +269,7 @@ def test_releases_of_one_account_stay_below_its_total(tmp_path):
     """One after the other: each claims its own, and the account all of them, at every moment."""
     steps = [
         plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser()),
-        plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=6.0, sigma=4.0)),
+        plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
         plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), strategy=Random(rounds=2)),
         plan(tmp_path, "chosen", mechanism=Gaussian(sigma=7.0), selection=selection()),
     ]
@@ -313,7 +324,7 @@ def pate(home, x, y, classes=2, **changes) -> Pate:
 LINE = torch.linspace(-4, 4, 80)[:, None]
 
 
-@pytest.mark.parametrize("mechanism", [Gaussian(sigma=6.0), Confident(screen_sigma=3.0, threshold=5.0, sigma=6.0)],
+@pytest.mark.parametrize("mechanism", [Gaussian(sigma=6.0), Confident(screen_sigma=2.0, threshold=1.0, sigma=6.0)],
                          ids=lambda m: m.name)  # fmt: skip
 def test_the_python_api(tmp_path, mechanism):
     one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), mechanism=mechanism)
