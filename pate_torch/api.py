@@ -240,11 +240,13 @@ class Pate:
         plan = replace(plan, transduction=voting, succession=succession, representation=representation)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
-        with self._open() as ledger, Stages(quiet=self.quiet) as stages, self._clock("labels"):
+        with self._open() as ledger, Stages(quiet=self.quiet) as stages:
             store = TeacherStore(self.home)
             budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
-            teachers = self._asked(plan, data, ledger, stages)
-            release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
+            with self._clock("votes"):
+                teachers = self._asked(plan, data, ledger, stages)
+            with self._clock("labels"):
+                release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
             teachers.remember(ledger.head())
             store.remember(self.name, ledger.head())
         self._labelled, self._student = _Labelled(plan, data, release, record, reused), None

@@ -55,10 +55,11 @@ class Teachers:
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Loaded:
     """PRIVATE. data: without the private records kept from the teachers, for choosing a student (``validation``) or for
-    the owner's membership test (``others``); None: none are.
+    the owner's membership test (``others``); None: none are. everyone: all private records, whose account is charged.
     """
 
     data: Dataset
+    everyone: PrivateData
     validation: PrivateData | None = None
     others: PrivateData | None = None
 
@@ -66,11 +67,12 @@ class Loaded:
 def load(plan: Plan) -> Loaded:
     """The data set, parted as the plan says."""
     data, validation, others = plan.source.load(), None, None
+    everyone = data.private
     if plan.selection is not None:
         data, validation = plan.selection.hold_out(data, plan.partition.adjacency, plan.seed)
     if plan.membership is not None:
         data, others = plan.membership.hold_out(data, plan.partition.adjacency, plan.seed)
-    return Loaded(data=data, validation=validation, others=others)
+    return Loaded(data=data, everyone=everyone, validation=validation, others=others)
 
 
 def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:

@@ -7,6 +7,7 @@ The owner vouches for what no file can show: that every privacy unit reached one
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -212,6 +213,14 @@ class Register:
                 f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
             )
         return Enrolled(id=record["id"], fingerprint=fingerprint)
+
+    def behind(self, name: str, fingerprint: str) -> bool:
+        """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
+        with contextlib.suppress(ValueError):
+            return bool(self.store.manifest(name)["fingerprint"] == fingerprint)
+        with contextlib.suppress(ValueError):
+            return bool(self._record(fingerprint)["id"] == name)
+        return False
 
     def set_ledger_head(self, enrolled: Enrolled, ledger_head: str) -> None:
         """Remember the newest ledger entry, so that the votes are not used apart from their ledger."""

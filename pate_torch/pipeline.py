@@ -80,7 +80,7 @@ def _run(plan: Plan) -> ReleasedReport:
             reused = True
             if plan.selection is not None:
                 # The choice is charged: on the account's own terms, and refused before anything is trained.
-                fingerprint = TeacherStore(plan.root).fingerprint(data.private)
+                fingerprint = TeacherStore(plan.root).fingerprint(loaded.everyone)
                 budget = open_budget(plan, ledger, data, plan.selection.worst_case(), fingerprint)
                 budget.check(plan.selection.worst_case())
         else:
@@ -94,7 +94,7 @@ def _run(plan: Plan) -> ReleasedReport:
             make_private_folder(plan.root, "store")
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             store = TeacherStore(plan.root)
-            fingerprint = store.fingerprint(data.private) if brought is None else Register(store).content(brought)
+            fingerprint = store.fingerprint(loaded.everyone) if brought is None else Register(store).content(brought)
             budget = open_budget(plan, ledger, data, planned, fingerprint)
         make_private_folder(plan.folder / "private")
         board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)
@@ -288,9 +288,8 @@ def examine(
     data = loaded.data
     if plan.membership is None or record["adjacency"] != plan.partition.adjacency:
         return owner
-    here = TeacherStore(plan.root).fingerprint(data.private)
-    charged = ledger.charges(data.spec.name).get(release.id)
-    if charged is None or charged.fingerprint != here:
+    store = TeacherStore(plan.root)
+    if not Register(store).behind(record["teachers_id"], store.fingerprint(data.private)):
         return owner  # labels of other records, or of votes that were brought: who taught is not known here
     # In a census every record took part: one shard of all.
     shards = plan.partition.shards(data.private, max(1, record["num_teachers"]), record["seed"])

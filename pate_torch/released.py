@@ -126,7 +126,7 @@ def find_same(
 ) -> tuple[Release, dict[str, Any]] | None:
     """A release with the same key, if there is one: the same questions need not be paid for twice."""
     for folder, record in runs.releases(root):
-        if record.get("key") == same and record.get("private") is True:
+        if record.get("key") == same and record.get("private") is True and record.get("dataset") == spec.name:
             return _read(folder, record, pool, spec, ledger), record
     return None
 

@@ -1,0 +1,361 @@
+"""Runs held to their account's terms: unit, adjacency, noise, ledger and records; and what one unit may move."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from command_runs import ledger_entries, train
+from killed_runs import blobs, plan
+from test_api import clouds as points
+from test_claims import pate, selection
+from test_experiments_dpsgd import clouds
+
+from pate_torch import Pate, label, pipeline
+from pate_torch.census import Census
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.tabular import Csv
+from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
+from pate_torch.ledger import CHOICE, LABELS, Ledger
+from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.noise import NoiseSource, Rehearsal
+from pate_torch.runplan import Plan
+from pate_torch.slopes import Slopes
+from pate_torch.students.training import GradientStudent
+from pate_torch.types import Context
+
+
+def released(plan) -> str:
+    return json.loads((plan.folder / "release" / "summary.json").read_text())["release_id"]
+
+
+def entries(home) -> list[str]:
+    """Every entry of the ledger, by its hash."""
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        return [entry.hash for entry in ledger.entries()]
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    """From here on nothing is trained, and no noise is drawn."""
+
+    def forbid():
+        monkeypatch.setattr(GradientStudent, "fit", lambda *_, **__: pytest.fail("a student was trained"))
+        monkeypatch.setattr("pate_torch.ensembling.train", lambda *_, **__: pytest.fail("teachers were trained"))
+        monkeypatch.setattr(NoiseSource, "_blocks", lambda *_: pytest.fail("noise was drawn"))
+
+    return forbid
+
+
+def refused(one, words, home) -> None:
+    """The run is stopped by an error with these words; nothing is charged or left behind."""
+    before = entries(home)
+    with pytest.raises(ValueError, match=words):
+        pipeline.run(one)
+    assert entries(home) == before and not one.folder.exists()
+
+
+# ---- a choice of a student on other terms ---------------------------------------------------------------------------
+
+
+def table(path, group: str | None) -> Csv:
+    """A file for each role, so that parts and features are the same with and without a group."""
+    x, y = points(160, 0)
+    rows = [(*map(str, x[n].tolist()), str(int(y[n])), f"p{n % 60}") for n in range(160)]
+    for name, part in (("private.csv", rows[:120]), ("public.csv", rows[120:140]), ("test.csv", rows[140:])):
+        with (path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([("a", "b", "label", "patient"), *part])
+    files = {key: str(path / f"{key.removesuffix('_path')}.csv") for key in ("public_path", "test_path")}
+    return Csv(name="blobs", path=str(path / "private.csv"), **files, features=["a", "b"], group=group)
+
+
+@pytest.mark.parametrize("groups", [("patient", None), (None, "patient")], ids=["now of records", "now of groups"])
+def test_a_choice_for_another_unit_is_refused_before_training(tmp_path, nothing_runs, groups):
+    before, now = (table(tmp_path, group) for group in groups)
+    pipeline.run(first := plan(tmp_path, "first", source=before))
+    nothing_runs()
+    words = r"unit='record'.*'group:patient'" if groups[0] else "cannot protect group:patient"
+    refused(plan(tmp_path, "b", source=now, labels=released(first), selection=selection()), words, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "partitions", [(AddRemove(), ReplaceOne()), (ReplaceOne(), AddRemove())], ids=["now replace", "now add"]
+)
+def test_a_choice_under_another_adjacency_is_refused_before_training(tmp_path, nothing_runs, partitions):
+    before, now = partitions
+    pipeline.run(first := plan(tmp_path, "first", partition=before))
+    nothing_runs()
+    one = plan(tmp_path, "b", partition=now, labels=released(first), selection=selection())
+    refused(one, rf"adjacency='{now.adjacency}'.*'{before.adjacency}'", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [({"delta": 1e-5}, "delta=1e-05"), ({"selection": selection(epsilon=60.0)}, "pass the cap")],
+    ids=["delta", "cap"],
+)
+def test_a_choice_that_the_account_does_not_admit_is_refused_before_training(tmp_path, nothing_runs, changes, words):
+    pipeline.run(first := plan(tmp_path, "first"))
+    nothing_runs()
+    refused(plan(tmp_path, "b", labels=released(first), **{"selection": selection(), **changes}), words, tmp_path)
+
+
+def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, nothing_runs):
+    discrete = {"noise": "discrete", "mechanism": Gaussian(sigma=2.0, noise="discrete")}
+    pipeline.run(first := plan(tmp_path, "first", **discrete))
+    with pytest.raises(ValueError, match=r"selection=.*floating point"):
+        plan(tmp_path, "b", selection=selection(), **discrete)
+    nothing_runs()
+    refused(plan(tmp_path, "b", labels=released(first), selection=selection()), "noise='torch'.*'discrete'", tmp_path)
+    monkey = plan(tmp_path, "c", seed=1)
+    refused(monkey, "noise='torch'.*'discrete'", tmp_path)
+
+
+def test_the_command_refuses_a_choice_in_whole_numbers(tmp_path, monkeypatch):
+    outcome = train(tmp_path, "noise=discrete", "selection=exponential", monkeypatch=monkeypatch)
+    assert "selection='exponential'" in outcome.error and ledger_entries(tmp_path) == []
+
+
+def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
+    pipeline.run(first := plan(tmp_path, "first"))
+    pipeline.run(plan(tmp_path, "b", labels=released(first), selection=selection()))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert [charge.what for charge in ledger.charges("blobs").values()] == [LABELS, CHOICE]
+
+
+# ---- a capacity where every record answers for itself ---------------------------------------------------------------
+
+HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), Descent(sigma=9.0, adjacency="add_remove")
+ANSWERS = [(Census(), HISTOGRAM), (Slopes(size=100), DESCENT)]
+every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["census", "slopes"])
+
+
+@every_answer
+def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism):
+    settings = (f"voting={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
+    outcome = train(tmp_path, *settings, monkeypatch=monkeypatch)
+    assert "partition.capacity=50" in outcome.error and "Leave out partition.capacity" in outcome.error
+    assert ledger_entries(tmp_path) == []
+
+
+@every_answer
+def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
+    x, y = points(60, 0)
+    given = {"mechanism": mechanism, "partition": AddRemove(capacity=50)}
+    one = Pate("line", classes=3, home=tmp_path, teacher=voting, delta=1e-4, **given).fit_teachers(x, y)
+    with pytest.raises(ValueError, match=r"partition\.capacity=50"):
+        one.label(points(30, 1)[0], num_queries=5)
+    assert "reserve" not in ledger_entries(tmp_path)
+
+
+@every_answer
+@pytest.mark.parametrize("capacity,moved", [(None, 1.0), (1000, math.inf), (3, math.inf)])
+def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism, capacity, moved):
+    """Whether or not it drops a record of these: that is theirs to change."""
+    data = blobs().load()
+    shards = AddRemove(capacity=capacity).shards(data.private, 1, 0)
+    answers = voting.records(data, shards, encoder=None)
+    assert answers.sensitivity.l2 == moved and shards.capped is (capacity is not None)
+    value = answers.take(torch.arange(5))
+    if capacity is None:
+        assert mechanism.release(value, Rehearsal("torch"), Context(num_queries=5)).events
+    else:
+        with pytest.raises(ValueError, match="sensitivity="):
+            mechanism.release(value, Rehearsal("torch"), Context(num_queries=5))
+
+
+@every_answer
+def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
+    monkeypatch.setattr(Plan, "_check_census", lambda self: None)
+    nothing_runs()
+    one = plan(tmp_path, "one", census=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
+    with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
+        pipeline.run(one)
+    assert not (one.folder / "release").exists()
+
+
+def test_teachers_may_have_a_capacity(tmp_path):
+    pipeline.run(plan(tmp_path, "one", partition=AddRemove(capacity=50)))
+    assert "commit" in ledger_entries(tmp_path)
+
+
+# ---- a ledger that is not the one that was charged ------------------------------------------------------------------
+
+
+def lose(home, older=None) -> None:
+    """Delete the ledger, or put an older copy in its place."""
+    for file in home.glob("ledger.sqlite*"):
+        file.unlink()
+    if older is not None:
+        shutil.copy(older, home / "ledger.sqlite")
+
+
+ROUTES = {
+    "teachers": ({}, {"seed": 1}),
+    "other teachers": ({}, {"num_teachers": 6}),
+    "slopes": (
+        {"census": Slopes(size=100), "mechanism": DESCENT},
+        {"census": Slopes(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+    ),
+    "teachers, then census": ({}, {"census": Census(), "mechanism": HISTOGRAM}),
+    "census, then teachers": ({"census": Census(), "mechanism": HISTOGRAM}, {}),
+    "a choice": ({}, {"selection": selection()}),
+}
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["deleted", "older"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_lost_ledger_stops_the_next_run_and_is_named(tmp_path, nothing_runs, route, older):
+    before, now = ROUTES[route]
+    if older:  # it knows the account, and not its newest release
+        pipeline.run(plan(tmp_path, "oldest", **{**before, "seed": 7}))
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            ledger.backup(tmp_path / "older.sqlite")
+    pipeline.run(plan(tmp_path, "first", **before))
+    lose(tmp_path, tmp_path / "older.sqlite" if older else None)
+    known = entries(tmp_path) if older else []
+    nothing_runs()
+    with pytest.raises(ValueError, match=r"dataset\.name='blobs'.*ledger\.sqlite.*\.json remembers"):
+        pipeline.run(plan(tmp_path, "second", **now))
+    assert (entries(tmp_path) if older else [k for k in ledger_entries(tmp_path) if k != "genesis"]) == known
+
+
+def test_labels_beside_a_lost_ledger_are_not_used_again(tmp_path):
+    pipeline.run(first := plan(tmp_path, "first"))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.backup(tmp_path / "older.sqlite")
+    pipeline.run(plan(tmp_path, "second", seed=1))
+    lose(tmp_path, tmp_path / "older.sqlite")
+    again = plan(tmp_path, "third", labels=released(first), selection=selection())
+    refused(again, r"another privacy ledger.*\.json remembers", tmp_path)
+
+
+def test_the_label_command_stops_at_a_lost_ledger(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    given = ["num_classes=2", "dataset.name=line", "mechanism.sigma=9", "privacy.delta=1e-5", "quiet=true"]
+    for n, votes in enumerate(([[20, 0]] * 4, [[0, 20]] * 4)):
+        np.save(tmp_path / f"{n}.npy", np.array(votes))
+    assert label.main([f"votes={tmp_path / '0.npy'}", *given]) == 0
+    lose(tmp_path / "home")
+    assert label.main([f"votes={tmp_path / '1.npy'}", *given]) == 2
+    assert ".json remembers an entry" in capsys.readouterr().err
+    assert ledger_entries(tmp_path / "home") == ["genesis"]
+
+
+def test_python_stops_at_a_lost_ledger(tmp_path):
+    x, y = points(60, 0)
+    pate(tmp_path, x, y, classes=3).label(points(30, 1)[0], num_queries=5)
+    lose(tmp_path)
+    other = pate(tmp_path, x, y, classes=3, seed=1)
+    for attempt in (lambda: other.label(points(30, 1)[0], num_queries=5), lambda: other.labeler(5)):
+        with pytest.raises(ValueError, match=r"another privacy ledger.*\.json remembers"):
+            attempt()
+    assert ledger_entries(tmp_path) == ["genesis"]
+
+
+def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
+    pipeline.run(plan(tmp_path, "first"))
+    lose(tmp_path)
+    pipeline.run(plan(tmp_path, "other", source=dataclasses.replace(blobs(), name="others")))
+    assert "commit" in ledger_entries(tmp_path)
+
+
+# ---- the same records under another name ----------------------------------------------------------------------------
+
+OTHER = dataclasses.replace(blobs(), name="twin")
+TWICE = {
+    "teachers": {},
+    "census": {"census": Census(), "mechanism": HISTOGRAM},
+    "slopes": {"census": Slopes(size=100), "mechanism": DESCENT},
+    "a choice": {"selection": selection()},
+}
+
+
+@pytest.mark.parametrize("first", TWICE)
+@pytest.mark.parametrize("second", TWICE)
+def test_records_have_one_account_unless_their_owner_says_otherwise(tmp_path, first, second):
+    pipeline.run(plan(tmp_path, "first", **TWICE[first]))
+    before = entries(tmp_path)
+    again = plan(tmp_path, "second", source=OTHER, **TWICE[second])
+    with pytest.raises(ValueError, match=r"dataset\.name='twin'.*account 'blobs' already"):
+        pipeline.run(again)
+    assert entries(tmp_path) == before
+    pipeline.run(dataclasses.replace(again, second_account=True))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert [account.name for account in ledger.accounts()] == ["blobs", "twin"]
+
+
+def test_python_and_the_label_command_know_records_and_votes_again(tmp_path, monkeypatch, capsys):
+    x, y = points(60, 0)
+    pate(tmp_path, x, y, classes=3).label(points(30, 1)[0], num_queries=5)
+    other = pate(tmp_path, x, y, classes=3)
+    other.name = "twin"
+    other.fit_teachers(x, y)
+    with pytest.raises(ValueError, match="account 'line' already"):
+        other.label(points(30, 1)[0], num_queries=5)
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    np.save(tmp_path / "votes.npy", np.array([[20, 0]] * 4))
+    given = [
+        f"votes={tmp_path / 'votes.npy'}",
+        "num_classes=2",
+        "mechanism.sigma=9",
+        "privacy.delta=1e-5",
+        "quiet=true",
+    ]
+    assert label.main([*given, "dataset.name=a"]) == 0
+    assert label.main([*given, "dataset.name=b"]) == 2
+    assert "account 'a' already" in capsys.readouterr().err
+    assert label.main([*given, "dataset.name=b", "privacy.second_account=true"]) == 0
+
+
+# ---- DP-SGD: a unit is all records of one id ------------------------------------------------------------------------
+
+CLIP = 0.25
+
+
+def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
+    """The summed gradient of one step that sees every record, without noise."""
+    sums = []
+
+    def add_noise(self):
+        for p in self.params:
+            sums.append(p.summed_grad.flatten().clone())
+            p.grad = p.summed_grad.view_as(p)
+
+    monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
+    source = clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
+    one = plan(home, "one", source=source, mechanism=Gaussian(sigma=9.0))
+    DpSgd(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
+    return torch.cat(sums)
+
+
+PAIRS = {
+    "equal rows": (lambda x: x[:1], None),
+    "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"]),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_all_records_of_a_unit_move_the_gradient_by_one_clip(tmp_path, monkeypatch, pair):
+    base = clouds()
+    x, y = base.x[:40], base.y[:40]
+    second, names = PAIRS[pair]
+    twice_x, twice_y = torch.cat([x, second(x)]), torch.cat([y, y[:1]])
+
+    def total(name, x, y, ids):
+        return summed(tmp_path / name, monkeypatch, x, y, ids)
+
+    both = total("both", twice_x, twice_y, names)
+    without = total("without", x[1:], y[1:], None if names is None else names[1:40])
+    moved = float((both - without).norm())
+    assert 0.9 * CLIP < moved <= CLIP * (1 + 1e-5)
+    apart = total("apart", twice_x, twice_y, [str(n) for n in range(41)])  # two units
+    assert float((apart - without).norm()) > (1.5 * CLIP if pair == "equal rows" else 0)

@@ -1,0 +1,663 @@
+"""The one door to noise: what is refused before a charge, what an error leaves spent, and what may be gone on with."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import math
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+from test_mechanisms import CONF, build, kinds, num_classes, num_teachers, random_votes
+from test_slopes import leanings
+
+import pate_torch
+from pate_torch import labelling, released
+from pate_torch.accounting import gdp
+from pate_torch.accounting.events import ZCDP, Gaussian
+from pate_torch.budget import Budget, Rehearsal, Spending, _Charged
+from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
+from pate_torch.ledger_chain import Chain
+from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
+from pate_torch.mechanisms.soft_stability import SoftVotes
+from pate_torch.noise import NoiseSource
+from pate_torch.queries.random import Random
+from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, DataSpec, PublicPool, Sensitivity, Votes
+
+PACKAGE = Path(pate_torch.__file__).parent
+CPU = torch.device("cpu")
+TERMS = {"delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
+EACH = Gaussian(mu=0.1)
+STATE = "5" * 64
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "home" / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path):
+    with Ledger(path) as one:
+        one.open_account("svhn", budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
+        yield one
+
+
+def budget(ledger, **changes) -> Budget:
+    return Budget(**{"ledger": ledger, "account": "svhn", **TERMS, "fingerprint": "f", "run": "r", **changes})
+
+
+def spent(ledger, name="svhn") -> float:
+    """Of the cap."""
+    return ledger.account(name).ex_post.epsilon
+
+
+def price(questions) -> float:
+    return pytest.approx(gdp.epsilon(0.1 * math.sqrt(questions), 1e-5), rel=1e-12)
+
+
+# ---- there is no other door -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def package() -> dict[str, ast.Module]:
+    files = {str(file.relative_to(PACKAGE)): file for file in PACKAGE.rglob("*.py")}
+    return {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
+
+
+def callers(*names: str) -> set[tuple[str, str]]:
+    """(file, method) of whoever uses these methods of anything that is not a budget."""
+    found = set()
+    for name, tree in package().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in names:
+                whose = ast.unparse(node.value)
+                own = name == "ledger.py" and whose == "self"
+                if not own and whose.split(".")[-1] not in ("budget", "done"):  # done.record: a release's facts
+                    found.add((name, node.attr))
+    return found
+
+
+def test_nobody_but_the_budget_charges_the_ledger():
+    assert callers("reserve", "record", "resume", "commit") == {
+        ("budget.py", name) for name in ("reserve", "record", "resume", "commit")
+    }
+
+
+def test_noise_is_made_by_the_budget_alone():
+    made, derived = set(), set()
+    for name, tree in package().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("NoiseSource", "_Charged"):
+                made.add((name, ast.unparse(node.func)))
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                if bases & {"NoiseSource", "_Charged", "Rehearsal"}:
+                    derived.add(node.name)
+    assert made == {("budget.py", "_Charged")} and derived == {"_Charged", "Rehearsal"}
+
+
+@pytest.mark.parametrize("kind", ["torch", "discrete"])
+def test_a_source_of_neither_sort_cannot_be_made(kind):
+    with pytest.raises(TypeError, match=r"budget\.spend"):
+        NoiseSource(kind)
+
+
+RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "randperm", "bernoulli", "multinomial",
+          "normal_", "exponential_", "normal", "default_rng", "RandomState", "Generator", "manual_seed", "token_bytes",
+          "SystemRandom", "Normal", "numpy_stream", "torch_stream")  # fmt: skip
+
+
+def test_what_meets_private_values_draws_from_nowhere_else():
+    """Mechanisms, learners and choices have no generator of their own, and import none."""
+    among = ("labelling.py", "selecting.py", "sanitising.py", "labeler.py", "experiments/dpsgd.py")
+    found = set()
+    for name, tree in package().items():
+        if not (name.startswith(("mechanisms/", "pac/")) or name in among):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in RANDOM:
+                found.add((name, ast.unparse(node)))
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                found |= {(name, word) for word in modules if word in ("random", "secrets", "os", "numpy.random")}
+            if isinstance(node, ast.Name) and node.id in RANDOM:
+                found.add((name, node.id))
+    assert found == {("experiments/dpsgd.py", "torch_stream")}  # a network's first weights, of the seed alone
+
+
+# ---- terms ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change,stored",
+    [
+        ({"adjacency": "replace_one"}, "add_remove"),
+        ({"unit": "group:user"}, "record"),
+        ({"delta": 1e-6}, "1e-05"),
+        ({"kind": "discrete"}, "torch"),
+        ({"kind": "by opacus"}, "torch"),
+    ],
+    ids=str,
+)
+def test_other_terms_are_refused_before_anything_is_reserved(ledger, change, stored):
+    head, other = ledger.head(), budget(ledger, **change)
+    (key, asked), *_ = change.items()
+    words = rf"{'noise' if key == 'kind' else key}={asked!r}.*'svhn' was opened with '?{stored}"
+    for attempt in (other.check, lambda events: other.spend(events, mechanism="m").__enter__()):
+        with pytest.raises(ValueError, match=words):
+            attempt([EACH])
+    assert ledger.head() == head
+
+
+def test_resuming_asks_for_the_same_terms(ledger):
+    with budget(ledger).spend([EACH], mechanism="m") as spending:
+        spending.suspend(STATE)
+    head = ledger.head()
+    with pytest.raises(ValueError, match="unit"), budget(ledger, unit="group:user").resume(spending.id, STATE):
+        pytest.fail("went on")
+    assert ledger.head() == head
+
+
+@pytest.mark.parametrize("kind", ["torch", "discrete", "by opacus"])
+def test_an_account_from_before_kinds_were_recorded_takes_any(ledger, kind):
+    ledger.open_account("old", budget_epsilon=4.0, **TERMS, planned_events=[EACH])
+    with budget(ledger, account="old", kind=kind).spend([EACH], mechanism="m"):
+        pass
+    assert spent(ledger, "old") == price(1)
+    assert ledger.entries("old")[1].facts["noise"] == kind
+
+
+def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
+    for kind in ("discrete", "by opacus"):
+        ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise=kind)
+        with pytest.raises(ValueError, match=rf"noise='torch'.*{kind}"):
+            ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
+    with Ledger(path) as again:
+        assert [account.noise for account in again.accounts()] == ["torch", "discrete", "by opacus"]
+        assert Budget.of(again, "discrete").kind == "discrete"
+
+
+@pytest.mark.parametrize(
+    "prepare,events,error",
+    [
+        (lambda ledger: ledger.close_account("svhn", "ended"), [EACH], LedgerError),
+        (lambda ledger: None, [Gaussian(mu=0.1, count=10**4)], BudgetExceeded),
+        (lambda ledger: None, [ZCDP(rho=1e-6)], ValueError),
+    ],
+    ids=["closed", "cap", "filter"],
+)
+def test_what_cannot_be_charged_draws_nothing(ledger, prepare, events, error):
+    prepare(ledger)
+    head = ledger.head()
+    with pytest.raises(error), budget(ledger).spend(events, mechanism="m"):
+        pytest.fail("noise was handed out")
+    with pytest.raises(error):
+        budget(ledger).check(events)
+    assert ledger.head() == head
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "quantum"}, {"kind": "by "}, {"insecure_seed": -1}, {"kind": "discrete", "insecure_seed": 1},
+     {"kind": "by opacus", "insecure_seed": 1}],
+    ids=str,
+)  # fmt: skip
+def test_impossible_noise_is_refused(ledger, change):
+    with pytest.raises(ValueError, match="noise"):
+        budget(ledger, **change)
+
+
+# ---- how a spending ends --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("suspended", [False, True])
+def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspended):
+    with pytest.raises(error), budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
+        spending.incur([EACH])
+        if suspended:
+            spending.suspend(STATE)
+        raise error
+    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+    with pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(spending.id, STATE):
+        pass
+
+
+@pytest.mark.parametrize("incurred,paid", [((), 0), ((4,), 4), ((2, 3), 5), ((9,), 9), (None, 9)])
+def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
+    """Nothing said: all of it."""
+    with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m", what="a thing") as spending:
+        for count in incurred if incurred is not None else ():
+            spending.incur([Gaussian(mu=0.1, count=count)])
+        if incurred == ():
+            spending.incur(())
+        assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
+    assert spent(ledger) == (price(paid) if paid else 0)
+    assert ledger.account("svhn").guarantee.epsilon == price(9)
+    (charge,) = ledger.charges("svhn").values()
+    assert (charge.what, charge.run, charge.fingerprint, charge.committed) == ("a thing", "r", "f", True)
+
+
+@pytest.mark.parametrize(
+    "more", [[Gaussian(mu=0.1, count=10)], [Gaussian(mu=0.4)], [Gaussian(mu=0.1, count=9), ZCDP(rho=1e-9)]]
+)
+def test_more_than_was_reserved_is_refused_and_the_reservation_stands(ledger, more):
+    with (
+        pytest.raises((LedgerError, ValueError)),
+        budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending,
+    ):
+        spending.incur(more)
+    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+
+
+def test_noise_is_over_with_its_spending(ledger):
+    with budget(ledger).spend([EACH], mechanism="m") as spending:
+        noise = spending.noise
+        noise.gaussian((3,), 1.0, CPU)
+    over = (
+        lambda: spending.noise,
+        lambda: noise.gaussian((3,), 1.0, CPU),
+        lambda: noise.laplace((3,), 1.0, CPU),
+        lambda: noise.uniform((3,), CPU),
+        lambda: noise.exponential((3,), CPU),
+        lambda: noise.gumbel((3,), CPU),
+        lambda: spending.incur([EACH]),
+        lambda: spending.suspend(STATE),
+        lambda: spending.admit(answers(spent=spending.id)),
+    )
+    for late in over:
+        with pytest.raises(RuntimeError, match="not be charged"):
+            late()
+
+
+def test_no_noise_after_an_error_either(ledger):
+    with contextlib.suppress(ZeroDivisionError), budget(ledger).spend([EACH], mechanism="m") as spending:
+        noise = spending.noise
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="not be charged"):
+        noise.gaussian((3,), 1.0, CPU)
+
+
+def test_a_library_that_draws_its_own_is_handed_none(ledger):
+    ledger.open_account("other", budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="by opacus")
+    paid = budget(ledger, account="other", kind="by opacus").spend([EACH], mechanism="m")
+    with paid as spending, pytest.raises(RuntimeError, match="drawn by opacus"):
+        _ = spending.noise
+    assert spent(ledger, "other") == price(1)
+
+
+@pytest.mark.parametrize("seed,private", [(None, True), (3, False)])
+def test_a_seed_marks_the_charge(ledger, seed, private):
+    with budget(ledger, insecure_seed=seed).spend([EACH], mechanism="m") as spending:
+        drawn = spending.noise.gaussian((50,), 1.0, CPU)
+        assert spending.private is private
+    assert ledger.account("svhn").private is private
+    assert torch.equal(drawn, Rehearsal("torch", 3).gaussian((50,), 1.0, CPU)) is not private
+
+
+# ---- answers nobody was charged for ---------------------------------------------------------------------------------
+
+
+def answers(**changes) -> Answers:
+    return Answers(torch.zeros(2, dtype=torch.int64), (EACH,), **changes)
+
+
+def votes(queries: int = 2) -> Votes:
+    return random_votes(queries, 20, 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loose(Gnmax):
+    """A mechanism of somebody's own, which answers past the mark."""
+
+    def release(self, votes, noise, context):
+        return self.draw(votes, noise, context)
+
+
+def test_answers_are_admitted_by_what_paid_for_them_alone(ledger):
+    mechanism, asked = Gnmax(sigma=20.0), Context(num_queries=2)
+    planned = mechanism.worst_case(2)
+    with budget(ledger).spend(planned, mechanism="m") as spending:
+        earlier = spending.admit(mechanism.release(votes(), spending.noise, asked))
+    with budget(ledger).spend(planned, mechanism="m") as spending:
+        refused = (
+            (earlier, "not drawn with this release"),
+            (answers(), "not drawn with this release"),
+            (mechanism.release(votes(), Rehearsal("torch"), asked), "of a rehearsal"),
+            (Rehearsal("torch").marked(answers(spent=spending.id)), "of a rehearsal"),
+            (Loose(sigma=20.0).release(votes(), spending.noise, asked), "not drawn with this release"),
+        )
+        for one, words in refused:
+            with pytest.raises(ValueError, match=words):
+                spending.admit(one)
+        with pytest.raises(ValueError, match="not drawn with this noise"):
+            spending.noise.marked(Rehearsal("torch").marked(answers()))
+        assert spending.admit(answers(spent=spending.id)).spent == spending.id
+
+
+SPEC = DataSpec(name="svhn", num_classes=3, input_shape=(1,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
+POOL = PublicPool(torch.arange(6.0)[:, None])
+
+
+def label(door, folder, **changes):
+    written = []
+
+    def seal(release):
+        written.append(released.write(folder, release, {"dataset": "svhn"}, SPEC))
+
+    given = {
+        "votes": votes(6),
+        "pool": POOL,
+        "spec": SPEC,
+        "mechanism": Gnmax(sigma=20.0),
+        "strategy": Random(),
+        "budget": door,
+        "num_queries": 4,
+        "seed": 0,
+        "seal": seal,
+    }
+    return labelling.label(**given | changes), written
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent:
+    """A strategy that asks nothing."""
+
+    name: str = "silent"
+    rounds: int = 1
+
+    def select(self, state):
+        return torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("strategy", [Random(), Random(rounds=2), Silent()], ids=["once", "rounds", "nothing asked"])
+@pytest.mark.parametrize("mechanism", [Gnmax(sigma=20.0), Loose(sigma=20.0)], ids=lambda m: type(m).__name__)
+def test_a_rehearsal_in_place_of_a_budget_releases_nothing(tmp_path, strategy, mechanism):
+    with pytest.raises((AttributeError, ValueError)):
+        label(Rehearsal("torch"), tmp_path / "out", strategy=strategy, mechanism=mechanism)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mechanism_past_the_mark_releases_nothing_and_stays_charged(tmp_path, ledger):
+    with pytest.raises(ValueError, match="not drawn with this release"):
+        label(budget(ledger), tmp_path / "out", mechanism=Loose(sigma=20.0))
+    assert not (tmp_path / "out").exists()
+    charge = Gaussian(mu=math.sqrt(2) / 20, count=4)
+    assert ledger.account("svhn").open == 1 and ledger.account("svhn").reserved == (charge,)
+
+
+def test_a_release_bears_the_reservation_that_paid_for_it(tmp_path, ledger):
+    release, written = label(budget(ledger), tmp_path / "out")
+    assert list(ledger.charges("svhn")) == [release.id] == [written[0]["release_id"]]
+    charge = ledger.charges("svhn")[release.id]
+    assert charge.committed and charge.planned == charge.incurred == release.planned
+
+
+def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, ledger):
+    head = ledger.head()
+    other = dataclasses.replace(votes(6), sensitivity=dataclasses.replace(votes().sensitivity, adjacency="replace_one"))
+    with pytest.raises(ValueError, match=r"adjacency='replace_one'.*account's \(add_remove\)"):
+        label(budget(ledger), tmp_path / "out", votes=other)
+    assert ledger.head() == head
+
+
+# ---- suspended and resumed ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_one(ledger) -> Spending:
+    """Nine questions reserved, two asked, suspended."""
+    with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
+        spending.incur([Gaussian(mu=0.1, count=2)])
+        spending.suspend(STATE)
+    return spending
+
+
+def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
+    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+    with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
+        assert spending.incurred == (Gaussian(mu=0.1, count=2),) and spending.id == open_one.id
+        spending.noise.gaussian((1,), 1.0, CPU)
+        spending.incur([EACH])
+        spending.suspend("later")
+    with budget(ledger).resume(open_one.id, "later"):
+        pass
+    assert spent(ledger) == price(3) and ledger.account("svhn").releases == 1
+    kinds = [entry.kind for entry in ledger.entries("svhn")]
+    assert kinds == ["open", "reserve", "record", "resume", "record", "resume", "commit"]
+    assert ledger.verify()[0].releases == 1
+
+
+def resumed(ledger, open_one, state=STATE):
+    return pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(open_one.id, state)
+
+
+def crash(ledger, open_one):
+    """Resumed, and never recorded again."""
+    with contextlib.suppress(KeyboardInterrupt), budget(ledger).resume(open_one.id, STATE):
+        raise KeyboardInterrupt
+
+
+def step(ledger, open_one):
+    """A question more, and another state."""
+    with budget(ledger).resume(open_one.id, STATE) as spending:
+        spending.incur([EACH])
+        spending.suspend("later")
+
+
+@pytest.mark.parametrize(
+    "before,state",
+    [(None, "unknown"), (None, ""), (step, STATE), (crash, STATE), (crash, "unknown")],
+    ids=["unknown", "none", "older", "crash", "crash and unknown"],
+)
+def test_a_state_that_the_ledger_does_not_know_stays_spent(ledger, open_one, before, state):
+    if before is not None:
+        before(ledger, open_one)
+    head = ledger.head()
+    refused, going_on = resumed(ledger, open_one, state)
+    with refused, going_on:
+        pytest.fail("went on")
+    assert ledger.head() == head and spent(ledger) == price(9)
+    ledger.verify()
+
+
+def test_nothing_is_resumed_while_it_is_resumed(path, ledger, open_one):
+    with budget(ledger).resume(open_one.id, STATE) as spending, Ledger(path) as elsewhere:
+        refused, going_on = resumed(elsewhere, open_one)
+        with refused, going_on:
+            pytest.fail("went on twice")
+        spending.suspend(STATE)
+    with budget(ledger).resume(open_one.id, STATE):  # as it stood: nothing came of the other
+        pass
+    assert spent(ledger) == price(2)
+
+
+def test_what_was_committed_or_never_suspended_is_not_resumed(ledger, open_one):
+    with budget(ledger).resume(open_one.id, STATE):
+        pass
+    with pytest.raises(LedgerError, match="committed already"), budget(ledger).resume(open_one.id, STATE):
+        pytest.fail("went on")
+    with contextlib.suppress(ZeroDivisionError), budget(ledger).spend([EACH], mechanism="m") as spending:
+        raise ZeroDivisionError
+    with pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(spending.id, ""):
+        pytest.fail("went on")
+    with pytest.raises(LedgerError, match="there is none"), budget(ledger).resume("0" * 16, STATE):
+        pytest.fail("went on")
+
+
+def test_a_state_must_say_something(ledger):
+    with pytest.raises(ValueError, match="state"), budget(ledger).spend([EACH], mechanism="m") as spending:
+        spending.suspend("")
+
+
+@pytest.mark.parametrize("change", [{"account": "other"}, {"insecure_seed": 1}], ids=str)
+def test_nothing_goes_on_at_anothers_expense(ledger, open_one, change):
+    ledger.open_account("other", budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
+    with pytest.raises(ValueError, match=open_one.id), budget(ledger, **change).resume(open_one.id, STATE):
+        pytest.fail("went on")
+    assert spent(ledger) == price(9) and spent(ledger, "other") == 0
+
+
+def forge(path: Path, *entries) -> None:
+    """Append entries with hashes that are right."""
+    chain = Chain(path)
+    with chain.writing():
+        chain.news()
+        for kind, facts in entries:
+            chain.append(kind, "svhn", facts)
+            chain.news()
+    chain.close()
+
+
+@pytest.mark.parametrize(
+    "facts,words",
+    [
+        ({"number": 2}, "a resumption is missing"),
+        ({"number": 0}, "a resumption is missing"),
+        ({"state": "other"}, "does not stand"),
+        ({"reservation": "0" * 16}, "does not add up"),
+    ],
+    ids=str,
+)
+def test_a_resumption_that_does_not_follow_is_damage(path, ledger, open_one, facts, words):
+    forge(path, ("resume", {"reservation": open_one.id, "state": STATE, "number": 1} | facts))
+    for look in (lambda: Ledger(path), ledger.verify):
+        with pytest.raises(LedgerError, match=words):
+            look()
+
+
+def test_a_resumption_cannot_be_edited(path, ledger, open_one):
+    step(ledger, open_one)
+    db = sqlite3.connect(path, isolation_level=None)
+    with pytest.raises(sqlite3.Error):
+        db.execute("UPDATE entries SET body = replace(body, '\"number\": 1', '\"number\": 2')")
+    triggers = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
+    kept = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")]
+    for name in triggers:
+        db.execute(f"DROP TRIGGER {name}")
+    edit = """UPDATE entries SET body = json_set(body, '$.facts.number', 2) WHERE json_extract(body, '$.kind') = ?"""
+    db.execute(edit, ("resume",))
+    for sql in kept:
+        db.execute(sql)
+    db.close()
+    for look in (lambda: Ledger(path), ledger.verify):
+        with pytest.raises(LedgerError, match="edited"):
+            look()
+
+
+def go_on(path: str, identity: str, barrier, done) -> None:
+    with Ledger(path) as one:
+        barrier.wait(60)
+        try:
+            with budget(one).resume(identity, STATE) as spending:
+                spending.incur([EACH])
+                with done.get_lock():
+                    done.value += 1
+        except LedgerError as error:
+            assert "charged at its worst" in str(error) or "committed already" in str(error)
+
+
+def test_of_two_processes_one_goes_on(path, ledger, open_one):
+    context = multiprocessing.get_context("spawn")
+    barrier, done = context.Barrier(2), context.Value("i", 0)
+    workers = [context.Process(target=go_on, args=(str(path), open_one.id, barrier, done)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0] and done.value == 1
+    assert spent(ledger) == price(3)
+    ledger.verify()
+
+
+# ---- what a mechanism opens -----------------------------------------------------------------------------------------
+
+RECORDS = {"histogram": ("torch", "discrete"), "descent": ("torch",)}
+ALL = sorted(file.stem for file in CONF.glob("*.yaml"))
+FORMS = [(name, noise) for name in ALL for noise in (RECORDS.get(name) or kinds(name))]
+
+
+def made(name: str, noise: str):
+    return build(name, noise, **({"adjacency": "add_remove"} if name in RECORDS else {}))
+
+
+def value(name: str, mechanism):
+    """What it opens, at a small size."""
+    if name == "histogram":
+        table = torch.arange(6).view(2, 3)
+        return Ballots(table, ONE_BALLOT["add_remove"], torch.zeros(5, dtype=torch.int64))
+    if name == "descent":
+        return leanings()
+    return random_votes(4, num_teachers(mechanism, 4, 1), num_classes(name))
+
+
+class Untouched(NoiseSource):
+    """Noise that must not be drawn."""
+
+    def marked(self, answers):
+        return answers
+
+    def _permit(self):
+        pytest.fail("noise was drawn")
+
+
+def larger(value, norm: str, by: float):
+    said = value.sensitivity
+    return dataclasses.replace(value, sensitivity=dataclasses.replace(said, **{norm: getattr(said, norm) * by}))
+
+
+every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
+
+
+@every_form
+@pytest.mark.parametrize("by", [1.0001, math.inf])
+def test_a_value_that_moves_further_than_was_priced_is_not_opened(name, noise, by):
+    mechanism = made(name, noise)
+    asked, source = Context(num_queries=4), Untouched(noise)
+    for norm in ("l1", "l2", "linf"):
+        if getattr(mechanism.priced_for, norm) == math.inf:
+            continue  # no part of its price
+        with pytest.raises(ValueError, match=r"sensitivity=.*more than .* is priced for"):
+            mechanism.release(larger(value(name, mechanism), norm, by), source, asked)
+    assert mechanism.release(value(name, mechanism), Rehearsal(noise), asked).label_Q.dtype == torch.int64
+
+
+@every_form
+def test_a_value_of_another_adjacency_or_type_is_not_opened(name, noise):
+    mechanism, source = made(name, noise), Untouched(noise)
+    opened = value(name, mechanism)
+    asked = Context(num_queries=4)
+    if mechanism.priced_for.adjacency is not None:
+        there = dataclasses.replace(mechanism.priced_for, adjacency="replace_one")
+        with pytest.raises(ValueError, match="adjacency"):
+            mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
+    votes, table = random_votes(4, 20, 3), value("histogram", None)
+    for wrong in (votes, table, leanings(), SoftVotes(torch.zeros(3, 2))):
+        if not isinstance(wrong, mechanism.takes):
+            with pytest.raises(ValueError, match="cannot go with"):
+                mechanism.release(wrong, source, asked)
+
+
+@every_form
+def test_noise_of_another_kind_than_was_priced_is_not_drawn(name, noise):
+    mechanism = made(name, noise)
+    wrong = Untouched({"torch": "discrete", "discrete": "torch"}[noise])
+    with pytest.raises(ValueError, match=r"noise\.kind"):
+        mechanism.release(value(name, mechanism), wrong, Context(num_queries=4))
+
+
+@every_form
+def test_no_mechanism_answers_past_the_mark(name, noise):
+    assert type(made(name, noise)).release is Gnmax.release
+
+
+def test_a_charged_source_is_a_spendings_own(ledger):
+    with budget(ledger).spend([EACH], mechanism="m") as spending:
+        assert type(spending.noise) is _Charged
+    assert Sensitivity(l1=1, l2=1, linf=1).within(Sensitivity(l1=1, l2=1, linf=1, adjacency="add_remove"))

@@ -1,0 +1,474 @@
+"""What is claimed, of whatever was released by whichever route: parts <= release <= account, composed anew here."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from killed_runs import blobs, plan
+from test_budget import FORMS, RECORDS, made
+from test_experiments_dpsgd import clouds as declared
+from test_mechanisms import num_classes, num_teachers
+from test_reporting_released import faults
+
+from pate_torch import Pate, label, pipeline
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.census import Census
+from pate_torch.data.partition import ReplaceOne
+from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.pac.classes import Thresholds
+from pate_torch.pac.sample import Sample
+from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
+from pate_torch.queries.random import Random
+from pate_torch.reporting.released import privacy_schema
+from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
+from pate_torch.sanitising import Sanitiser
+from pate_torch.selecting import Selection
+from pate_torch.slopes import Slopes
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.succession import Succession
+
+DELTA = 1e-4
+REL = 1e-9
+QUERIES = 6
+FREE = "this run added nothing"
+
+
+def student(steps: int = 2) -> Supervised:
+    return Supervised(network="logistic", steps=steps, augment=None)
+
+
+def selection(**changes) -> Selection:
+    return Selection(**{"candidates": {"a": student(2), "b": student(3)}, "validation": 0.3, **changes})
+
+
+def inlined(schema, defs=None):
+    """The schema without references."""
+    defs = schema.get("$defs", {}) if defs is None else defs
+    if isinstance(schema, list):
+        return [inlined(item, defs) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        schema = defs[schema["$ref"].removeprefix("#/$defs/")]
+    return {key: inlined(item, defs) for key, item in schema.items() if key != "$defs"}
+
+
+def breaks(said) -> list[str]:
+    """What of privacy.json is not as its schema has it."""
+    return faults(said, inlined(privacy_schema()))
+
+
+def read(folder, name="summary.json"):
+    return json.loads((folder / "release" / name).read_text())
+
+
+def composed(ledger, account, reservations) -> float:
+    """Of what these reserved, or the cap where that is less."""
+    charges, terms = ledger.charges(account), ledger.account(account)
+    events = [event for identity in reservations for event in charges[identity].planned]
+    return min(accounting.epsilon(events, terms.delta).epsilon, terms.budget_epsilon)
+
+
+def check(root, folder, account="blobs", alone=True) -> dict:
+    """Hold the claims of one folder against the ledger; what lies in the folder, against its parts. Its summary."""
+    found, said = read(folder), read(folder, "privacy.json")
+    assert found["schema_version"] == said["schema_version"] == 2
+    assert breaks(said) == []
+    parts = said["composition"]["parts"]
+    with Ledger(root / "ledger.sqlite") as ledger:
+        ledger.verify()
+        everything = composed(ledger, account, ledger.charges(account))
+        release = composed(ledger, account, [part["release_id"] for part in parts])
+        assert {part["release_id"] for part in parts + said["other_releases"]} == set(ledger.charges(account))
+        for part in parts + said["other_releases"]:
+            own = composed(ledger, account, [part["release_id"]])
+            assert part["epsilon"] == pytest.approx(own, rel=REL)
+            assert part["what"] == ledger.charges(account)[part["release_id"]].what
+            assert own <= (release if part in parts else everything) * (1 + REL)
+    assert found["epsilon"] == said["guarantee"]["epsilon"] == pytest.approx(release, rel=REL)
+    assert found["epsilon_charged"] == said["composition"]["account_total"] == pytest.approx(everything, rel=REL)
+    assert release <= everything * (1 + REL)
+    if alone:
+        assert found["epsilon_charged"] == pytest.approx(found["epsilon"], rel=REL)
+    for total, used in (("epsilon", "epsilon_ex_post"), ("epsilon_charged", "epsilon_charged_ex_post")):
+        assert found[used] <= found[total] * (1 + REL)
+    words = [part["what"] for part in parts]
+    assert (PRICE in words) == (folder / "release" / "sanitised.json").exists()
+    assert (LABELS in words) == (folder / "release" / "labels.csv").exists() or found["release_id"] in {
+        part["release_id"] for part in parts
+    }
+    return found
+
+
+def whats(folder, kind="parts") -> list[str]:
+    said = read(folder, "privacy.json")
+    rows = said["composition"]["parts"] if kind == "parts" else said[kind]
+    return [row["what"] for row in rows]
+
+
+def shown(folder, out: str) -> dict[str, str]:
+    """Everything a person reads, without markup and breaks."""
+    page = html.unescape(re.sub(r"<[^>]*>", " ", (folder / "release" / "report.html").read_text(encoding="utf-8")))
+    card = (folder / "release" / "README.md").read_text(encoding="utf-8").replace("\\", "")
+    said = (folder / "release" / "privacy.json").read_text(encoding="utf-8")
+    table = re.sub(r"[|+]", " ", out)
+    texts = {"page": page, "card": card, "privacy": said, "table": table}
+    return {name: re.sub(r"\s+", " ", text) for name, text in texts.items()}
+
+
+# ---- every mechanism, by every route --------------------------------------------------------------------------------
+
+VOTED = [form for form in FORMS if form[0] not in RECORDS]
+every_form = pytest.mark.parametrize("name,noise", VOTED, ids=["-".join(form) for form in VOTED])
+
+
+def ballots(path, mechanism, points: int):
+    """A file of counts: of three rows one is undecided, two are unanimous."""
+    teachers, classes = num_teachers(mechanism, points, 2), num_classes(mechanism.name)
+    table = np.zeros((points, classes), dtype=np.int64)
+    table[np.arange(points), np.arange(points) % classes] = teachers
+    table[::3] = [teachers // 2, teachers - teachers // 2] + [0] * (classes - 2)
+    np.save(path, table)
+    return path
+
+
+def source(classes: int):
+    three = blobs()
+    return dataclasses.replace(
+        three, class_names=classes, y=three.y % classes, pool_y=three.pool_y % classes, test_y=three.test_y % classes
+    )
+
+
+@every_form
+def test_brought_votes(tmp_path, name, noise):
+    """Interactive looks at a student between rounds: it gets two, and answers whatever is unanimous."""
+    mechanism = made(name, noise)
+    if name == "interactive":
+        mechanism = dataclasses.replace(mechanism, threshold=-10.0)
+    one = plan(
+        tmp_path,
+        "one",
+        source=source(num_classes(name)),
+        votes=ballots(tmp_path / "votes.npy", mechanism, 30),
+        mechanism=mechanism,
+        strategy=Random(rounds=2 if name == "interactive" else 1),
+        num_queries=QUERIES,
+        noise=noise,
+        student=student(),
+        refit=student(),
+    )
+    pipeline.run(one)
+    found = check(tmp_path, one.folder)
+    assert found["epsilon"] == pytest.approx(
+        min(accounting.epsilon(mechanism.worst_case(QUERIES, one.rounds), DELTA).epsilon, 50.0), rel=REL
+    )
+
+
+@every_form
+def test_the_label_command(tmp_path, monkeypatch, name, noise):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    mechanism = made(name, noise)
+    values = {
+        f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism) if f.name not in ("name", "noise")
+    }
+    given = {
+        "votes": ballots(tmp_path / "votes.npy", mechanism, 30),
+        "num_classes": num_classes(name),
+        "dataset.name": "blobs",
+        "mechanism": name,
+        "noise": noise,
+        "privacy.delta": DELTA,
+        "privacy.opening_budget": 50,
+        "num_queries": QUERIES,
+        "quiet": "true",
+        **{f"mechanism.{key}": "null" if value is None else value for key, value in values.items()},
+    }
+    assert label.main([f"{key}={value}" for key, value in given.items()]) == 0
+    (folder,) = (tmp_path / "runs" / "blobs" / name).iterdir()
+    assert check(tmp_path, folder)["student"] is None
+
+
+RUNS = {
+    "gaussian": {},
+    "confident": {"mechanism": Confident(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
+    "rounds": {"strategy": Random(rounds=3), "num_queries": QUERIES},
+    "succession": {
+        "strategy": PrototypesThenMargin(rounds=2),
+        "succession": Succession(steps=2),
+        "num_queries": QUERIES,
+    },
+    "selection": {"selection": selection()},
+    "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser()},
+    "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(), "selection": selection()},
+    "census": {"census": Census(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "census in rounds": {
+        "census": Census(),
+        "strategy": Random(rounds=2),
+        "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
+        "noise": "discrete",
+    },
+    "slopes": {
+        "census": Slopes(size=100),
+        "strategy": Random(rounds=2),
+        "mechanism": Descent(sigma=9.0, adjacency="replace_one", early=2.0),
+        "partition": ReplaceOne(),
+    },
+}
+
+
+@pytest.mark.parametrize("route", RUNS)
+def test_whole_runs(tmp_path, route):
+    one = plan(tmp_path, "one", **RUNS[route])
+    pipeline.run(one)
+    found = check(tmp_path, one.folder)
+    expected = [LABELS] + [PRICE] * (one.sanitiser is not None) + [CHOICE] * (one.selection is not None)
+    assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
+    labels = accounting.epsilon(one.mechanism.worst_case(one.num_queries, one.rounds), DELTA).epsilon
+    if len(expected) == 1:
+        assert found["epsilon"] == pytest.approx(labels, rel=REL)
+    else:
+        assert labels < found["epsilon"]
+
+
+def test_confident_claims_what_it_reserved(tmp_path):
+    """Of three questions one has half of the votes, and is not answered."""
+    mechanism = Confident(screen_sigma=0.5, threshold=15.0, sigma=3.0)
+    votes = ballots(tmp_path / "votes.npy", mechanism, 30)
+    pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=30,
+                             opening_budget=200.0))  # fmt: skip
+    found = check(tmp_path, one.folder)
+    assert found["queries_answered"] == 20
+    assert found["epsilon_ex_post"] == found["epsilon_charged_ex_post"] < found["epsilon"]
+
+
+def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
+    """Of twenty failures two or three come, as the teachers vote: what is left of its price is no claim."""
+    mechanism = made("stability", "torch")
+    votes = ballots(tmp_path / "votes.npy", mechanism, 30)
+    pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
+    found = check(tmp_path, one.folder)
+    worst = accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon
+    assert found["epsilon"] == pytest.approx(worst, rel=REL) and found["epsilon_charged_ex_post"] < worst / 2
+
+
+def test_releases_of_one_account_stay_below_its_total(tmp_path):
+    """One after the other: each claims its own, and the account all of them, at every moment."""
+    steps = [
+        plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser()),
+        plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
+        plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), strategy=Random(rounds=2)),
+        plan(tmp_path, "chosen", mechanism=Gaussian(sigma=7.0), selection=selection()),
+    ]
+    done = []
+    for one in steps:
+        pipeline.run(one)
+        done.append(check(tmp_path, one.folder, alone=not done))
+        assert all(earlier["epsilon"] <= done[-1]["epsilon_charged"] for earlier in done)
+        assert sorted(done, key=lambda found: found["epsilon_charged"]) == done
+    assert whats(steps[-1].folder) == [LABELS, CHOICE]
+    assert whats(steps[-1].folder, "other_releases") == [LABELS, PRICE, LABELS, LABELS]
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["reused", "reused and chosen"])
+def test_labels_used_again(tmp_path, capsys, chosen):
+    pipeline.run(first := plan(tmp_path, "first"))
+    before = check(tmp_path, first.folder)
+    capsys.readouterr()
+    changes = {"selection": selection()} if chosen else {"student": student(4)}
+    pipeline.run(second := plan(tmp_path, "second", labels=before["release_id"], **changes))
+    found, texts = check(tmp_path, second.folder), shown(second.folder, capsys.readouterr().out)
+    assert whats(second.folder) == [LABELS, CHOICE][: 1 + chosen]
+    assert (found["epsilon"] > before["epsilon"]) is (found["epsilon_charged"] > before["epsilon_charged"]) is chosen
+    for where in ("page", "card", "table"):
+        assert (FREE in texts[where]) is not chosen, where
+    assert read(second.folder, "privacy.json")["composition"]["labels_reused"] is True
+    assert "by itself; paid for by an earlier run." not in texts["card"].lower() or chosen
+    pipeline.run(third := plan(tmp_path, "third", labels=before["release_id"]))  # a choice of another folder
+    assert check(tmp_path, third.folder, alone=not chosen)["epsilon"] == before["epsilon"]
+    assert whats(third.folder, "other_releases") == [CHOICE] * chosen
+
+
+def test_dp_sgd(tmp_path):
+    one = plan(tmp_path, "one", source=declared(benchmark=False), mechanism=Gaussian(sigma=4.0))
+    DpSgd(network="logistic", steps=2, batch_size=30).run(one)
+    found = check(tmp_path, one.folder, "clouds")
+    assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
+    again = plan(tmp_path, "two", source=one.source, mechanism=Gaussian(sigma=6.0))
+    pipeline.run(again)
+    check(tmp_path, again.folder, "clouds", alone=False)
+    assert whats(again.folder, "other_releases") == ["model by DP-SGD"]
+
+
+RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorised")
+
+
+def pate(home, x, y, classes=2, **changes) -> Pate:
+    given = {"num_teachers": 8, "mechanism": Gaussian(sigma=6.0), "delta": DELTA, "budget_epsilon": 40.0}
+    return Pate("line", classes=classes, home=home, teacher=RECIPE, **{**given, **changes}).fit_teachers(x, y)
+
+
+LINE = torch.linspace(-4, 4, 80)[:, None]
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(sigma=6.0), Confident(screen_sigma=2.0, threshold=1.0, sigma=6.0)],
+                         ids=lambda m: m.name)  # fmt: skip
+def test_the_python_api(tmp_path, mechanism):
+    one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), mechanism=mechanism)
+    one.label(LINE[::2] + 0.01, num_queries=QUERIES)
+    one.fit_student("supervised", network="logistic", steps=2, augment=None)
+    report = one.report()
+    check(tmp_path, one.folder.parent, "line")
+    assert (
+        one.epsilon
+        == report.epsilon
+        == pytest.approx(accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon, rel=REL)
+    )
+    with one.labeler(num_queries=5) as labeler:
+        labeler.answer(torch.tensor([[0.3], [0.7]]))
+        both = labeler.epsilon
+    again = one.report()
+    check(tmp_path, one.folder.parent, "line", alone=False)
+    assert again.epsilon == report.epsilon < again.epsilon_charged == both == one.epsilon
+    assert again.epsilon_charged_ex_post < again.epsilon_charged  # two of five were asked
+    assert whats(one.folder.parent, "other_releases") == [LABELS]
+
+
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+def test_a_published_hypothesis(tmp_path):
+    one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), partition=ReplaceOne())
+    with one.labeler(num_queries=10) as labeler:
+        labeler.answer(LINE[::10])
+        before = labeler.epsilon
+        x = np.linspace(-4, 4, 500)
+        labeler.publish_hypothesis(Thresholds(), Sample(x, x > 0), epsilon=1.0)
+        after = labeler.epsilon
+        charges = labeler.ledger.charges("line")
+        assert [charge.what for charge in charges.values()] == [LABELS, HYPOTHESIS]
+        each = [composed(labeler.ledger, "line", [identity]) for identity in charges]
+        assert max(each) <= after == pytest.approx(composed(labeler.ledger, "line", charges), rel=REL)
+        assert before == pytest.approx(each[0], rel=REL) and before < after
+
+
+# ---- what a folder says of itself -----------------------------------------------------------------------------------
+
+
+def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
+    pipeline.run(one := plan(tmp_path, "one", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser()))
+    found, said = check(tmp_path, one.folder), read(one.folder, "privacy.json")
+    labels, publication = said["composition"]["parts"]
+    assert (labels["what"], publication["what"]) == (LABELS, PRICE) and labels["release_id"] == found["release_id"]
+    assert publication["epsilon"] > 0 and found["epsilon"] > labels["epsilon"]
+    texts = shown(one.folder, capsys.readouterr().out)
+    for where in ("page", "card", "table"):
+        assert f"its {PRICE}" in texts[where], where
+    # Its labels used again leave the price where it lies.
+    pipeline.run(again := plan(tmp_path, "again", labels=found["release_id"]))
+    assert check(tmp_path, again.folder, alone=False)["epsilon"] == pytest.approx(labels["epsilon"], rel=REL)
+    assert whats(again.folder, "other_releases") == [PRICE]
+    assert "sanitised.json" not in (again.folder / "release" / "README.md").read_text()
+
+
+def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, capsys):
+    pipeline.run(plan(tmp_path, "seeded", insecure_noise_seed=0))
+    capsys.readouterr()
+    pipeline.run(one := plan(tmp_path, "one", seed=1))
+    found, said = read(one.folder), read(one.folder, "privacy.json")
+    assert found["private"] is True and found["epsilon_charged"] is found["epsilon_charged_ex_post"] is None
+    assert found["epsilon"] == pytest.approx(
+        accounting.epsilon(one.mechanism.worst_case(one.num_queries), DELTA).epsilon, rel=REL
+    )
+    assert breaks(said) == []
+    assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL
+    (other,) = said["other_releases"]
+    assert other["epsilon"] is None and NOT_PRIVATE in other["what"]
+    for where, text in shown(one.folder, capsys.readouterr().out).items():
+        assert NO_TOTAL in text, where
+        assert f"{NOT_PRIVATE}: no guarantee" not in text, where
+
+
+def test_a_seeded_choice_makes_the_folder_not_private(tmp_path, capsys):
+    pipeline.run(first := plan(tmp_path, "first"))
+    assert check(tmp_path, first.folder)["private"] is True
+    capsys.readouterr()
+    release = read(first.folder)["release_id"]
+    pipeline.run(one := plan(tmp_path, "one", labels=release, insecure_noise_seed=1, selection=selection()))
+    found, said = read(one.folder), read(one.folder, "privacy.json")
+    assert found["private"] is said["private"] is False
+    assert found["epsilon"] is found["epsilon_charged"] is said["guarantee"]["epsilon"] is None
+    assert breaks(said) == [] and all(part["epsilon"] is None for part in said["composition"]["parts"])
+    for where, text in shown(one.folder, capsys.readouterr().out).items():
+        assert NOT_PRIVATE in text, where
+    board = b"".join(file.read_bytes() for file in (one.folder / "release" / "tensorboard").iterdir())
+    assert NOT_PRIVATE.encode() in board
+    # What was released before it stays private, and says so.
+    pipeline.run(free := plan(tmp_path, "free", labels=release))
+    assert read(free.folder)["private"] is True and read(free.folder)["epsilon"] is not None
+    assert read(free.folder)["epsilon_charged"] is None
+
+
+def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Gaussian, "draw", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.run(plan(tmp_path, "cut", seed=1))
+    pipeline.run(one := plan(tmp_path, "one"))
+    (other,) = read(one.folder, "privacy.json")["other_releases"]
+    found = read(one.folder)
+    assert other["what"] == f"{LABELS}, interrupted: charged at its worst case"
+    assert other["epsilon"] == pytest.approx(found["epsilon"], rel=REL) and found["epsilon_charged"] > found["epsilon"]
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+STAGES = {
+    "gaussian": {"start", "labels", "student"},
+    "confident": {"start", "labels", "student"},
+    "succession": {"start", "student"},
+    "census": {"student"},
+    "slopes": {"student"},
+}
+
+
+@pytest.mark.parametrize("route", STAGES)
+def test_only_stages_of_public_sizes_are_timed_in_public(tmp_path, route):
+    pipeline.run(one := plan(tmp_path, "one", **RUNS[route]))
+    owner = json.loads((one.folder / "private" / "summary.json").read_text())["seconds"]
+    found = read(one.folder)["seconds"]
+    assert set(found) == STAGES[route] and found.items() <= owner.items()
+    assert {"data", "labels", "student", "owner"} <= set(owner)
+    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.census is None)
+
+
+def test_labels_used_again_tell_no_time_of_reading_records(tmp_path):
+    pipeline.run(first := plan(tmp_path, "first"))
+    pipeline.run(one := plan(tmp_path, "one", labels=read(first.folder)["release_id"], selection=selection()))
+    assert set(read(one.folder)["seconds"]) == {"student"}
+
+
+def test_the_time_of_labels_does_not_grow_with_the_records(tmp_path, monkeypatch):
+    """Whatever reads all records, such as the fingerprint, is no part of a stage that is shown."""
+    one, inner = pate(tmp_path, LINE, (LINE[:, 0] > 0).long()), TeacherStore.fingerprint
+
+    def slow(self, private):
+        time.sleep(2.0)
+        return inner(self, private)
+
+    monkeypatch.setattr(TeacherStore, "fingerprint", slow)
+    began = time.monotonic()
+    one.label(LINE[::2] + 0.01, num_queries=QUERIES)
+    taken = time.monotonic() - began
+    assert one.report().seconds["labels"] < taken - 1.9
