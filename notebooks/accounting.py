@@ -206,8 +206,8 @@ print(f"{'either way':>16}: data-independent {table.loc[16, 'data-independent']:
 class Slipped(Gaussian):
     """NOT what it claims to be."""
 
-    def release(self, votes, noise, context):
-        answers = Gaussian(sigma=self.sigma / 4).release(votes, noise, context)
+    def draw(self, votes, noise, context):
+        answers = Gaussian(sigma=self.sigma / 4).draw(votes, noise, context)
         return dataclasses.replace(answers, events=self.worst_case(len(votes)))
 
 

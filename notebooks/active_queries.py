@@ -29,12 +29,12 @@ from sklearn.decomposition import PCA
 from sklearn.semi_supervised import LabelSpreading
 
 from pate_torch.accounting.epsilon import epsilon
+from pate_torch.budget import Budget
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
-from pate_torch.labelling import Charge, Guide, label
+from pate_torch.labelling import Guide, label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.coreset import Coreset
 from pate_torch.queries.entropy import Entropy
@@ -56,7 +56,7 @@ STRATEGIES = {
     "committee": (Committee(), "#b8860b"),
 }
 SIGMA, DELTA, TEACHERS, REPEATS = 12.0, 1e-5, 80, 10
-mechanism, noise = Gaussian(sigma=SIGMA), NoiseSource()
+mechanism = Gaussian(sigma=SIGMA)
 
 # %% [markdown]
 # ## Eighty teachers
@@ -113,8 +113,7 @@ def ask(name: str, num_queries: int, seed: int):
         spec=glyphs.spec,
         mechanism=mechanism,
         strategy=STRATEGIES[name][0],
-        noise=noise,
-        charge=Charge(ledger=ledger, account="glyphs", fingerprint="made up", run=f"{name}-{num_queries}-{seed}"),
+        budget=Budget.of(ledger, "glyphs", run=f"{name}-{num_queries}-{seed}"),
         num_queries=num_queries,
         seed=seed,
         refit=opinion,

@@ -15,10 +15,12 @@
 #
 # A class is "what a learner may answer". On finitely many points it can only answer in finitely many ways, its
 # *dichotomies*, and a private algorithm may simply list them and choose. Each algorithm below takes a private sample
-# of public size $n$ (neighbours differ in one replaced record), charges before it draws, and returns its answer with
-# the events it incurred.
+# of public size $n$ (neighbours differ in one replaced record), charges a budget before it draws, and returns its
+# answer with the events it incurred.
 #
-# The data here are synthetic, so the noise is seeded: with real data leave the seed out, or nothing is private.
+# The data here are synthetic, so a `Rehearsal` stands in for the budget: it charges nobody, and its seed makes this
+# notebook repeatable. With real data give `Budget.of(ledger, "account")` in its place, or nothing is charged and
+# nothing is private.
 
 # %%
 import warnings
@@ -28,7 +30,7 @@ import numpy as np
 
 from pate_torch.analysis.stability import by_teachers, on_average_stability
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Listed, Stumps, Thresholds, sauer_shelah
 from pate_torch.pac.exponential import exponential_mechanism, log_law
@@ -40,7 +42,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
 warnings.simplefilter("ignore", BelowGuarantee)  # shown once, on purpose, further down
-generator, noise = np.random.default_rng(0), NoiseSource(insecure_seed=0)
+generator, budget = np.random.default_rng(0), Rehearsal(insecure_seed=0)
 
 # %% [markdown]
 # ## Dichotomies
@@ -97,7 +99,7 @@ axis.axvline(0.6, color="black", linewidth=0.7, linestyle=":")
 axis.set(xlabel="threshold", ylabel="probability of being chosen", title="SSPP on 400 records with 15 % of noise")
 axis.legend(frameon=False)
 plt.show()
-chosen = sspp(Thresholds(), sample, public, epsilon=1.0, noise=noise)
+chosen = sspp(Thresholds(), sample, public, epsilon=1.0, budget=budget)
 print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
 
 # %% [markdown]
@@ -106,7 +108,7 @@ print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
 # %%
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    exponential_mechanism(Thresholds(), cuts, sample, epsilon=0.1, noise=noise, alpha=0.05)
+    exponential_mechanism(Thresholds(), cuts, sample, epsilon=0.1, budget=budget, alpha=0.05)
 print(caught[0].message)
 
 # %% [markdown]
@@ -117,7 +119,7 @@ print(caught[0].message)
 
 # %%
 errors = np.array([212, 187, 240, 190])
-picks = np.bincount([select(errors, 0.5, noise)[0] for _ in range(500)], minlength=4)
+picks = np.bincount([select(errors, 0.5, budget)[0] for _ in range(500)], minlength=4)
 print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %% [markdown]
@@ -143,7 +145,7 @@ plt.show()
 
 # %%
 points = np.array([0.1, 0.5, 0.7, 0.9])
-done = private_prediction(Thresholds(), sample, points, epsilon=1.0, alpha=0.1, noise=noise, constants="sharp")
+done = private_prediction(Thresholds(), sample, points, epsilon=1.0, alpha=0.1, budget=budget, constants="sharp")
 gammas = [flipping_gamma(1.0, 0.1, constants) for constants in ("paper", "sharp")]
 print(f"labels of {points}: {done.label_Q.astype(int)}; price {done.events}")
 print(f"gamma: {gammas[0]:.4f} (paper's constants), {gammas[1]:.4f} (sharp)")
@@ -166,8 +168,8 @@ corners = np.arange(4.0)
 asked = {"epsilon": 1.0, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
 plan = plan_ag_priv_cl(big.n, 4, 1, **asked, constants="sharp", resample=False)
 mechanism = Stability(epsilon=1.0, delta=1e-3, max_failures=1)
-plain = sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, noise=noise)
-better = ag_priv_cl(three, big, corners, **asked, noise=noise, constants="sharp", resample=False)
+plain = sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, budget=budget)
+better = ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp", resample=False)
 for name, answers in (("sub-sample and aggregate", plain), ("AgPrivCl", better)):
     labels = answers.label_Q.numpy()
     print(f"{name:25s} labels {labels}  error {np.mean(labels != 1):.2f}")

@@ -132,7 +132,8 @@ plt.show()
 # ## One question at a time
 #
 # Instead of a student, the teachers themselves can answer, behind the mechanism and for as long as the budget lasts. A
-# block of questions is reserved; a question asked before is answered from the journal, free of charge.
+# block of questions is reserved; a question asked before is answered from the journal, free of charge. The cap counts
+# what was asked of the block; what may be claimed counts all of it, as it was reserved.
 
 # %%
 with pate.labeler(num_queries=10) as labeler:
@@ -140,7 +141,7 @@ with pate.labeler(num_queries=10) as labeler:
     first = [labeler.answer(point).item() for point in public.x[:3]]
     again = labeler.answer(public.x[:3]).tolist()
     print("answers:", first, "| asked again:", again, "| equal and free")
-print(f"charged so far: {before:.3f} before, {pate.epsilon:.3f} after closing the block")
+print(f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {pate.account.ex_post.epsilon:.3f}")
 
 # %% [markdown]
 # ## Use the student elsewhere

@@ -355,8 +355,8 @@ def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkey
     class Thin(lead.Lead):
         """Draws a third of the noise that it is charged for."""
 
-        def release(self, votes, noise, context):
-            answers = lead.Lead(sigma=self.sigma / 3, lead=self.lead).release(votes, noise, context)
+        def draw(self, votes, noise, context):
+            answers = lead.Lead(sigma=self.sigma / 3, lead=self.lead).draw(votes, noise, context)
             return dataclasses.replace(answers, events=self.worst_case(len(votes)))
 
     for kind, sound in ((lead.Lead, True), (Thin, False)):
