@@ -248,7 +248,6 @@ class Pate:
             with self._clock("labels"):
                 release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
             teachers.remember(ledger.head())
-            store.remember(self.name, ledger.head())
         self._labelled, self._student = _Labelled(plan, data, release, record, reused), None
         return release
 
@@ -357,7 +356,6 @@ class Pate:
         ledger = self._open()
         store = TeacherStore(self.home)
         budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
-        store.remember(self.name, ledger.head())
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.head())
         voters = self._stored.ensemble if self._stored is not None else self._panel

@@ -20,7 +20,7 @@ reservation stays spent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from pate_torch import checks
 from pate_torch.accounting.events import Event
 from pate_torch.ledger import LABELS, Ledger, Reservation
 from pate_torch.noise import KINDS, NoiseSource, Rehearsal, check_noise
+from pate_torch.protocols import silent
 from pate_torch.types import Answers, Rehearsed, Sensitivity
 
 BY = "by "
@@ -125,6 +126,7 @@ class Budget:
 
     kind, insecure_seed: of the noise (``NoiseSource``); kind "by <library>" where a library draws its own, which then
     has an account of its own. fingerprint: of the records, or of votes in their place; run: the name of its folder.
+    remember: told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
     """
 
     ledger: Ledger
@@ -136,6 +138,7 @@ class Budget:
     run: str
     kind: str = "torch"
     insecure_seed: int | None = None
+    remember: Callable[[str], object] = silent
 
     def __post_init__(self) -> None:
         if self.kind.startswith(BY):
@@ -212,6 +215,7 @@ class Budget:
 
     @contextmanager
     def _within(self, reservation: Reservation) -> Iterator[Spending]:
+        self.remember(self.ledger.head())
         spending = Spending(reservation, self.kind, self.insecure_seed)
         try:
             yield spending
@@ -223,6 +227,7 @@ class Budget:
             self.ledger.record(reservation, incurred, state=spending._state)
         else:
             self.ledger.commit(reservation, incurred, release_id=spending.id)
+        self.remember(self.ledger.head())
 
     def _same_terms(self) -> None:
         self.ledger.same_terms(

@@ -83,7 +83,6 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
         with clock("labels"):
             release, record, reused = obtain_release(plan, data, teachers, mechanism, budget, stages)
         teachers.remember(ledger.head())
-        store.remember(name, ledger.head())
         report = results.report(
             data=data,
             release=release,

@@ -208,6 +208,8 @@ def _unsound(config: Path, account: Account, charge: Charge) -> Doubt:
             return Doubt(why=why, factor=math.inf)
     public = dataset.get("benchmark", True) is True
     moved = "replacing a record changes the parts of others"
+    if partition.get("name") == "replace_one" and str(dataset.get("_target_", "")).endswith("ImageFolder"):
+        return Doubt(why=f"images under replace_one, listed by their names: {moved}", factor=math.inf)
     if partition.get("name") == "replace_one" and "fractions" in dataset and not dataset.get("public_path"):
         if dataset.get("roles", "hash") != "position":
             return Doubt(why=f"one file under replace_one, parted by its content: {moved}", factor=math.inf)

@@ -116,7 +116,6 @@ def _run(plan: Plan) -> ReleasedReport:
                 sanitised, publication = _sanitise(plan, data, teachers, mechanism, release, budget)
                 paid.append(publication)
             teachers.remember(ledger.head())
-            store.remember(data.spec.name, ledger.head())
             with clock("owner"):
                 nonprivate = nonprivate_with_peers(plan, data, stages) if plan.baseline else None
                 owner = look(plan, data, teachers, mechanism, release, board, nonprivate, behind)
@@ -130,7 +129,6 @@ def _run(plan: Plan) -> ReleasedReport:
                 name, student, choice = fit_student(plan, data, release, stages, shown, choose)
             if choice is not None:
                 paid.append(choice)
-                store.remember(data.spec.name, ledger.head())
             report = results.report(
                 data=data,
                 release=release,
@@ -230,6 +228,7 @@ def open_budget(
         run=plan.folder.name,
         kind=kind,
         insecure_seed=plan.insecure_noise_seed,
+        remember=functools.partial(TeacherStore(plan.root).remember, name),
     )
 
 

@@ -25,7 +25,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.accounting.vote_rows import Array
 from pate_torch.ensembling import logits_of_one
-from pate_torch.ledger import Ledger
+from pate_torch.ledger import CHOICE, Ledger
 from pate_torch.membership import Membership, Sides, attack
 from pate_torch.protocols import Student
 from pate_torch.reporting import private, released, statement
@@ -87,7 +87,7 @@ def report(
         successors=record.get("succession") is True,
         census_rounds=taken,
         slopes=release.score_RPC is not None,
-        seconds=public_seconds(seconds, record),
+        seconds=public_seconds(seconds, record, chosen=any(part.what == CHOICE for part in claimed["parts"])),
         student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
         student_size=len(truth) or None,
         label_accuracy=correct / answered if answered else None,
@@ -140,18 +140,16 @@ def _part(ledger: Ledger, name: str, identity: str, now: bool) -> OtherRelease:
     return OtherRelease(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
 
 
-PUBLIC_STAGES = ("start", "student")
-"""Whose work depends on public sizes alone: features and students learn from public points and released labels."""
-
-
-def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, float]:
+def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
     """The stages whose time tells nothing of how many private records there are, or what they are.
 
     Votes of teachers that are there already are counted and asked by public sizes; records that answer, successors
-    that learn from them, and all that reads or trains on them take the longer the more there are.
+    that learn from them, and all that reads or trains on them take the longer the more there are. chosen: the student
+    was, by private records.
     """
-    voted = record["voting"] in ("inductive", "transductive", "brought") and not record.get("succession")
-    shown = (*PUBLIC_STAGES, "labels") if voted else PUBLIC_STAGES
+    shown = {"start"} if chosen else {"start", "student"}
+    if record.get("voting") in ("inductive", "transductive", "brought") and not record.get("succession"):
+        shown.add("labels")
     return {stage: took for stage, took in seconds.items() if stage in shown}
 
 

@@ -139,7 +139,7 @@ def in_python(plan: Plan) -> None:
 
 def one_by_one(plan: Plan) -> None:
     data, pate = _pate(plan)
-    with pate.labeler(4, calls=2) as labeler:
+    with pate.labeler(6, calls=3) as labeler:
         for part in data.pool.x[:6].split(2):
             labeler.answer(part)
 

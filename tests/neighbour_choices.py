@@ -181,7 +181,7 @@ class Covering:
     tries: completions in which a triple is tried before it counts as refused wherever tried.
     """
 
-    def __init__(self, space: Mapping[str, Sequence[str]], seed: int, tries: int = 4) -> None:
+    def __init__(self, space: Mapping[str, Sequence[str]], seed: int, tries: int = 6) -> None:
         self.space, self.draw, self.tries = dict(space), np.random.default_rng(seed), tries
         self.open: dict[Triple, int] = {
             tuple(zip(fields, chosen, strict=True)): 0
@@ -190,6 +190,7 @@ class Covering:
         }
         self.total, self.covered, self.refused = len(self.open), 0, 0
         self.pairs: dict[frozenset[tuple[str, str]], list[int]] = {}
+        self._wanted: Triple = ()
         self._queue = [t for t in self.draw.permutation(np.arange(self.total)).tolist()]
         self._listed = list(self.open)
 
@@ -200,18 +201,20 @@ class Covering:
             if triple not in self.open:
                 self._queue.pop()
                 continue
+            self._wanted = triple
             yield self._completed(triple)
 
     def _completed(self, triple: Triple) -> Row:
-        """The triple, and for each other field the value that brings most open triples with what stands."""
-        row = dict(triple)
+        """The triple, and for each other field the value that brings most open triples with what stands; any value
+        where that was refused before.
+        """
+        row, again = dict(triple), self.open[triple] > 0
         for field in self.draw.permutation(sorted(set(self.space) - set(row))).tolist():
             best, most = "", -1
             for value in self.draw.permutation(list(self.space[field])).tolist():
-                brings = sum(
-                    tuple(sorted((*pair, (field, value)))) in self.open
-                    for pair in itertools.combinations(row.items(), 2)
-                ) - 100 * any(self._hopeless((field, value), one) for one in row.items())
+                pairs = () if again else itertools.combinations(row.items(), 2)
+                brings = sum(tuple(sorted((*pair, (field, value)))) in self.open for pair in pairs)
+                brings -= 100 * any(self._hopeless((field, value), one) for one in row.items())
                 if brings > most or not best:
                     best, most = value, brings
             row[field] = best
@@ -232,7 +235,7 @@ class Covering:
                 del self.open[triple]
                 self.covered += 1
                 continue
-            self.open[triple] += 1
+            self.open[triple] += triple == self._wanted
             hopeless = any(self._hopeless(*pair) for pair in itertools.combinations(triple, 2))
             if self.open[triple] >= self.tries or hopeless:
                 del self.open[triple]

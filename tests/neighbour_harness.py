@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +30,12 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.experiments.dpsgd import EntropyOptimizer
 from pate_torch.leanings import WHOLE, Leanings
-from pate_torch.ledger import Ledger
+from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.students import rounds
 from pate_torch.types import Sensitivity
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
@@ -157,6 +159,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
+        patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
         patch.setattr(api, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         yield
@@ -165,7 +168,7 @@ def watched(watch: Watch) -> Iterator[None]:
 # ---- prices --------------------------------------------------------------------------------------------------------
 
 
-def priced(mechanism: Any, said: Sensitivity, queries: int, rounds: int) -> tuple[Event, ...]:
+def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple[Event, ...]:
     """What a value of this sensitivity costs at this noise, typed anew; () for a mechanism that is not known here."""
     kind = type(mechanism).__name__
 
@@ -189,11 +192,11 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, rounds: int) -> tupl
         case "Exponential":
             return (ev.BoundedRange(eta=2 * said.linf * mechanism.rate, count=queries),)
         case "Histogram":
-            return (gaussian(said.l2, mechanism.sigma, rounds),)
+            return (gaussian(said.l2, mechanism.sigma, turns),)
         case "Descent":
             last = gaussian(said.l2, mechanism.sigma, mechanism.steps)
-            before = gaussian(said.l2, mechanism.early * mechanism.sigma, mechanism.steps * (rounds - 1))
-            return (before, last) if rounds > 1 else (last,)
+            before = gaussian(said.l2, mechanism.early * mechanism.sigma, mechanism.steps * (turns - 1))
+            return (before, last) if turns > 1 else (last,)
         case "SingleStable":
             count = queries
             noise: Event = (
@@ -203,17 +206,17 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, rounds: int) -> tupl
             )
             return (noise, ev.Delta(delta=mechanism.delta, count=count))
         case "Stability" | "SoftStability":
-            blocks = mechanism.max_failures + rounds - 1
-            scale = mechanism.calibration(queries, rounds).scale
+            blocks = mechanism.max_failures + turns - 1
+            scale = mechanism.calibration(queries, turns).scale
             return (ev.PureDP(epsilon=2 / scale, count=blocks), ev.Delta(delta=mechanism.delta / 2))
     raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
 
 
-def underpriced(seen: list[Seen], queries: int, rounds: int) -> list[str]:
+def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
     """Where ``worst_case`` asks for less than what was opened costs."""
     faults = []
     for mechanism, said in {id(s.mechanism): (s.mechanism, s.sensitivity) for s in seen if s.mechanism}.values():
-        charged, due = mechanism.worst_case(queries, rounds), priced(mechanism, said, queries, rounds)
+        charged, due = mechanism.worst_case(queries, turns), priced(mechanism, said, queries, turns)
         orders = np.array([1.5, 2.0, 8.0, 64.0])
         failure = [sum(e.count * e.delta for e in part if isinstance(e, ev.Delta)) for part in (charged, due)]
         if (rdp.curve(charged, orders) < rdp.curve(due, orders) * (1 - 1e-9)).any() or failure[0] < failure[1]:
@@ -284,6 +287,8 @@ def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
     with watched(watch), contextlib.redirect_stdout(None):
         try:
             go(plan)
+        except BudgetExceeded as error:  # of a later block of questions: an answer like any other
+            outcome.refused = "" if charged(plan.root) else str(error)
         except ValueError as error:
             outcome.silent = "was answered, so there is nothing to learn" in str(error)
             if not outcome.silent:

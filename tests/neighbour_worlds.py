@@ -209,6 +209,7 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
         return [i for i, row in enumerate(kept) if row.part == "private"]
     data = source(form, unit, kept, folder).load()
     names = data.private.x.flatten(1).double().numpy()
+    labels = np.array([data.spec.class_names[y] for y in data.private.y.tolist()])
     places = []
     for i, row in enumerate(kept):
         if row.part in own:
@@ -217,7 +218,7 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
             x = np.clip(np.resize(row.x, SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8).astype(float)
         else:
             x = np.float32(row.x).astype(float)
-        if len(names) and (np.abs(names - x).max(1) == 0).any():
+        if len(names) and ((names == x).all(1) & (labels == row.label)).any():
             places.append(i)
     return places
 

@@ -14,7 +14,7 @@ ALLOWED = {
     "checks": set(),
     "rng": {"checks"},
     "noise": {"checks", "discrete_noise", "types", "accounting.events"},
-    "budget": {"types", "checks", "noise", "accounting.events", "ledger"},
+    "budget": {"types", "checks", "noise", "protocols", "accounting.events", "ledger"},
     "discrete_noise": {"checks"},
     "augment": {"checks", "rng"},
     "networks": {"checks", "rng"},

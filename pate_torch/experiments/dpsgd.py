@@ -127,7 +127,6 @@ class DpSgd:
                     student = Student(network, module.cpu().eval(), data.spec)
                     release.mkdir(parents=True, exist_ok=True)
                     save(student, release / "student.safetensors")
-                store.remember(data.spec.name, ledger.head())
                 report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(seconds=clock.seconds)

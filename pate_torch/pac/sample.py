@@ -105,7 +105,15 @@ REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="re
 def pay(budget: Door, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
     """Charge first, then noise: every algorithm draws within this. ValueError: an account of another adjacency."""
     budget.covers(REPLACE_ONE)
+    refuse_discrete(budget, algorithm)
     return budget.spend(events, mechanism=algorithm, what=HYPOTHESIS)
+
+
+def refuse_discrete(budget: Door, algorithm: str) -> None:
+    """Raise ValueError, before anything is charged, where the account's noise is discrete: these draw real numbers."""
+    if budget.kind == "discrete":
+        fix = "Use an account whose noise is torch."
+        raise checks.fail("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
 
 
 def warn_below(

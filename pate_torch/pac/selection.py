@@ -12,7 +12,7 @@ from pate_torch.budget import Door
 from pate_torch.ledger import CHOICE
 from pate_torch.noise import NoiseSource
 from pate_torch.pac.exponential import gumbel_max
-from pate_torch.pac.sample import REPLACE_ONE, Ints
+from pate_torch.pac.sample import REPLACE_ONE, Ints, refuse_discrete
 
 
 def select(
@@ -31,6 +31,7 @@ def select(
     if len(errors) == 1:
         return 0, ()
     budget.covers(replace(REPLACE_ONE, adjacency=adjacency))
+    refuse_discrete(budget, "the choice of a model")
     events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
     with budget.spend(events, mechanism="selection", what=CHOICE) as spending:
         return draw(errors, epsilon, spending.noise, adjacency=adjacency, sensitivity=sensitivity), events
