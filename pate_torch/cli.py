@@ -14,7 +14,7 @@ COMMANDS = {
     "ledger": (
         "pate_torch.ledger_command",
         "main",
-        "the privacy ledger: verify, show, export, backup, raise-cap, close",
+        "the privacy ledger: verify, show, review, export, backup, raise-cap, close",
     ),
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
     "runs": ("pate_torch.runs_command", "main", "past runs with their epsilon and accuracy"),

@@ -174,7 +174,7 @@ def _table(accounts: Sequence[Account]) -> list[str]:
         )
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.closed else []
-        notes += [] if account.private else ["NOT PRIVATE: a release used seeded noise; no total is claimed"]
+        notes += [] if account.private else ["NOT PRIVATE: seeded noise, so no total"]
         lines.append(_cut("  " + "; ".join(notes), _WIDTH))
     return lines if accounts else ["no accounts"]
 

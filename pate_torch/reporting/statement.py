@@ -326,7 +326,7 @@ def composition(facts: PrivacyFacts) -> tuple[Price, ...]:
     if len(facts.parts) > 1:
         rows += [
             Price(
-                name=f"  its {part.what}",
+                name=f"  {part.what}",
                 epsilon=part.epsilon,
                 route=show_route(part.accountant),
                 covers="By itself." if part.now else "By itself; paid for by an earlier run.",

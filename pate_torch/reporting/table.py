@@ -114,7 +114,7 @@ def _privacy(report: ReleasedReport) -> list[tuple[str, str]]:
         ("  route", report.route_words),
     ]
     if len(report.parts) > 1:
-        rows += [(f"  its {p.what}", "none" if p.epsilon is None else f"epsilon = {show_epsilon(p.epsilon)}")
+        rows += [(f"  {p.what}", "none" if p.epsilon is None else f"epsilon = {show_epsilon(p.epsilon)}")
                  for p in report.parts]  # fmt: skip
     if report.epsilon_charged is None:
         rows.append(("All releases together", statement.NO_TOTAL))
