@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pate_torch import checks
-from pate_torch.budget import Budget, Spending
+from pate_torch.budget import Budget
 from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
 from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
 
@@ -70,122 +70,87 @@ def label(
     planned = mechanism.worst_case(num_queries, rounds)
     budget.covers(votes.sensitivity)
     with budget.spend(planned, mechanism=mechanism.name) as spending:
-        return _label(
-            spending,
-            votes=votes,
-            pool=pool,
-            spec=spec,
-            mechanism=mechanism,
-            strategy=strategy,
-            num_queries=num_queries,
-            rounds=rounds,
-            seed=seed,
-            refit=refit,
-            feature_PD=feature_PD,
-            seal=seal,
-            witness=witness,
-            progress=progress,
-        )
+        spending.incur(())  # a strategy may ask nothing
+        query_Q = torch.zeros(0, dtype=torch.int64)
+        label_Q = torch.zeros(0, dtype=torch.int64)
+        noisy: list[NoisyCounts | None] = []
+        asked: list[int] = []
+        seen: list[Votes | Ballots] = []
+        cells: list[Tensor] = []
+        scores: list[Tensor] = []
+        student_PC: Tensor | None = None
 
+        def so_far() -> Release:
+            # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+            return Release(
+                spending.id,
+                query_Q,
+                label_Q,
+                spending.incurred or (),
+                spending.reserved,
+                NoisyCounts.joined(noisy),
+                rounds=tuple(asked),
+                cell_RP=torch.stack(cells) if cells else None,
+                score_RPC=torch.stack(scores) if scores else None,
+            )
 
-def _label(
-    spending: Spending,
-    *,
-    votes: Electorate,
-    pool: PublicPool,
-    spec: DataSpec,
-    mechanism: Mechanism,
-    strategy: QueryStrategy,
-    num_queries: int,
-    rounds: int,
-    seed: int,
-    refit: Refit | None,
-    feature_PD: Tensor | None,
-    seal: Seal | None,
-    witness: Callable[[Votes | Ballots], None],
-    progress: Progress,
-) -> Release:
-    """Steps 3 and 4."""
-    spending.incur(())  # a strategy may ask nothing
-    query_Q = torch.zeros(0, dtype=torch.int64)
-    label_Q = torch.zeros(0, dtype=torch.int64)
-    noisy: list[NoisyCounts | None] = []
-    asked: list[int] = []
-    seen: list[Votes | Ballots] = []
-    cells: list[Tensor] = []
-    scores: list[Tensor] = []
-    student_PC: Tensor | None = None
+        for turn in range(rounds):
+            remaining = num_queries - len(query_Q)
+            if remaining == 0:
+                break
+            if turn and refit is not None:
+                guide = refit(so_far())
+                student_PC = guide.student_PC
+                if guide.votes is not None:
+                    assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
+                    assert guide.votes.sensitivity.adjacency == votes.sensitivity.adjacency
+                    votes = guide.votes
+                feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
+            state = QueryState(
+                spec=spec,
+                pool_x=pool.x,
+                asked_Q=query_Q,
+                label_Q=label_Q,
+                remaining=remaining,
+                rounds_left=rounds - turn,
+                seed=seed,
+                student_PC=student_PC,
+                feature_PD=feature_PD,
+            )
+            ask = _checked(strategy.select(state), query_Q, remaining, len(pool))
+            if len(ask) == 0:
+                break
+            context = Context(
+                num_queries=num_queries,
+                rounds=rounds,
+                turn=turn,
+                failures=int((label_Q == NO_ANSWER).sum()),
+                answered=int((label_Q != NO_ANSWER).sum()),
+                student_QC=None if student_PC is None else student_PC[ask],
+            )
+            said = votes.take(ask)
+            answers = spending.admit(mechanism.release(said, spending.noise, context))
+            spending.incur(answers.events)
+            if isinstance(said, Ballots):
+                cells.append(len(query_Q) + said.cell_P)
+            if answers.score_PC is not None:
+                scores.append(answers.score_PC.cpu())
+            # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
+            shown = len(answers.label_Q)
+            query_Q = torch.cat([query_Q, ask[:shown]])
+            label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
+            noisy.append(answers.noisy)
+            asked.append(shown)
+            if isinstance(said, Votes | Ballots):
+                seen.append(said if shown == len(said) else said.take(torch.arange(shown)))
+            progress(len(query_Q), num_queries)
 
-    def so_far() -> Release:
-        # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
-        return Release(
-            spending.id,
-            query_Q,
-            label_Q,
-            spending.incurred or (),
-            spending.reserved,
-            NoisyCounts.joined(noisy),
-            rounds=tuple(asked),
-            cell_RP=torch.stack(cells) if cells else None,
-            score_RPC=torch.stack(scores) if scores else None,
-        )
-
-    for turn in range(rounds):
-        remaining = num_queries - len(query_Q)
-        if remaining == 0:
-            break
-        if turn and refit is not None:
-            guide = refit(so_far())
-            student_PC = guide.student_PC
-            if guide.votes is not None:
-                assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
-                assert guide.votes.sensitivity.adjacency == votes.sensitivity.adjacency
-                votes = guide.votes
-            feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
-        state = QueryState(
-            spec=spec,
-            pool_x=pool.x,
-            asked_Q=query_Q,
-            label_Q=label_Q,
-            remaining=remaining,
-            rounds_left=rounds - turn,
-            seed=seed,
-            student_PC=student_PC,
-            feature_PD=feature_PD,
-        )
-        ask = _checked(strategy.select(state), query_Q, remaining, len(pool))
-        if len(ask) == 0:
-            break
-        context = Context(
-            num_queries=num_queries,
-            rounds=rounds,
-            turn=turn,
-            failures=int((label_Q == NO_ANSWER).sum()),
-            answered=int((label_Q != NO_ANSWER).sum()),
-            student_QC=None if student_PC is None else student_PC[ask],
-        )
-        said = votes.take(ask)
-        answers = spending.admit(mechanism.release(said, spending.noise, context))
-        spending.incur(answers.events)
-        if isinstance(said, Ballots):
-            cells.append(len(query_Q) + said.cell_P)
-        if answers.score_PC is not None:
-            scores.append(answers.score_PC.cpu())
-        # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
-        query_Q = torch.cat([query_Q, ask[: len(answers.label_Q)]])
-        label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
-        noisy.append(answers.noisy)
-        asked.append(len(answers.label_Q))
-        if isinstance(said, Votes | Ballots):
-            seen.append(said if len(answers.label_Q) == len(said) else said.take(torch.arange(len(answers.label_Q))))
-        progress(len(query_Q), num_queries)
-
-    release = so_far()
-    if seen:
-        witness(_together(seen))
-    if seal is not None:
-        seal(release)
-    return release
+        release = so_far()
+        if seen:
+            witness(_together(seen))
+        if seal is not None:
+            seal(release)
+        return release
 
 
 def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:
