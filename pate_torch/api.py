@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pate_torch import checks, preflight, results, runs
 from pate_torch.data import locations, tensors
-from pate_torch.data.partition import AddRemove
+from pate_torch.data.partition import AddRemove, deal
 from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
@@ -184,7 +184,7 @@ class Pate:
         """
         held_x = tensors.points("x", torch.as_tensor(x))
         held_y = tensors.labels("y", torch.as_tensor(y), len(held_x), len(self.class_names))
-        private = PrivateData(held_x, held_y, tensors.unit_ids(unit_id, held_x, held_y), self.unit)
+        private = PrivateData(held_x, held_y, tensors.unit_ids(unit_id, held_x, held_y, self.unit), self.unit)
         public = held_x[:0] if public_x is None else tensors.points("public_x", torch.as_tensor(public_x))
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
@@ -225,6 +225,7 @@ class Pate:
         passed.
         """
         private, spec = self._fitted()
+        self._clock = Clock()  # an earlier call may have trained successors, whose time is private
         pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
@@ -242,7 +243,7 @@ class Pate:
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with self._open() as ledger, Stages(quiet=self.quiet) as stages:
             store = TeacherStore(self.home)
-            budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
+            budget = open_budget(plan, ledger, data, planned, store.content(private))
             with self._clock("votes"):
                 teachers = self._asked(plan, data, ledger, stages)
             with self._clock("labels"):
@@ -322,7 +323,7 @@ class Pate:
             raise ValueError("student: there is none yet. Call fit_student() first.")
         held = tensors.points("other_x", torch.as_tensor(other_x))
         known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
-        shards = self.partition.shards(private, max(1, self.num_teachers), self.seed)
+        shards = deal(self.partition, private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
@@ -355,7 +356,7 @@ class Pate:
         planned = self.mechanism.worst_case(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
-        budget = open_budget(plan, ledger, data, planned, store.fingerprint(private))
+        budget = open_budget(plan, ledger, data, planned, store.content(private))
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.head())
         voters = self._stored.ensemble if self._stored is not None else self._panel
@@ -436,7 +437,7 @@ class Pate:
         )
 
     def _fit_panel(self, private: PrivateData, spec: DataSpec) -> Panel:
-        shards = self.partition.shards(private, self.num_teachers, self.seed)
+        shards = deal(self.partition, private, self.num_teachers, self.seed)
         with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             if hasattr(self.teacher, "get_params"):

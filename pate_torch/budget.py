@@ -68,6 +68,7 @@ class _Charged(NoiseSource):
 
     def _permit(self) -> None:
         self._spending.live()
+        self._spending.drew()
 
 
 class Spending:
@@ -81,6 +82,7 @@ class Spending:
         self.incurred: tuple[Event, ...] | None = reservation.incurred
         self._state: str | None = None
         self._live = True
+        self._unsaid = self._admissible = False
         self._noise = None if kind.startswith(BY) else _Charged(self, kind, insecure_seed)
         self._kind = kind
         self.private = insecure_seed is None
@@ -100,11 +102,19 @@ class Spending:
             rehearsed = "of a rehearsal" if isinstance(answers, Rehearsed) else "not drawn with this release's noise"
             fix = "A mechanism answers by draw(), from the noise it is given."
             raise checks.fail("mechanism", type(answers).__name__, f"its answers are {rehearsed}", fix)
+        if len(answers.label_Q) and not self._admissible:
+            fix = "A mechanism draws from the noise it is given."
+            raise checks.fail("mechanism", type(answers).__name__, "no noise was drawn for its answers", fix)
+        self._admissible = False
         return answers
 
     def incur(self, events: Iterable[Event]) -> None:
-        """Count what a part of the release cost as it came out; the rest of what was reserved returns on commit."""
+        """Count what a part of the release cost as it came out, after its noise was drawn; the rest returns on commit.
+
+        Where noise was drawn after the last such word, all that was reserved is charged.
+        """
         self.live()
+        self._unsaid = False
         self.incurred = (self.incurred or ()) + tuple(events)
 
     def suspend(self, state: str) -> None:
@@ -113,6 +123,15 @@ class Spending:
         if not state:
             raise checks.fail("state", state, "must be a hash of what is needed to go on")
         self._state = state
+
+    def drew(self) -> None:
+        """Noise was drawn, of which nothing was said yet."""
+        self._unsaid = self._admissible = True
+
+    @property
+    def cost(self) -> tuple[Event, ...]:
+        """What the release is charged when the ``with`` is left: all that was reserved, unless less was said."""
+        return self.reserved if self._unsaid or self.incurred is None else self.incurred
 
     def live(self) -> None:
         """RuntimeError once the ``with`` has been left: noise drawn afterwards would not be charged."""
@@ -207,9 +226,10 @@ class Budget:
     def resume(self, reservation: str, state: str) -> Iterator[Spending]:
         """Go on with a suspended release. LedgerError for a state that the ledger does not know."""
         self._same_terms()
+        charge = self.ledger.claim(self.account, [reservation]).parts[reservation]
+        if charge.insecure is self.private:
+            raise checks.fail("reservation", reservation, "was made with noise that was seeded where this is not")
         resumed = self.ledger.resume(reservation, state=state)
-        if resumed.account != self.account or resumed.insecure is self.private:
-            raise checks.fail("reservation", reservation, "was made of another account, or with seeded noise")
         with self._within(resumed) as spending:
             yield spending
 
@@ -222,11 +242,10 @@ class Budget:
         finally:
             spending._live = False
         # Only here, where nothing was raised: else the reservation stays as it is, charged at its worst.
-        incurred = spending.reserved if spending.incurred is None else spending.incurred
         if spending._state is not None:
-            self.ledger.record(reservation, incurred, state=spending._state)
+            self.ledger.record(reservation, spending.cost, state=spending._state)
         else:
-            self.ledger.commit(reservation, incurred, release_id=spending.id)
+            self.ledger.commit(reservation, spending.cost, release_id=spending.id)
         self.remember(self.ledger.head())
 
     def _same_terms(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pate_torch import checks, networks, released, rng
 from pate_torch.census import Records
+from pate_torch.data.partition import deal
 from pate_torch.foreign_votes import Register
 from pate_torch.graph import coordinates
 from pate_torch.leanings import Leanings
@@ -110,7 +111,7 @@ def obtain_ensemble(
     ``afford`` raises when the release that new teachers are for would be refused: training may take hours.
     """
     with clock("partition"):
-        shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+        shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
         identity = identify(plan, data, store)
     found = plan.teachers or store.find(identity)
     stored = None if found is None else reusable(found, store, identity, ledger)
@@ -255,7 +256,7 @@ def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: S
     ensemble, row_PD = plan.succession.succeed(
         student,
         data,
-        plan.partition.shards(data.private, plan.num_teachers, plan.seed),
+        deal(plan.partition, data.private, plan.num_teachers, plan.seed),
         encoder=_encoder(plan, data),
         seed=rng.derive(plan.seed, "round", turn),
         device=plan.device,
@@ -270,7 +271,7 @@ def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = 
     encoder = _encoder(plan, data, stages) if student is None else beneath(student.module)
     return plan.census.records(
         data,
-        plan.partition.shards(data.private, 1, plan.seed),
+        deal(plan.partition, data.private, 1, plan.seed),
         encoder=encoder,
         device=plan.device,
         progress=stages("Asking every record"),
@@ -370,7 +371,7 @@ def assist(plan: Plan) -> None:
     quiet, store = Stages(quiet=True), TeacherStore(plan.root)
     while (order := distributed.broadcast_text("")) != DONE:
         if order == TRAIN:
-            shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+            shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
             checkpoints = _checkpoints(store, identify(plan, data, store))
             ensemble = train(
                 data.private,

@@ -74,6 +74,7 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     name = data.spec.name
     mechanism = calibrated(plan)
     planned = worst_case(plan, mechanism, data)
+    preflight.refuse_finished(plan)
     preflight.refuse(plan, data, mechanism, planned, training=False)
     make_private_folder(plan.root, "store")
     with Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:

@@ -31,6 +31,7 @@ from pate_torch import checks, journal
 from pate_torch.accounting.events import Event, from_json, to_json
 from pate_torch.budget import Budget, Spending
 from pate_torch.journal import Journal
+from pate_torch.labelling import refuse_unpriced
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp
@@ -262,7 +263,7 @@ class PrivateLabeler:
                 f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
-        self.budget.covers(votes.sensitivity)
+        refuse_unpriced(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.fits(len(votes)):
             self._settle()
         try:

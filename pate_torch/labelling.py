@@ -19,7 +19,17 @@ from torch import Tensor
 from pate_torch import checks
 from pate_torch.budget import Budget
 from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts, PublicPool, Release, Votes
+from pate_torch.types import (
+    NO_ANSWER,
+    Ballots,
+    Context,
+    DataSpec,
+    NoisyCounts,
+    PublicPool,
+    Release,
+    Sensitivity,
+    Votes,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,7 +78,7 @@ def label(
     """
     rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
     planned = mechanism.worst_case(num_queries, rounds)
-    budget.covers(votes.sensitivity)
+    refuse_unpriced(votes.sensitivity, mechanism, budget)
     with budget.spend(planned, mechanism=mechanism.name) as spending:
         spending.incur(())  # a strategy may ask nothing
         query_Q = torch.zeros(0, dtype=torch.int64)
@@ -102,8 +112,9 @@ def label(
                 guide = refit(so_far())
                 student_PC = guide.student_PC
                 if guide.votes is not None:
-                    assert guide.votes.num_teachers == votes.num_teachers and len(guide.votes) == len(pool)
-                    assert guide.votes.sensitivity.adjacency == votes.sensitivity.adjacency
+                    if guide.votes.num_teachers != votes.num_teachers or len(guide.votes) != len(pool):
+                        raise ValueError("votes: others must answer for as many teachers, on the same points")
+                    refuse_unpriced(guide.votes.sensitivity, mechanism, budget)
                     votes = guide.votes
                 feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
             state = QueryState(
@@ -151,6 +162,17 @@ def label(
         if seal is not None:
             seal(release)
         return release
+
+
+def refuse_unpriced(said: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:
+    """Raise ValueError, before anything is charged, for what the mechanism would refuse to open."""
+    budget.covers(said)
+    kind = getattr(mechanism, "noise", budget.kind)
+    if kind != budget.kind:
+        raise checks.fail("noise", budget.kind, f"must be {kind!r}, the kind {mechanism.name} was priced for")
+    if not said.within(mechanism.priced_for):
+        what = f"is more than mechanism={mechanism.name} is priced for ({mechanism.priced_for})"
+        raise checks.fail("sensitivity", said, what, "Leave out partition.capacity, or price what it says.")
 
 
 def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:

@@ -343,12 +343,13 @@ class Ledger:
             if identity not in charges:
                 raise LedgerError(f"reservation={identity!r}: account {account!r} has none. Was it made elsewhere?")
             parts[identity] = charges[identity]
-        # Whether these are private is theirs to say, not the account's.
-        view = replace(view, private=not any(charge.insecure for charge in parts.values()))
+        # Whether these are private is theirs to say; whether the cap was kept is the account's.
+        capped, view = view.private, replace(view, private=not any(charge.insecure for charge in parts.values()))
+        planned = tuple(event for charge in parts.values() for event in charge.planned)
         return Claim(
-            guarantee=view.claim(event for charge in parts.values() for event in charge.planned),
-            ex_post=view.claim(event for charge in parts.values() for event in charge.incurred),
-            planned=tuple(event for charge in parts.values() for event in charge.planned),
+            guarantee=view.claim(planned, capped=capped),
+            ex_post=view.claim((e for charge in parts.values() for e in charge.incurred), capped=capped),
+            planned=planned,
             parts=MappingProxyType(parts),
         )
 

@@ -77,9 +77,9 @@ class Account:
         """What has been used so far, as it came out: no guarantee where it depends on votes. None: as ``guarantee``."""
         return self.claim(self.incurred)
 
-    def claim(self, events: Iterable[Event]) -> Guarantee | None:
+    def claim(self, events: Iterable[Event], *, capped: bool = True) -> Guarantee | None:
         """These events of the account, composed by the smallest valid route at its delta, or its cap; None: as
-        ``guarantee``.
+        ``guarantee``. capped: the cap is kept; not where seeded noise may have told what to ask next.
 
         The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
         epsilon 5 after a release that costs 0.5.
@@ -90,8 +90,10 @@ class Account:
         facts = merged(events)
         if sum(event.count * event.delta for event in facts if isinstance(event, Delta)) < self.delta:
             composed = epsilon(facts, self.delta, **terms)
-            if composed.epsilon <= self.budget_epsilon:
+            if composed.epsilon <= self.budget_epsilon or not capped:
                 return composed
+        if not capped:
+            return None
         return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP, **terms)
 
     @property

@@ -21,6 +21,7 @@ from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.budget import Budget
+from pate_torch.data.partition import deal
 from pate_torch.ensembling import (
     DONE,
     Loaded,
@@ -77,13 +78,15 @@ def _run(plan: Plan) -> ReleasedReport:
             preflight.refuse_reuse(plan, data)
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan), create=False))
             release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
+            released.refuse_used_folder(plan.folder, release.id)
             reused = True
             if plan.selection is not None:
                 # The choice is charged: on the account's own terms, and refused before anything is trained.
-                fingerprint = TeacherStore(plan.root).fingerprint(loaded.everyone)
+                fingerprint = TeacherStore(plan.root).content(loaded.everyone)
                 budget = open_budget(plan, ledger, data, plan.selection.worst_case(), fingerprint)
                 budget.check(plan.selection.worst_case())
         else:
+            preflight.refuse_finished(plan)
             brought = None
             if plan.votes is not None:
                 brought = foreign_votes.read(plan.votes, num_classes=data.spec.num_classes, num_points=len(data.pool))
@@ -94,7 +97,7 @@ def _run(plan: Plan) -> ReleasedReport:
             make_private_folder(plan.root, "store")
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             store = TeacherStore(plan.root)
-            fingerprint = store.fingerprint(loaded.everyone) if brought is None else Register(store).content(brought)
+            fingerprint = store.content(loaded.everyone) if brought is None else Register(store).content(brought)
             budget = open_budget(plan, ledger, data, planned, fingerprint)
         make_private_folder(plan.folder / "private")
         board, store = PrivateBoard(plan.folder / "private" / "tensorboard"), TeacherStore(plan.root)
@@ -291,7 +294,7 @@ def examine(
     if not Register(store).behind(record["teachers_id"], store.fingerprint(data.private)):
         return owner  # labels of other records, or of votes that were brought: who taught is not known here
     # In a census every record took part: one shard of all.
-    shards = plan.partition.shards(data.private, max(1, record["num_teachers"]), record["seed"])
+    shards = deal(plan.partition, data.private, max(1, record["num_teachers"]), record["seed"])
     sides = plan.membership.sides(data, shards, loaded.others, plan.seed)
     if sides is None:
         return owner

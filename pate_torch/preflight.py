@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pate_torch import checks, runs
+from pate_torch import checks, released, runs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.data.partition import deal
 from pate_torch.ensembling import identify, reusable
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
@@ -42,11 +43,11 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
         rounds=plan.rounds,
     )
     if plan.census is not None:  # one shard of all records: the partition says which units go with its adjacency
-        plan.partition.shards(data.private, 1, plan.seed)
+        deal(plan.partition, data.private, 1, plan.seed)
         plan.census.check(data)
     if training:
         _refuse("teacher", plan.recipe, data)
-        plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+        deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     if plan.guided:
         _refuse("refit", plan.refit, data)
     refuse_students(plan, data)
@@ -99,6 +100,12 @@ def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger |
             f"this run alone may cost epsilon {alone.epsilon:.6g} at delta {plan.delta:g} ({alone.route})",
             "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
         )
+
+
+def refuse_finished(plan: Plan) -> None:
+    """Raise ValueError where the run's folder holds a finished release, before anything is trained."""
+    if (plan.folder / "release" / "summary.json").exists():
+        released.refuse_used_folder(plan.folder)
 
 
 def refuse_other_ledger(plan: Plan, name: str, ledger: Ledger) -> None:

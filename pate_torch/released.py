@@ -7,6 +7,7 @@ the ledger, which says what was charged for it: an edited record would report a 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -38,6 +39,22 @@ def digest(pool: PublicPool) -> str:
 def key(facts: Mapping[str, Any]) -> str:
     """What makes two releases the same: questions, mechanism and teachers. Public facts only."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def refuse_used_folder(run: Path, reused: str | None = None) -> None:
+    """Raise ValueError where the run's folder holds another release: its claim would not cover what lies there.
+
+    reused: the release whose labels are used again, which may lie there from a run that was interrupted.
+    """
+    folder, mine = run / "release", None
+    if not any((folder / name).exists() for name in ("summary.json", "release.json", "sanitised.json")):
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        mine = json.loads((folder / "release.json").read_text())["release_id"]
+    finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
+    if finished or mine is None or mine != reused:
+        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+        raise checks.fail("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
 
 
 def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:

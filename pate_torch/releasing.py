@@ -43,8 +43,10 @@ def obtain_release(
     same = released.find_same(plan.root, facts["key"], data.pool, data.spec, budget.ledger) if budget.private else None
     if same is not None:
         release, record = same
+        released.refuse_used_folder(plan.folder, release.id)
         stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")
         return release, record, True
+    released.refuse_used_folder(plan.folder)
 
     stage = stages("Fitting the guiding student") if plan.guided else None
 

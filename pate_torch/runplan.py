@@ -102,6 +102,9 @@ class Plan:
                 if getattr(self, key) is not None:
                     fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
                     raise checks.fail("votes", str(self.votes), f"cannot be combined with {key}", fix)
+        given = getattr(self.mechanism, "noise", self.noise)
+        if given != self.noise:
+            raise checks.fail("mechanism.noise", given, f"must be the run's, {self.noise}", "Set noise alone.")
         if self.succession is not None:
             self._check_succession()
         if self.census is not None:

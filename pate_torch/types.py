@@ -77,6 +77,8 @@ class PrivateData:
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):
             raise ValueError("private data: x, y and unit_id must have equal lengths")
+        if self.unit not in ("record", LABEL_UNIT) and not (self.unit.startswith("group:") and self.unit != "group:"):
+            raise checks.fail("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
         object.__setattr__(self, "unit_id", np.asarray(self.unit_id).astype(str))

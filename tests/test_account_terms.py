@@ -359,3 +359,34 @@ def test_all_records_of_a_unit_move_the_gradient_by_one_clip(tmp_path, monkeypat
     assert 0.9 * CLIP < moved <= CLIP * (1 + 1e-5)
     apart = total("apart", twice_x, twice_y, [str(n) for n in range(41)])  # two units
     assert float((apart - without).norm()) > (1.5 * CLIP if pair == "equal rows" else 0)
+
+
+# ---- one folder, one release ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_a_release_is_not_written_again(tmp_path):
+    pipeline.run(first := plan(tmp_path, "one"))
+    before, charged = (first.folder / "release" / "labels.csv").read_bytes(), entries(tmp_path)
+    for changes in ({"mechanism": Gaussian(sigma=9.0)}, {}, {"labels": released(first)}):
+        with pytest.raises(ValueError, match=r"paths\.run.*holds a release already"):
+            pipeline.run(plan(tmp_path, "one", **changes))
+    assert (first.folder / "release" / "labels.csv").read_bytes() == before and entries(tmp_path) == charged
+
+
+def test_an_interrupted_run_goes_on_in_its_folder_with_its_own_labels_alone(tmp_path):
+    pipeline.run(first := plan(tmp_path, "one"))
+    (first.folder / "release" / "summary.json").unlink()
+    with pytest.raises(ValueError, match="holds a release already"):
+        pipeline.run(plan(tmp_path, "one", mechanism=Gaussian(sigma=9.0)))
+    charged = entries(tmp_path)
+    pipeline.run(plan(tmp_path, "one"))
+    assert entries(tmp_path) == charged
+
+
+def test_groups_must_have_names(tmp_path):
+    given = {"classes": 2, "num_teachers": 4, "mechanism": Gaussian(sigma=2.0), "delta": 1e-5, "home": tmp_path}
+    x, y = torch.randn(30, 2), torch.arange(30) % 2
+    with pytest.raises(ValueError, match="unit_id"):
+        Pate("p", unit="group:person", **given).fit_teachers(x, y)
+    with pytest.raises(ValueError, match="unit='person'"):
+        Pate("p", unit="person", **given).fit_teachers(x, y, unit_id=[str(i // 3) for i in range(30)])

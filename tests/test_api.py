@@ -189,7 +189,9 @@ def test_units_adjacency_and_constants_reach_the_account(make):
     pate = make(unit="group:ward").fit_teachers(X, Y, unit_id=groups, public_x=POOL)
     pate.label(POOL, num_queries=5)
     assert (pate.account.unit, pate.account.adjacency) == ("group:ward", "add_remove")
-    other = make(name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0]).fit_teachers(X, Y)
+    other = make(
+        name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0], second_account=True
+    ).fit_teachers(X, Y)
     other.label(POOL, num_queries=5)
     assert other.account.adjacency == "replace_one"
     assert other.fit_student("supervised", steps=2).spec.std == (2.0, 2.0)

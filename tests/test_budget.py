@@ -487,7 +487,7 @@ def test_what_was_committed_or_never_suspended_is_not_resumed(ledger, open_one):
         raise ZeroDivisionError
     with pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(spending.id, ""):
         pytest.fail("went on")
-    with pytest.raises(LedgerError, match="there is none"), budget(ledger).resume("0" * 16, STATE):
+    with pytest.raises(LedgerError, match="none"), budget(ledger).resume("0" * 16, STATE):
         pytest.fail("went on")
 
 
@@ -661,3 +661,86 @@ def test_a_charged_source_is_a_spendings_own(ledger):
     with budget(ledger).spend([EACH], mechanism="m") as spending:
         assert type(spending.noise) is _Charged
     assert Sensitivity(l1=1, l2=1, linf=1).within(Sensitivity(l1=1, l2=1, linf=1, adjacency="add_remove"))
+
+
+# ---- honest mistakes ------------------------------------------------------------------------------------------------
+
+
+def test_noise_of_which_nothing_was_said_is_charged_in_full(ledger):
+    one = budget(ledger)
+    with one.spend([dataclasses.replace(EACH, count=3)], mechanism="m") as spending:
+        spending.incur([EACH])
+        spending.noise.gaussian((1,), 1.0, CPU)
+    assert spent(ledger) == price(3)
+
+
+def test_a_resumed_release_that_draws_in_silence_is_charged_in_full(ledger):
+    one = budget(ledger)
+    with one.spend([dataclasses.replace(EACH, count=4)], mechanism="m") as spending:
+        spending.noise.gaussian((1,), 1.0, CPU)
+        spending.incur([EACH])
+        spending.suspend(STATE)
+    with one.resume(spending.id, STATE) as again:
+        again.noise.gaussian((1,), 1.0, CPU)
+    assert spent(ledger) == price(4)
+
+
+def test_a_budget_of_other_noise_does_not_use_up_the_suspension(ledger):
+    one, seeded = budget(ledger), budget(ledger, insecure_seed=3)
+    with one.spend([dataclasses.replace(EACH, count=2)], mechanism="m") as spending:
+        spending.noise.gaussian((1,), 1.0, CPU)
+        spending.incur([EACH])
+        spending.suspend(STATE)
+    with pytest.raises(ValueError, match="seeded"), seeded.resume(spending.id, STATE):
+        pass
+    with one.resume(spending.id, STATE):
+        pass
+    assert spent(ledger) == price(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfItsOwn(Gnmax):
+    """Draws from a generator of its own, and looks as private as any."""
+
+    def draw(self, votes, noise, context):
+        noisy_QC = votes.counts_QC + self.sigma * torch.randn(votes.counts_QC.shape)
+        return Answers(noisy_QC.argmax(1), self.worst_case(len(votes)))
+
+
+def test_answers_without_a_draw_are_not_admitted(ledger):
+    mechanism, votes = OfItsOwn(sigma=3.0), Votes(torch.tensor([[3, 1]]), 4)
+    with pytest.raises(ValueError, match="no noise was drawn"), budget(ledger).spend([EACH], mechanism="m") as spending:
+        spending.admit(mechanism.release(votes, spending.noise, Context(num_queries=1)))
+
+
+@pytest.mark.parametrize(
+    "votes,mechanism,words",
+    [
+        (Votes(torch.tensor([[3, 1]] * 2), 4, Sensitivity(l1=4.0, l2=2.0, linf=1.0)), Gnmax(sigma=3.0), "sensitivity"),
+        (Votes(torch.tensor([[3, 1]] * 2), 4), Gnmax(sigma=3.0, noise="discrete"), "noise"),
+    ],
+    ids=["sensitivity", "noise"],
+)
+def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
+    spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
+    with pytest.raises(ValueError, match=words):
+        labelling.label(
+            votes=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
+            budget=budget(ledger), num_queries=2, seed=0,
+        )  # fmt: skip
+    assert spent(ledger) == 0
+
+
+def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger):
+    """The cap is kept for what is chosen after private answers: after others, only plans add up."""
+    large = [dataclasses.replace(EACH, count=60)]
+    with budget(ledger).spend(large, mechanism="m") as first:
+        first.noise.gaussian((1,), 1.0, CPU)
+        first.incur([EACH])
+    with budget(ledger, insecure_seed=1).spend([EACH], mechanism="m"):
+        pass
+    with budget(ledger).spend([dataclasses.replace(EACH, count=60)], mechanism="m") as last:
+        pass
+    claim = ledger.claim("svhn", [first.id, last.id])
+    assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == price(120) and price(120).expected > 4.0
+    assert ledger.spent("svhn") is None

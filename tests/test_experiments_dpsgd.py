@@ -152,6 +152,17 @@ def test_one_record_moves_the_sum_by_the_clip_at_most():
     assert max(loose) > 1  # so that it is the clip that holds them
 
 
+def test_a_record_whose_gradient_is_no_number_moves_nothing():
+    """NaN cannot be cut to a length: one vast record would show in every weight."""
+    data = clouds().load()
+    vast = data.private.x.clone()
+    vast[3] = 3e38
+    data = dataclasses.replace(data, private=dataclasses.replace(data.private, x=vast))
+    module = STUDY._module(data, 0)
+    STUDY.train(module, data, 60, 1.0, 1.0, Rehearsal("torch", 0), torch.device("cpu"))
+    assert all(bool(p.isfinite().all()) for p in module.parameters())
+
+
 def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
     optimiser = EntropyOptimizer(

@@ -1,5 +1,6 @@
 """Shards: disjoint, one unit in one shard, and neighbours that differ in one shard alone."""
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch import rng
-from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.partition import AddRemove, ReplaceOne, deal
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import PrivateData, Shards
 
@@ -160,3 +161,29 @@ def test_nothing_private_shows():
     text = repr(AddRemove().shards(private(["secret1", "secret2"]), 2, 0))
     assert "secret" not in text and "tensor" not in text
     assert isinstance(AddRemove().shards(private(["a"]), 1, 0), Shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mislabelled(AddRemove):
+    """Says add/remove, and cuts a permutation of positions."""
+
+    def shards(self, private, num_teachers, seed):
+        return ReplaceOne().shards(private, num_teachers, seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Splitting(AddRemove):
+    """Deals records where it should deal units."""
+
+    def shards(self, private, num_teachers, seed):
+        return super().shards(dataclasses.replace(private, unit_id=np.arange(len(private))), num_teachers, seed)
+
+
+def test_a_partition_is_held_to_what_it_says():
+    x, y, names = torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), np.repeat(np.arange(10), 3)
+    private = PrivateData(x, y, names, "group:person")
+    assert deal(AddRemove(), private, 3, 0).num_teachers == 3
+    with pytest.raises(ValueError, match="two shards"):
+        deal(Splitting(), private, 3, 0)
+    with pytest.raises(ValueError, match="not of add_remove"):
+        deal(Mislabelled(), PrivateData(x, y, names), 3, 0)

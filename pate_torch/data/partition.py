@@ -7,7 +7,7 @@ Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -85,6 +85,33 @@ class ReplaceOne:
         order_N = rng.numpy_stream(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
         return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
+
+
+class Deals(Protocol):
+    """A partition."""
+
+    @property
+    def adjacency(self) -> str: ...
+
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
+
+
+def deal(partition: Deals, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+    """The shards of a partition, held to what it says: a partition may be a user's own.
+
+    Raises ValueError where they justify another adjacency or unit, or a unit stands in two of them.
+    """
+    shards = partition.shards(private, num_teachers, seed)
+    said = (partition.adjacency, private.unit)
+    if (shards.adjacency, shards.unit) != said:
+        raise checks.fail("partition", type(partition).__name__, f"its shards are not of {said[0]}, unit {said[1]}")
+    if shards.adjacency == "add_remove":
+        shard_N = torch.arange(shards.num_teachers)[:, None].expand_as(shards.index_KS)[shards.mask_KS].numpy()
+        _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
+        pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
+        if pairs.shape[1] > len(np.unique(unit_N)):
+            raise checks.fail("partition", type(partition).__name__, f"one {private.unit} stands in two shards")
+    return shards
 
 
 def _check_teachers(num_teachers: int, available: int, what: str) -> None:

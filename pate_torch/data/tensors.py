@@ -71,7 +71,7 @@ class Tensors:
                 benchmark=self.benchmark,
                 nominal_size=self.nominal_size,
             ),
-            private=PrivateData(x, y, unit_ids(self.unit_id, x, y), self.unit),
+            private=PrivateData(x, y, unit_ids(self.unit_id, x, y, self.unit), self.unit),
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
         )
@@ -87,9 +87,14 @@ def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return benchmark.channel_statistics(public_x) if public_x.dim() == 4 else roles.feature_statistics(public_x)
 
 
-def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor) -> np.ndarray:
-    """The names of the privacy units, str [N]; None names a record by a hash of its content."""
+def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor, unit: str = "record") -> np.ndarray:
+    """The names of the privacy units, str [N]; None names a record by a hash of its content.
+
+    Raises ValueError for groups without names: each record would be a group of its own.
+    """
     if given is None:
+        if unit != "record":
+            raise checks.fail("unit_id", None, f"must name the unit of every record where it is {unit}")
         pairs = zip(x.numpy(), y.tolist(), strict=True)
         return np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
     if len(given) != len(y):

@@ -29,7 +29,7 @@ from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from pate_torch import checks, networks, pipeline, preflight, results
+from pate_torch import checks, networks, pipeline, preflight, released, results
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
@@ -95,6 +95,7 @@ class DpSgd:
             with clock("data"):
                 data = plan.source.load()
             preflight.refuse_adjacency(data, plan.partition.adjacency)
+            released.refuse_used_folder(plan.folder)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
             data = dataclasses.replace(data, private=one_per_unit(everyone, plan.partition.adjacency))
@@ -114,7 +115,7 @@ class DpSgd:
             plan = dataclasses.replace(plan, root=root)
             with Ledger(preflight.ledger_path(plan)) as ledger:
                 store = TeacherStore(root)
-                fingerprint = store.fingerprint(everyone)
+                fingerprint = store.content(everyone)
                 budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
                 with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
@@ -237,6 +238,11 @@ class DpSgd:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
             F.cross_entropy(model(x), private.y[chosen].to(device)).backward()
+        # A gradient that is no number cannot be cut to a length: such a record moves nothing.
+        parts = [p.grad_sample for p in model.parameters()]
+        good_B = torch.stack([part.flatten(1).isfinite().all(1) for part in parts]).all(0)
+        for p in model.parameters():
+            p.grad_sample = torch.where(good_B.view(-1, *[1] * (p.grad_sample.dim() - 1)), p.grad_sample, 0.0)
 
     def report(
         self,

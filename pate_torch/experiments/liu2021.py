@@ -26,6 +26,7 @@ from pate_torch import checks, labelling
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.budget import Budget
+from pate_torch.data.partition import deal
 from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021_tables import Cell, Facts
 from pate_torch.ledger import Ledger
@@ -120,7 +121,7 @@ class Liu2021Table4:
                 "is not a public benchmark, and the table shows private figures",
             )
         teachers = round(len(data.private) / self.shard)
-        shards = plan.partition.shards(data.private, teachers, seed)
+        shards = deal(plan.partition, data.private, teachers, seed)
         ensemble = train(data.private, data.spec, shards, plan.recipe, seed=seed, device=plan.device)
         votes = ensemble.votes(data.pool.x)
         right_KQ = ensemble.predictions(data.evaluation.x) == data.evaluation.y

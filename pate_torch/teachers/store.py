@@ -124,6 +124,10 @@ class TeacherStore:
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
 
+    def content(self, private: PrivateData) -> str:
+        """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
+        return self.keyed_digest(*(content(tensor) for tensor in (private.x, private.y)))
+
     def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
         """Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
         if len(ensemble) != identity.num_teachers:
