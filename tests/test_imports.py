@@ -81,7 +81,7 @@ ALLOWED = {
     "journal": {"types", "checks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},
     "labeler": {
-        *("types", "checks", "protocols", "accounting.events", "budget", "journal", "pac"),
+        *("types", "checks", "protocols", "accounting.events", "budget", "journal", "labelling", "pac"),
         *("students.store", "teachers.ensemble"),
     },
     "cli": set(),

@@ -177,7 +177,7 @@ def test_successors_answer_from_the_next_round_on_at_the_same_price(tmp_path):
 
 
 def test_as_many_successors_as_teachers(tmp_path):
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="as many teachers"):
         ask(tmp_path, unanimous(1), lambda _: Guide(None, unanimous(1, teachers=31)), seen=[])
 
 
