@@ -45,8 +45,9 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
     if plan.census is not None:  # one shard of all records: the partition says which units go with its adjacency
         deal(plan.partition, data.private, 1, plan.seed)
         plan.census.check(data)
-    if training:
+    if training or plan.baseline:  # which trains a model of the teachers' recipe on all records
         _refuse("teacher", plan.recipe, data)
+    if training:
         deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     if plan.guided:
         _refuse("refit", plan.refit, data)

@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import label, pipeline, runs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.api import Pate
+from pate_torch.data.partition import deal
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.pipeline import Plan
 from pate_torch.queries.passive import Passive
@@ -81,8 +82,13 @@ def reuse(plan: Plan) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
     pipeline.run(dataclasses.replace(plan, selection=None))
     (_, record), *_ = runs.releases(plan.root)
-    again = plan.folder.with_name("2")
-    pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
+    again, before = plan.folder.with_name("2"), harness.charged(plan.root)
+    try:
+        pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
+    except ValueError as error:
+        if harness.charged(plan.root) == before:
+            raise harness.Refused(str(error)) from error
+        raise
 
 
 def dpsgd(plan: Plan) -> None:
@@ -94,7 +100,9 @@ def dpsgd(plan: Plan) -> None:
 def votes_of(plan: Plan) -> tuple[Any, Votes]:
     """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
     data = plan.source.load()
-    shards = plan.partition.shards(data.private, plan.num_teachers, plan.seed)
+    if plan.partition.adjacency not in data.adjacencies:
+        raise ValueError("votes: their owner could not vouch for this relation")
+    shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     said = []
     for teacher in range(plan.num_teachers):
         named = torch.bincount(data.private.y[shards.of(teacher)], minlength=data.spec.num_classes)

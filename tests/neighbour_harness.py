@@ -272,13 +272,17 @@ class Outcome:
         return not self.refused
 
 
-def charged(home: Path) -> bool:
-    """Whether a ledger below has an entry that reserves."""
+class Refused(Exception):
+    """A later run of several was refused before it was charged."""
+
+
+def charged(home: Path) -> int:
+    """How many reservations the ledgers below hold."""
+    count = 0
     for path in home.rglob("ledger.sqlite"):
         with Ledger(path, readonly=True, create=False) as ledger:
-            if any(entry.kind == "reserve" for entry in ledger.entries()):
-                return True
-    return False
+            count += sum(entry.kind == "reserve" for entry in ledger.entries())
+    return count
 
 
 def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
@@ -287,6 +291,8 @@ def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
     with watched(watch), contextlib.redirect_stdout(None):
         try:
             go(plan)
+        except Refused as error:
+            outcome.refused = str(error)
         except BudgetExceeded as error:  # of a later block of questions: an answer like any other
             outcome.refused = "" if charged(plan.root) else str(error)
         except ValueError as error:
