@@ -433,6 +433,7 @@ class Pate:
             budget_epsilon=self.budget_epsilon,
             second_account=self.second_account,
             device=self.device,
+            baseline=False,
             quiet=self.quiet,
         )
 

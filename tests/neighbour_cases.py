@@ -59,19 +59,25 @@ def classes(case: Case) -> tuple[str, ...]:
     return worlds.CLASSES[: int(case["classes"])]
 
 
-def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
-    """The plan of a case on these rows. ValueError: what does not go together."""
+def parts(case: Case, home: Path) -> dict[str, Any]:
+    """Everything of a case's plan but its data. ValueError: what does not go together."""
     image = case["form"].startswith("images")
     adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
     made = {name: known[case[name]](image, case["noise"], adjacency) for name, known in choices.values().items()}
-    home.mkdir(parents=True, exist_ok=True)
     target = None if case["target"] == "none" else float(case["target"])
     given: dict[str, Any] = {
         **made, "root": home / "home", "folder": home / "home/runs/toy/mechanism/1", "seed": 0,
         "num_teachers": TEACHERS, "num_queries": QUERIES, "delta": DELTA, "noise": case["noise"],
         "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
     }  # fmt: skip
-    Plan(source=None, **given)  # type: ignore[arg-type]  # most of what does not go together shows before files do
+    Plan(source=None, **given)  # type: ignore[arg-type]
+    return given
+
+
+def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
+    """The plan of a case on these rows. ValueError: what does not go together."""
+    given = parts(case, home)  # most of what is refused is, before any file is written
+    home.mkdir(parents=True, exist_ok=True)
     return Plan(source=worlds.source(case["form"], case["unit"], rows, home / "data", classes(case)), **given)
 
 
@@ -237,6 +243,14 @@ def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
 
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
+
+
+def plausible(case: Case) -> bool:
+    """Whether a plan can be made of the case; whether its data bear it shows when it is run."""
+    try:
+        return worlds.fits(case["form"], case["unit"]) and bool(parts(case, Path("nowhere")))
+    except ValueError:
+        return False
 
 
 def mechanism_for(case: Case, discrete: bool = True) -> str:
