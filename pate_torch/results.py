@@ -113,7 +113,7 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
     now: those made by the run that reports. The fields of ``PrivacyFacts`` that are claims.
     """
     account, claim = ledger.account(name), ledger.claim(name, reservations)
-    guarantee, total = claim.guarantee, account.guarantee
+    guarantee, total, total_ex_post = claim.guarantee, account.guarantee, account.ex_post
     return {
         "epsilon": None if guarantee is None else guarantee.epsilon,
         "accountant": "none" if guarantee is None else guarantee.route,
@@ -122,7 +122,7 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
         "parts": tuple(_part(ledger, name, identity, identity in now) for identity in claim.parts),
         "epsilon_charged": None if total is None else total.epsilon,
         "charged_accountant": None if total is None else total.route,
-        "epsilon_charged_ex_post": None if account.ex_post is None else account.ex_post.epsilon,
+        "epsilon_charged_ex_post": None if total_ex_post is None else total_ex_post.epsilon,
         "budget_epsilon": account.budget_epsilon,
         "other_releases": tuple(
             _part(ledger, name, identity, False) for identity in ledger.charges(name) if identity not in claim.parts

@@ -131,10 +131,11 @@ class Plan:
             raise checks.fail(
                 "voting", self.census.name, f"cannot be combined with mechanism={self.mechanism.name}", fix
             )
-        if getattr(self.partition, "capacity", None) is not None:
+        capacity = getattr(self.partition, "capacity", None)
+        if capacity is not None:
             fix = "Leave out partition.capacity."
             what = f"cannot be combined with voting={self.census.name}: a record more would displace another's answer"
-            raise checks.fail("partition.capacity", getattr(self.partition, "capacity"), what, fix)  # noqa: B009
+            raise checks.fail("partition.capacity", capacity, what, fix)
         given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
         if given != self.partition.adjacency:
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")
