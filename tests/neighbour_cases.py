@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import tempfile
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import label, pipeline, runs
+from pate_torch import label, pipeline, preflight, runs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.api import Pate
 from pate_torch.data.partition import deal
@@ -26,7 +27,7 @@ from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.pipeline import Plan
 from pate_torch.queries.passive import Passive
 from pate_torch.teachers.voting import count
-from pate_torch.types import LABEL_UNIT, Votes
+from pate_torch.types import LABEL_UNIT, Dataset, Votes
 
 Case = dict[str, str]
 
@@ -83,6 +84,21 @@ def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
 
 # ---- ways to run ---------------------------------------------------------------------------------------------------
 
+ONLY_IN_RUNS = ("selection", "sanitiser")
+WITHOUT = {"dpsgd": ("census", *ONLY_IN_RUNS), "votes": ("census", "selection"), "python": ONLY_IN_RUNS,
+           "labeler": ONLY_IN_RUNS}  # fmt: skip
+"""What a way to run has no place for."""
+
+
+def _refuse_unsuited(route: str, plan: Plan, data: Dataset) -> None:
+    """Raise ValueError where this way to run cannot be given such a plan at all."""
+    if route != "train" and plan.partition.adjacency not in data.adjacencies:
+        raise ValueError(f"{route}: the lists of these files are no neighbours")
+    if any(getattr(plan, part) is not None for part in WITHOUT.get(route, ())):
+        raise ValueError(f"{route}: has no such parts")
+    if route in ("python", "labeler") and data.private.unit == LABEL_UNIT:
+        raise ValueError(f"{route}: protects whole records")
+
 
 def reuse(plan: Plan) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
@@ -98,16 +114,14 @@ def reuse(plan: Plan) -> None:
 
 
 def dpsgd(plan: Plan) -> None:
-    if plan.census is not None or plan.selection is not None or plan.sanitiser is not None:
-        raise ValueError("dpsgd: has no such parts")
+    _refuse_unsuited("dpsgd", plan, plan.source.load())
     DpSgd(network="logistic", steps=2).run(dataclasses.replace(plan, target_epsilon=plan.target_epsilon or 3.0))
 
 
 def votes_of(plan: Plan) -> tuple[Any, Votes]:
     """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
     data = plan.source.load()
-    if plan.partition.adjacency not in data.adjacencies:
-        raise ValueError("votes: their owner could not vouch for this relation")
+    _refuse_unsuited("votes", plan, data)
     shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     said = []
     for teacher in range(plan.num_teachers):
@@ -118,8 +132,6 @@ def votes_of(plan: Plan) -> tuple[Any, Votes]:
 
 def brought(plan: Plan) -> None:
     """A file of votes, to the label command's own function."""
-    if plan.census is not None or plan.selection is not None:
-        raise ValueError("votes: no records are here")
     data, votes = votes_of(plan)
     rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
@@ -129,10 +141,7 @@ def brought(plan: Plan) -> None:
 
 def _pate(plan: Plan) -> tuple[Any, Pate]:
     data = plan.source.load()
-    if data.private.unit == LABEL_UNIT or plan.selection is not None or plan.sanitiser is not None:
-        raise ValueError("Pate: has no such parts")
-    if plan.partition.adjacency not in data.adjacencies:
-        raise ValueError("partition: the lists of these files are no neighbours")
+    _refuse_unsuited("python", plan, data)
     made = Pate(
         "toy", classes=data.spec.num_classes, num_teachers=None if plan.census else plan.num_teachers,
         mechanism=pipeline.calibrated(plan), delta=plan.delta, budget_epsilon=plan.opening_budget, home=plan.root,
@@ -246,11 +255,29 @@ def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
 
 
 def plausible(case: Case) -> bool:
-    """Whether a plan can be made of the case; whether its data bear it shows when it is run."""
+    """Whether a case is worth running: a plan can be made of it that its data bear. What else is refused, is as it
+    runs.
+    """
+    if not worlds.fits(case["form"], case["unit"]):
+        return False
     try:
-        return worlds.fits(case["form"], case["unit"]) and bool(parts(case, Path("nowhere")))
+        given = parts(case, Path("nowhere"))
+        data = world(case["form"], case["unit"], case["classes"])
+        made = Plan(source=None, **given)  # type: ignore[arg-type]
+        _refuse_unsuited(case["route"], made, data)
+        mechanism = pipeline.calibrated(made)
+        planned = pipeline.worst_case(made, mechanism, data)
+        preflight.refuse(made, data, mechanism, planned, training=made.census is None)
     except ValueError:
         return False
+    return True
+
+
+@functools.cache
+def world(form: str, unit: str, classes: str) -> Dataset:
+    """D itself, in this form."""
+    with tempfile.TemporaryDirectory(prefix="neighbours-") as made:
+        return worlds.source(form, unit, ROWS, Path(made), worlds.CLASSES[: int(classes)]).load()
 
 
 def mechanism_for(case: Case, discrete: bool = True) -> str:

@@ -93,11 +93,16 @@ def composed(override: str, image: bool, noise: str, adjacency: str) -> Any:
 Changes = tuple[tuple[str, Any], ...]
 
 
+def component(group: str, option: str, change: Changes, image: bool, noise: str, adjacency: str) -> Any:
+    """What the option makes, changed; None where it is the absence of anything. ValueError: it refuses."""
+    made = _made(group, option, change, image, noise, adjacency)
+    if isinstance(made, ValueError):
+        raise made
+    return made
+
+
 @functools.cache
-def component(
-    group: str, option: str, change: tuple[tuple[str, Any], ...], image: bool, noise: str, adjacency: str
-) -> Any:
-    """What the option makes, changed; None where it is the absence of anything."""
+def _made(group: str, option: str, change: Changes, image: bool, noise: str, adjacency: str) -> Any:
     adjacency = option if group == "partition" else adjacency
     raw: Any = OmegaConf.load(CONF / group / f"{option}.yaml")
     if "@package" in (CONF / group / f"{option}.yaml").read_text() or not {"_target_", "defaults"} & set(raw):
@@ -113,9 +118,11 @@ def component(
         return None
     try:
         made = shrunk(hydra.utils.instantiate(given, _convert_="all"))
+        return dataclasses.replace(made, **dict(change)) if change else made
     except InstantiationException as error:
-        raise ValueError(str(error.__cause__)) from error
-    return dataclasses.replace(made, **dict(change)) if change else made
+        return ValueError(str(error.__cause__))
+    except ValueError as error:
+        return error
 
 
 Make = Callable[[bool, str, str], Any]
@@ -205,20 +212,27 @@ class Covering:
             yield self._completed(triple)
 
     def _completed(self, triple: Triple) -> Row:
-        """The triple, and for each other field the value that brings most open triples with what stands; any value
-        where that was refused before.
+        """The triple, and for each other field the value that may be expected to cover most open triples with what
+        stands: how many it brings, by how often it was accepted beside each. Where the triple was refused before, only
+        how often counts.
         """
         row, again = dict(triple), self.open[triple] > 0
         for field in self.draw.permutation(sorted(set(self.space) - set(row))).tolist():
-            best, most = "", -1
+            best, most = "", -1.0
             for value in self.draw.permutation(list(self.space[field])).tolist():
-                pairs = () if again else itertools.combinations(row.items(), 2)
-                brings = sum(tuple(sorted((*pair, (field, value)))) in self.open for pair in pairs)
-                brings -= 100 * any(self._hopeless((field, value), one) for one in row.items())
-                if brings > most or not best:
+                brings = 1.0
+                if not again:
+                    pairs = itertools.combinations(row.items(), 2)
+                    brings += sum(tuple(sorted((*pair, (field, value)))) in self.open for pair in pairs)
+                brings *= min(self._rate((field, value), one) for one in row.items())
+                if brings > most:
                     best, most = value, brings
             row[field] = best
         return row
+
+    def _rate(self, one: tuple[str, str], other: tuple[str, str]) -> float:
+        accepted, refused = self.pairs.get(frozenset((one, other)), (0, 0))
+        return (accepted + 1) / (accepted + refused + 1)
 
     def _hopeless(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
         accepted, refused = self.pairs.get(frozenset((one, other)), (0, 0))

@@ -34,6 +34,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise import NoiseSource
 from pate_torch.pac import exponential
+from pate_torch.reporting import tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students import rounds
 from pate_torch.types import Sensitivity
@@ -162,6 +163,8 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
         patch.setattr(api, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
+        patch.setattr(tensorboard, "confusion_figure", lambda _: None)
+        patch.setattr(tensorboard, "examples_figure", lambda _: None)
         yield
 
 

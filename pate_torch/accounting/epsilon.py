@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pate_torch import checks
@@ -60,6 +61,14 @@ def epsilon(
 def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
     """Epsilon by every route that applies to these events, exact routes first. {"none": 0.0} for no events."""
     facts, left = _split(events, delta)
+    values = dict(_routes(facts, left))
+    if not values:
+        raise _too_small(delta, delta - left)
+    return values
+
+
+@functools.lru_cache(maxsize=256)  # a report asks for the same totals many times
+def _routes(facts: tuple[Event, ...], left: float) -> Mapping[str, float]:
     if not facts:
         return {NO_ROUTE: 0.0}
     values: dict[str, float] = {}
@@ -76,8 +85,6 @@ def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
     pure = total_pure(facts)
     if pure is not None:
         values["pure"] = pure
-    if not values:
-        raise _too_small(delta, delta - left)
     if any(math.isnan(value) for value in values.values()):
         raise ArithmeticError(f"a route gave no number: {values}")
     return values
