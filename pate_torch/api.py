@@ -29,7 +29,7 @@ from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ense
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.membership import FEWEST, Membership, MembershipTest
-from pate_torch.pipeline import open_budget, worst_case
+from pate_torch.pipeline import claimed, open_budget, worst_case
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -241,7 +241,7 @@ class Pate:
         plan = replace(plan, transduction=voting, succession=succession, representation=representation)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
-        with self._open() as ledger, Stages(quiet=self.quiet) as stages:
+        with claimed(plan), self._open() as ledger, Stages(quiet=self.quiet) as stages:
             store = TeacherStore(self.home)
             budget = open_budget(plan, ledger, data, planned, store.content(private))
             with self._clock("votes"):

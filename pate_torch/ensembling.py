@@ -7,7 +7,6 @@ import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -89,9 +88,15 @@ def identify(plan: Plan, data: Dataset, store: TeacherStore) -> Identity:
     )
 
 
-def _checkpoints(store: TeacherStore, identity: Identity) -> Path:
-    """PRIVATE. Where the finished chunks of an interrupted training wait for the next attempt."""
-    return store.folder / f".partial-{released.key(dataclasses.asdict(identity))[:16]}"
+def _at_hand(plan: Plan, store: TeacherStore, identity: Identity, ledger: Ledger, stages: Stages) -> Stored | None:
+    """The ensemble that was asked for, or one trained before in the same way on the same data."""
+    found = plan.teachers or store.find(identity)
+    if found is None:
+        return None
+    stored = reusable(found, store, identity, ledger)
+    if plan.teachers is None:
+        stages.say(f"Reusing teachers {found}: same data, same configuration.")
+    return stored
 
 
 def obtain_ensemble(
@@ -108,39 +113,45 @@ def obtain_ensemble(
 ) -> tuple[Stored, bool]:
     """The ensemble that was asked for, one trained before in the same way on the same data, or a new one (True).
 
-    ``afford`` raises when the release that new teachers are for would be refused: training may take hours.
+    Where another process trains them, this one waits for it, and takes over where it was killed. ``afford`` raises when
+    the release that new teachers are for would be refused: training may take hours.
     """
     with clock("partition"):
         shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
         identity = identify(plan, data, store)
-    found = plan.teachers or store.find(identity)
-    stored = None if found is None else reusable(found, store, identity, ledger)
-    if found is not None and stored is not None:
-        if plan.teachers is None:
-            stages.say(f"Reusing teachers {found}: same data, same configuration.")
+    stored = _at_hand(plan, store, identity, ledger, stages)
+    if stored is not None:
         return stored, False
-    checkpoints = _checkpoints(store, identity)
     afford()
-    distributed.broadcast_text(TRAIN)
-    with clock("start"):
-        trunk = public_trunk(plan, data, stages)
-    with clock("teachers"):
-        ensemble = train(
-            data.private,
-            data.spec,
-            shards,
-            plan.recipe,
-            seed=plan.seed,
-            device=plan.device,
-            trunk=trunk,
-            checkpoint_dir=checkpoints,
-            progress=stages(f"Training {plan.num_teachers} teachers"),
-            log=log,
-            losses=losses,
-        )
-    head = ledger.head()
-    found = store.save(ensemble, identity, head)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def wait(holder: str) -> None:
+        stages.say(f"These teachers are being trained by {holder}; waiting for them.")
+
+    with store.training(identity, wait) as checkpoints:
+        stored = _at_hand(plan, store, identity, ledger, stages)  # whoever was waited for has trained them
+        if stored is not None:
+            return stored, False
+        afford()  # or has failed, and others have charged the account meanwhile
+        distributed.broadcast_text(TRAIN)
+        with clock("start"):
+            trunk = public_trunk(plan, data, stages)
+        with clock("teachers"):
+            ensemble = train(
+                data.private,
+                data.spec,
+                shards,
+                plan.recipe,
+                seed=plan.seed,
+                device=plan.device,
+                trunk=trunk,
+                checkpoint_dir=checkpoints,
+                progress=stages(f"Training {plan.num_teachers} teachers"),
+                log=log,
+                losses=losses,
+            )
+        head = ledger.head()
+        found = store.save(ensemble, identity, head)
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return Stored(id=found, ensemble=ensemble, identity=identity, ledger_head=head), True
 
 
@@ -372,18 +383,20 @@ def assist(plan: Plan) -> None:
     while (order := distributed.broadcast_text("")) != DONE:
         if order == TRAIN:
             shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
-            checkpoints = _checkpoints(store, identify(plan, data, store))
-            ensemble = train(
-                data.private,
-                data.spec,
-                shards,
-                plan.recipe,
-                seed=plan.seed,
-                device=plan.device,
-                trunk=public_trunk(plan, data, quiet),
-                checkpoint_dir=checkpoints,
-            )
-            jointly = joint_voting(plan, data, quiet)
-            distributed.votes(ensemble, data.pool.x, device=plan.device, jointly=jointly)
+            with store.assisting(identify(plan, data, store)) as (checkpoints, mine):
+                ensemble = train(
+                    data.private,
+                    data.spec,
+                    shards,
+                    plan.recipe,
+                    seed=plan.seed,
+                    device=plan.device,
+                    trunk=public_trunk(plan, data, quiet),
+                    checkpoint_dir=checkpoints,
+                )
+                jointly = joint_voting(plan, data, quiet)
+                distributed.votes(ensemble, data.pool.x, device=plan.device, jointly=jointly)
+                if mine:  # on a machine of its own; by now rank 0 has stored the ensemble
+                    shutil.rmtree(checkpoints, ignore_errors=True)
         elif order == BASELINE:
             nonprivate(plan, data, quiet)

@@ -241,6 +241,5 @@ class Register:
 
     def _write(self, enrolled: Enrolled, facts: Mapping[str, Any], ledger_head: str) -> None:
         record = {**facts, "schema_version": SCHEMA_VERSION, "id": enrolled.id, "ledger_head": ledger_head}
-        private_folder(self.store.folder)
-        with replacing(self._file(enrolled.fingerprint)) as temporary:
+        with self.store.writing(), replacing(self._file(enrolled.fingerprint)) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n")

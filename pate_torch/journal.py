@@ -19,13 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch import checks, locks
 from pate_torch.types import DataSpec
-
-try:
-    import fcntl
-except ImportError:  # elsewhere than on POSIX nothing stops a second writer but the ledger's own order of entries
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "pate_torch.journal/1"
 
@@ -69,7 +64,8 @@ class Journal:
         self._content = hashlib.sha256()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
         try:
-            self._hold()
+            if not locks.seize(self._file.fileno(), self.path, "journal"):
+                raise self._bad("is held by another labeler", "Close that one first.")
             self.lines = list(self._read(header))
         except ValueError:
             self._file.close()
@@ -88,13 +84,6 @@ class Journal:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
-
-    def _hold(self) -> None:
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise self._bad("is held by another labeler", "Close that one first.") from error
 
     def _read(self, header: dict[str, Any]) -> Iterator[Line]:
         self._file.seek(0)

@@ -30,12 +30,11 @@ from pate_torch.command import configuration, explain
 from pate_torch.ensembling import enrol
 from pate_torch.foreign_votes import Register, read
 from pate_torch.ledger import Ledger
-from pate_torch.pipeline import open_budget, worst_case
+from pate_torch.pipeline import claimed, open_budget, worst_case
 from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
 from pate_torch.releasing import obtain_release
-from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.runplan import Partition, Plan, calibrated
@@ -76,8 +75,7 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     planned = worst_case(plan, mechanism, data)
     preflight.refuse_finished(plan)
     preflight.refuse(plan, data, mechanism, planned, training=False)
-    make_private_folder(plan.root, "store")
-    with Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
+    with claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
         store = TeacherStore(plan.root)
         budget = open_budget(plan, ledger, data, planned, Register(store).content(votes))
         teachers = enrol(votes, name, store, ledger)
@@ -94,8 +92,8 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
             ledger=ledger,
             seconds=clock.seconds,
         )
-    (plan.folder / "release").mkdir(parents=True, exist_ok=True)
-    results.write_release(plan.folder / "release", report)
+        (plan.folder / "release").mkdir(parents=True, exist_ok=True)
+        results.write_release(plan.folder / "release", report)
     return report
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch import foreign_votes, preflight, released, results
+from pate_torch import foreign_votes, preflight, released, results, runs
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
@@ -78,6 +78,7 @@ def _run(plan: Plan) -> ReleasedReport:
             preflight.refuse_reuse(plan, data)
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan), create=False))
             release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
+            opened.enter_context(claimed(plan))
             released.refuse_used_folder(plan.folder, release.id)
             reused = True
             if plan.selection is not None:
@@ -94,7 +95,7 @@ def _run(plan: Plan) -> ReleasedReport:
             mechanism = calibrated(plan)
             planned = worst_case(plan, mechanism, data)
             preflight.refuse(plan, data, mechanism, planned, training=brought is None and plan.census is None)
-            make_private_folder(plan.root, "store")
+            opened.enter_context(claimed(plan))
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             store = TeacherStore(plan.root)
             fingerprint = store.content(loaded.everyone) if brought is None else Register(store).content(brought)
@@ -148,7 +149,7 @@ def _run(plan: Plan) -> ReleasedReport:
         owner = examine(plan, loaded, release, record, student, nonprivate, paid, ledger, board, owner)
         owner = dataclasses.replace(owner or OwnerSummary(), seconds=clock.seconds)
         write_owner_summary(owner, plan.folder / "private" / "summary.json")
-    board.close()
+        board.close()
     show_closing(
         report,
         owner=owner.lines(),
@@ -157,6 +158,24 @@ def _run(plan: Plan) -> ReleasedReport:
     if sanitised is not None:
         print(sanitised)
     return report
+
+
+@contextlib.contextmanager
+def claimed(plan: Plan) -> Iterator[None]:
+    """The run's folder for this process alone, and the store without what killed runs left half written.
+
+    Raises ValueError where another run writes into the folder, or has finished there.
+    """
+    make_private_folder(plan.root, "store")
+    store = TeacherStore(plan.root)
+    with contextlib.ExitStack() as held:
+        with store.writing():  # so that a run that begins is not taken for one that was killed
+            held.enter_context(runs.claim(plan.folder))
+            runs.sweep(plan.root)
+        preflight.refuse_finished(plan)
+        store.sweep()
+        released.discard_torn(plan.folder)
+        yield
 
 
 def _sanitise(

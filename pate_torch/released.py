@@ -27,6 +27,8 @@ from pate_torch.ledger import Ledger
 from pate_torch.types import NO_ANSWER, DataSpec, NoisyCounts, PublicPool, Release
 
 SCHEMA_VERSION = 1
+_ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors")
+"""What is nothing without its release.json, which is written last."""
 
 
 def digest(pool: PublicPool) -> str:
@@ -47,7 +49,10 @@ def refuse_used_folder(run: Path, reused: str | None = None) -> None:
     reused: the release whose labels are used again, which may lie there from a run that was interrupted.
     """
     folder, mine = run / "release", None
-    if not any((folder / name).exists() for name in ("summary.json", "release.json", "sanitised.json")):
+    signs = ["summary.json", "release.json", "sanitised.json"]
+    if reused is None:  # else a student of labels that were released before: it was free
+        signs.append("student.safetensors")
+    if not any((folder / name).exists() for name in signs):
         return
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         mine = json.loads((folder / "release.json").read_text())["release_id"]
@@ -55,6 +60,14 @@ def refuse_used_folder(run: Path, reused: str | None = None) -> None:
     if finished or mine is None or mine != reused:
         fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
         raise checks.fail("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
+
+
+def discard_torn(run: Path) -> None:
+    """Remove the answers of a run that was killed before it wrote down what they are: no claim ever covers them."""
+    folder = run / "release"
+    if not (folder / "release.json").exists():
+        for name in _ANSWERS:
+            (folder / name).unlink(missing_ok=True)
 
 
 def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Standard library only, so that ``--help`` and shell completion stay quick.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pate_torch import checks
+from pate_torch import checks, locks
 
 _ID = re.compile(r"[0-9a-f]{16}")
+_LOCK = ".lock"
 
 
 def run_id() -> str:
@@ -47,6 +49,35 @@ def checked_root(root: object) -> Path:
         fix = "Set PATE_HOME or paths.root, or unset both (outputs)."
         raise checks.fail("paths.root", root, "must be the path of a folder", fix)
     return Path(root)
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """A run's folder for this process alone; what a killed run left half written there is gone.
+
+    Raises ValueError where another run is writing it.
+    """
+
+    def refuse(holder: str) -> None:
+        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+        raise checks.fail("paths.run", str(folder), f"is being written by {holder}", fix)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locks.hold(folder / _LOCK, "paths.run", busy=refuse):
+            locks.sweep(folder)
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # a refusal wrote nothing into it
+
+
+def sweep(root: Path) -> None:
+    """Remove what killed runs left half written under ``root``."""
+    for lock in (root / "runs").glob(f"*/*/*/{_LOCK}"):
+        with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as dead:
+            if dead:
+                locks.sweep(lock.parent)
 
 
 def _safe(name: object, key: str = "PATE_RUN_ID") -> str:

@@ -37,6 +37,7 @@ ALLOWED = {
     "teachers": {
         "types",
         "checks",
+        "locks",
         "rng",
         "protocols",
         "networks",
@@ -78,7 +79,8 @@ ALLOWED = {
     "ledger_review": {"ledger", "ledger_accounts", "accounting"},
     "membership": {"types", "checks", "rng", "data.units", "reporting.intervals"},
     "labelling": {"types", "checks", "protocols", "budget"},
-    "journal": {"types", "checks"},
+    "locks": {"checks"},
+    "journal": {"types", "checks", "locks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},
     "labeler": {
         *("types", "checks", "protocols", "accounting.events", "budget", "journal", "labelling", "pac"),

@@ -95,7 +95,6 @@ class DpSgd:
             with clock("data"):
                 data = plan.source.load()
             preflight.refuse_adjacency(data, plan.partition.adjacency)
-            released.refuse_used_folder(plan.folder)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
             data = dataclasses.replace(data, private=one_per_unit(everyone, plan.partition.adjacency))
@@ -111,9 +110,9 @@ class DpSgd:
             if not plan.quiet:  # Opacus takes some seconds
                 stages.say(self._compared(rate, multiplier, epsilon, plan.delta))
             root = self._root(plan, data, stages)
-            make_private_folder(root, "store")
             plan = dataclasses.replace(plan, root=root)
-            with Ledger(preflight.ledger_path(plan)) as ledger:
+            with pipeline.claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger:
+                released.refuse_used_folder(plan.folder)
                 store = TeacherStore(root)
                 fingerprint = store.content(everyone)
                 budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")
@@ -132,7 +131,7 @@ class DpSgd:
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(seconds=clock.seconds)
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
-        results.write_release(release, report)
+                results.write_release(release, report)
         show_closing(report, places={"Released": release, "Ledger": ledger.path})
 
     def batch(self, data: Dataset) -> int:

@@ -15,7 +15,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch import checks, locks
+from pate_torch.protocols import silent
 from pate_torch.teachers.ensemble import Ensemble, spec_from
 from pate_torch.teachers.files import content, file_digest, private_folder, read_tensors, replacing
 from pate_torch.teachers.trunk import Trunk
@@ -37,6 +39,11 @@ HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
 TRUNK = "__trunk__."
 ACCOUNTS = "accounts"
+LOCK = ".lock"
+PARTIAL = ".partial-"
+UNFINISHED = re.compile(r"\.[0-9a-f]{16}")
+ABANDONED = 7 * 24 * 3600.0
+"""Seconds after which nobody is expected to come back for the checkpoints of an interrupted training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +103,16 @@ def pool_hash(x: Tensor) -> str:
     return state.hexdigest()
 
 
+def _lock(checkpoints: Path) -> Path:
+    """Beside the folder, which goes when its teachers are there."""
+    return checkpoints.with_name(f"{checkpoints.name}.lock")
+
+
+def _age(folder: Path) -> float:
+    """Seconds since anything was written into it."""
+    return time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+
+
 @dataclass(frozen=True)
 class TeacherStore:
     """The teachers under one root folder (``PATE_HOME``)."""
@@ -132,32 +149,89 @@ class TeacherStore:
         """Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
         if len(ensemble) != identity.num_teachers:
             raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
-        private_folder(self.folder)
         name = secrets.token_hex(8)
-        temporary = self.folder / f".{name}"
-        private_folder(temporary)
-        try:
-            private_folder(temporary / "votes")
-            tensors = temporary / "ensemble.safetensors"
-            save_file(_tensors(ensemble), tensors)
-            tensors.chmod(0o600)
-            manifest = {
-                "schema_version": SCHEMA_VERSION,
-                "id": name,
-                "private": True,
-                **asdict(identity),
-                "network": ensemble.network,
-                "spec": asdict(ensemble.spec),
-                "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
-                "sha256": file_digest(tensors),
-                "ledger_head": ledger_head,
-            }
-            self._write_manifest(temporary, manifest)
-            temporary.rename(self.folder / name)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        with self.writing():
+            temporary = self.folder / f".{name}"
+            private_folder(temporary)
+            try:
+                private_folder(temporary / "votes")
+                tensors = temporary / "ensemble.safetensors"
+                save_file(_tensors(ensemble), tensors)
+                tensors.chmod(0o600)
+                manifest = {
+                    "schema_version": SCHEMA_VERSION,
+                    "id": name,
+                    "private": True,
+                    **asdict(identity),
+                    "network": ensemble.network,
+                    "spec": asdict(ensemble.spec),
+                    "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
+                    "sha256": file_digest(tensors),
+                    "ledger_head": ledger_head,
+                }
+                self._write_manifest(temporary, manifest)
+                temporary.rename(self.folder / name)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
         return name
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """The store for this process alone, for as long as a file takes: what is half written meanwhile is its own."""
+        with locks.hold(private_folder(self.folder) / LOCK, "PATE_HOME", busy=silent):
+            yield
+
+    # ---- training -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def training(self, identity: Identity, busy: Callable[[str], object]) -> Iterator[Path]:
+        """The folder of these teachers' checkpoints, for this process alone. busy: told who trains them, before this
+        waits for its end; by then they may be there.
+        """
+        private_folder(self.folder)
+        checkpoints = self._checkpoints(asdict(identity))
+        with locks.hold(_lock(checkpoints), "PATE_HOME", busy=busy):
+            yield checkpoints
+
+    @contextlib.contextmanager
+    def assisting(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
+        """As ``training``, for ranks that help whoever trains: (the folder, whether it is this one's to remove)."""
+        private_folder(self.folder)
+        checkpoints = self._checkpoints(asdict(identity))
+        with locks.try_hold(_lock(checkpoints), "PATE_HOME") as mine:
+            yield checkpoints, mine
+
+    def _checkpoints(self, facts: Mapping[str, Any]) -> Path:
+        """PRIVATE. Where the finished chunks of a training wait for the next attempt. facts: an identity's."""
+        text = json.dumps({field.name: facts[field.name] for field in fields(Identity)}, sort_keys=True)
+        return self.folder / f"{PARTIAL}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def sweep(self) -> None:
+        """Remove what killed processes left half written, and checkpoints that nobody needs or came back for."""
+        if not self.folder.is_dir():
+            return
+        with self.writing():
+            folders = [path for path in self.folder.iterdir() if path.is_dir()]
+            for folder in folders:
+                if UNFINISHED.fullmatch(folder.name):
+                    shutil.rmtree(folder)
+                elif not folder.name.startswith(PARTIAL):
+                    locks.sweep(folder)
+            for key in self.folder.glob(".fingerprint_key.*"):
+                key.unlink()
+        finished = {self._checkpoints(manifest) for _, manifest in self._manifests()}
+        for folder in folders:
+            if folder.name.startswith(PARTIAL):
+                with locks.try_hold(_lock(folder), "PATE_HOME") as mine:
+                    if not mine or not folder.exists():
+                        continue
+                    if folder in finished or _age(folder) > ABANDONED:
+                        shutil.rmtree(folder)
+                    else:
+                        locks.sweep(folder)
+
+    # ---- what is there ------------------------------------------------------------------------------------------
 
     def load(self, name: str) -> Stored:
         """An ensemble by its id. ValueError: malformed or unknown id; damaged, foreign or altered files."""
@@ -191,24 +265,28 @@ class TeacherStore:
 
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
-        if not self.folder.is_dir():
-            return None
         wanted = asdict(identity)
-        for folder in sorted(path for path in self.folder.iterdir() if ID.fullmatch(path.name)):
-            with contextlib.suppress(ValueError):
-                manifest = self._manifest(folder)
-                if all(manifest.get(key) == value for key, value in wanted.items()):
-                    return folder.name
+        for name, manifest in self._manifests():
+            if all(manifest.get(key) == value for key, value in wanted.items()):
+                return name
         return None
+
+    def _manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.folder.is_dir():
+            for folder in sorted(path for path in self.folder.iterdir() if ID.fullmatch(path.name)):
+                with contextlib.suppress(ValueError):
+                    yield folder.name, self._manifest(folder)
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
         folder = self._folder(name)
-        self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
+        with self.writing():
+            self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
 
     def remember(self, account: str, ledger_head: str) -> None:
         """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
-        with replacing(private_folder(self.folder / ACCOUNTS) / f"{account}.json") as temporary:
+        path = private_folder(self.folder / ACCOUNTS) / f"{account}.json"
+        with self.writing(), replacing(path) as temporary:
             temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
 
     def heads(self, account: str) -> dict[Path, str]:
@@ -238,14 +316,14 @@ class TeacherStore:
         votes = compute()
         if votes.num_teachers != manifest["num_teachers"] or len(votes) != len(pool_x):
             raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
-        with replacing(path) as temporary:
+        with self.writing(), replacing(path) as temporary:
             save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
         return votes
 
     def _secret(self) -> bytes:
         path = private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
-            with contextlib.suppress(FileExistsError):
+            with self.writing(), contextlib.suppress(FileExistsError):
                 temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
                 with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                     file.write(secrets.token_bytes(32))
