@@ -20,7 +20,7 @@ reservation stays spent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -81,6 +81,7 @@ class Spending:
         self.id, self.reserved = reservation.id, reservation.events
         self.incurred: tuple[Event, ...] | None = reservation.incurred
         self._state: str | None = None
+        self._digests: dict[str, str] = {}
         self._live = True
         self._unsaid = self._admissible = False
         self._noise = None if kind.startswith(BY) else _Charged(self, kind, insecure_seed)
@@ -116,6 +117,11 @@ class Spending:
         self.live()
         self._unsaid = False
         self.incurred = (self.incurred or ()) + tuple(events)
+
+    def wrote(self, digests: Mapping[str, str]) -> None:
+        """Remember the SHA-256 of what was written down, by a name each: an edit of it shows against the ledger."""
+        self.live()
+        self._digests |= digests
 
     def suspend(self, state: str) -> None:
         """Leave the release open when the ``with`` is left, to be resumed where ``state``, a hash, says it stands."""
@@ -245,7 +251,7 @@ class Budget:
         if spending._state is not None:
             self.ledger.record(reservation, spending.cost, state=spending._state)
         else:
-            self.ledger.commit(reservation, spending.cost, release_id=spending.id)
+            self.ledger.commit(reservation, spending.cost, release_id=spending.id, digests=spending._digests)
         self.remember(self.ledger.head())
 
     def _same_terms(self) -> None:

@@ -92,7 +92,7 @@ class PrivateLabeler:
     account that is open, on its terms (``Budget.of``). journal: the file of released answers: a question asked before
     is answered from it, free of charge and after a restart too. num_queries: the size of a block; calls: in how many
     turns it may be asked, at most (None: one question a turn). Mechanisms that stop end the block, and the next
-    question opens another. owns_ledger: ``close`` closes it too.
+    question opens another. owns_ledger: ``close`` closes it too. Any thread of the process may ask, one after another.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
@@ -147,20 +147,22 @@ class PrivateLabeler:
         """
         points, single = self._points(x)
         keys = [journal.key(point) for point in points]
-        if self._classifier is None:
-            fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
-            if fresh:
-                self._ask(points[sorted(fresh.values())])
-        label_Q = torch.tensor([self._answers.get(key, NO_ANSWER) for key in keys], dtype=torch.int64)
-        if self._classifier is not None and bool((open_Q := label_Q == NO_ANSWER).any()):
-            label_Q[open_Q] = self._classifier(points[open_Q])
+        with self.ledger.alone():
+            if self._classifier is None:
+                fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
+                if fresh:
+                    self._ask(points[sorted(fresh.values())])
+            label_Q = torch.tensor([self._answers.get(key, NO_ANSWER) for key in keys], dtype=torch.int64)
+            if self._classifier is not None and bool((open_Q := label_Q == NO_ANSWER).any()):
+                label_Q[open_Q] = self._classifier(points[open_Q])
         return label_Q[0] if single else label_Q
 
     @property
     def history(self) -> History:
         """Everything answered by the mechanism so far, in order. Releasable (unless ``private`` is False)."""
-        x = torch.stack(self._asked) if self._asked else self._points(self._none())[0]
-        return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
+        with self.ledger.alone():
+            x = torch.stack(self._asked) if self._asked else self._points(self._none())[0]
+            return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
 
     @property
     def epsilon(self) -> float:
@@ -182,10 +184,11 @@ class PrivateLabeler:
 
     def close(self) -> None:
         """Settle the open block, so that what it did not use returns to the account, and let go of the journal."""
-        self._settle()
-        self._journal.close()
-        if self._owns_ledger:
-            self.ledger.close()
+        with self.ledger.alone():
+            self._settle()
+            self._journal.close()
+            if self._owns_ledger:
+                self.ledger.close()
 
     # ---- publishing ---------------------------------------------------------------------------------------------
 
@@ -211,10 +214,11 @@ class PrivateLabeler:
         pool = past.x if pool_x is None else torch.cat([past.x, self._points(pool_x)[0]])
         task = StudentTask(self.spec, pool, answered.nonzero().squeeze(1), past.label[answered])
         student = algorithm.fit(task, seed=seed, device=torch.device(device), progress=progress)
-        student_store.save(student, self.student_path)
-        self._settle()
-        self._journal.append("student", file=self.student_path.name, answers=len(past))
-        self._answer_by(student)
+        with self.ledger.alone():
+            student_store.save(student, self.student_path)
+            self._settle()
+            self._journal.append("student", file=self.student_path.name, answers=len(past))
+            self._answer_by(student)
         return student
 
     @property
@@ -233,9 +237,10 @@ class PrivateLabeler:
         """
         if self.ledger.account(self.account).adjacency != "replace_one":
             raise checks.fail("account", self.account, "must be of adjacency replace_one for a hypothesis class")
-        line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
-        if line is None:
-            line = self._choose(hypotheses, sample, epsilon)
+        with self.ledger.alone():
+            line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
+            if line is None:
+                line = self._choose(hypotheses, sample, epsilon)
         if line.facts["name"] != hypotheses.name:
             raise checks.fail("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
         points = self._rows(self.history.x[: line.facts["answers"]])

@@ -10,7 +10,7 @@ A release that is interrupted after step 2 stays charged at its worst case.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +48,8 @@ class Guide:
 Refit = Callable[[Release], Guide]
 """Called between rounds with the answers so far."""
 
-Seal = Callable[[Release], None]
-"""Writes a release to disk; called before the ledger commits it."""
+Seal = Callable[[Release], Mapping[str, str]]
+"""Writes a release to disk, and returns the SHA-256 of its files, by name; called before the ledger commits them."""
 
 
 def label(
@@ -160,7 +160,7 @@ def label(
         if seen:
             witness(_together(seen))
         if seal is not None:
-            seal(release)
+            spending.wrote(seal(release))
         return release
 
 

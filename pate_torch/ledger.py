@@ -22,6 +22,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -82,7 +83,8 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger at ``path``; created if there is none and ``create`` holds. Many processes may share one file.
+    """The ledger at ``path``; created if there is none and ``create`` holds. Many processes may share one file, each by
+    a ledger that it opened itself, and the threads of a process one ledger.
 
     Raises LedgerError for a file that is damaged, foreign, empty, of a newer version or cannot be written.
     """
@@ -106,6 +108,10 @@ class Ledger:
     def close(self) -> None:
         """Let go of the file."""
         self._chain.close()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Other threads of the process wait while this one is in it. LedgerError in another process."""
+        return self._chain.alone()
 
     # ---- accounts -----------------------------------------------------------------------------------------------
 
@@ -168,13 +174,15 @@ class Ledger:
 
     def account(self, name: str) -> Account:
         """The account as it stands now. Raises LedgerError if there is none of that name."""
-        self._catch_up()
-        return self._state(name).view(name)
+        with self.alone():
+            self._catch_up()
+            return self._state(name).view(name)
 
     def accounts(self) -> tuple[Account, ...]:
         """All accounts, in the order they were opened."""
-        self._catch_up()
-        return tuple(state.view(name) for name, state in self._accounts.items())
+        with self.alone():
+            self._catch_up()
+            return tuple(state.view(name) for name, state in self._accounts.items())
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
         """Raise an account's cap: a deliberate act of the owner, recorded with its reason.
@@ -252,14 +260,15 @@ class Ledger:
     def check(self, account: str, events: Iterable[Event]) -> Spend:
         """The price of these events; raises what ``reserve`` would raise now, and charges nothing."""
         events = tuple(events)
-        self._catch_up()
-        state = self._state(account)
-        if state.closed:
-            raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-        asked = state.filter.price(events)
-        if not state.filter.admits(state.spent(), asked):
-            raise exceeded(state.view(account), events, asked)
-        return asked
+        with self.alone():
+            self._catch_up()
+            state = self._state(account)
+            if state.closed:
+                raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+            asked = state.filter.price(events)
+            if not state.filter.admits(state.spent(), asked):
+                raise exceeded(state.view(account), events, asked)
+            return asked
 
     def record(self, reservation: Reservation | str, events: Iterable[Event], *, state: str = "") -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
@@ -302,9 +311,14 @@ class Ledger:
         )
 
     def commit(
-        self, reservation: Reservation | str, incurred_events: Iterable[Event], *, release_id: str = ""
+        self,
+        reservation: Reservation | str,
+        incurred_events: Iterable[Event],
+        *,
+        release_id: str = "",
+        digests: Mapping[str, str] | None = None,
     ) -> Account:
-        """Replace a reserved charge by what the release incurred.
+        """Replace a reserved charge by what the release incurred. digests: of what was written down, by their names.
 
         Raises LedgerError, and leaves the reservation standing, when that is more than was reserved in any quantity
         the filter tracks, or when the reservation is unknown or committed already.
@@ -322,7 +336,7 @@ class Ledger:
                     f" ({now} against {charge.reserved}). The reservation stands; the mechanism's worst case is wrong."
                 )
             charged = Spend(min(now.scalar, charge.reserved.scalar), min(now.delta, charge.reserved.delta))
-            facts = {"reservation": identity, "release": release_id, **priced(events, charged)}
+            facts = {**(digests or {}), "reservation": identity, "release": release_id, **priced(events, charged)}
             self._chain.append("commit", account, facts)
         return self.account(account)
 
@@ -332,12 +346,14 @@ class Ledger:
 
     def charges(self, account: str) -> Mapping[str, Charge]:
         """Every reservation of the account, by its id, in their order."""
-        self._catch_up()
-        return MappingProxyType(dict(self._state(account).charges))
+        with self.alone():
+            self._catch_up()
+            return MappingProxyType(dict(self._state(account).charges))
 
     def claim(self, account: str, reservations: Iterable[str]) -> Claim:
         """What may be said of these reservations together. LedgerError for one that the account does not have."""
-        charges, view = self.charges(account), self.account(account)
+        with self.alone():
+            charges, view = self.charges(account), self.account(account)
         parts = {}
         for identity in dict.fromkeys(reservations):
             if identity not in charges:
@@ -419,8 +435,9 @@ class Ledger:
         budget_epsilon: float | None = None,
     ) -> None:
         """Raise ValueError where these are not the terms that the account was opened with (None: not asked for)."""
-        self._catch_up()
-        state = self._state(name)
+        with self.alone():
+            self._catch_up()
+            state = self._state(name)
         fixed = (
             ("delta", delta, state.filter.delta),
             ("adjacency", adjacency, state.adjacency),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Chain:
                 raise self._damaged("the file is gone, but its write-ahead log is still there")
             create_file(self.path)
         refuse_foreign(self.path)
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         with self._explained():
             self._db = connect(self.path, readonly)
         try:
@@ -80,12 +81,20 @@ class Chain:
     def close(self) -> None:
         """Let go of the file."""
         if os.getpid() == self._pid:
-            self._db.close()
+            with self._lock:
+                self._db.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """This thread alone uses the chain. LedgerError in a copy of the process that opened it."""
+        if os.getpid() != self._pid:  # SQLite connections do not survive a fork
+            raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
+        with self._lock:
+            yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """The one transaction: the write lock from the first read on, all entries or none, on disk when it returns."""
-        self._same_process()
         with self._explained():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -108,10 +117,11 @@ class Chain:
 
     def news(self) -> list[Entry]:
         """Entries since the last call, each checked against the one before it."""
-        entries = self._read(self._seq, self._hash)
-        if entries:
-            self._seq, self._hash = entries[-1].seq, entries[-1].hash
-        return entries
+        with self.alone():
+            entries = self._read(self._seq, self._hash)
+            if entries:
+                self._seq, self._hash = entries[-1].seq, entries[-1].hash
+            return entries
 
     def rewind(self) -> None:
         """Let ``news`` start at the first entry again."""
@@ -122,7 +132,6 @@ class Chain:
         return self._read(0, GENESIS)
 
     def _read(self, seq: int, prev: str) -> list[Entry]:
-        self._same_process()
         with self._explained(), self._snapshot():
             if seq:
                 row = self._db.execute("SELECT hash FROM entries WHERE seq = ?", (seq,)).fetchone()
@@ -152,19 +161,16 @@ class Chain:
 
     def head(self) -> str:
         """Hash of the newest entry."""
-        self._same_process()
         with self._explained():
             return self._last()[1]
 
     def contains(self, signature: str) -> bool:
         """Whether an entry has this hash."""
-        self._same_process()
         with self._explained():
             return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (signature,)).fetchone() is not None
 
     def check_file(self) -> None:
         """SQLite's own integrity check, and the schema once more."""
-        self._same_process()
         with self._explained():
             problems = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
@@ -173,7 +179,6 @@ class Chain:
 
     def backup(self, path: Path) -> None:
         """Copy the chain as it is now to a new file (0600); an existing one is refused."""
-        self._same_process()
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: exists already. Name a new file.")
         with self._explained(), new_file(path) as temporary:
@@ -212,28 +217,32 @@ class Chain:
         if version != VERSION or found != SCHEMA:
             raise self._damaged("its tables or its guards against edits were changed")
 
-    def _same_process(self) -> None:
-        if os.getpid() != self._pid:  # SQLite connections do not survive a fork
-            raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
-
     def _damaged(self, what: str) -> LedgerError:
         return LedgerError(f"ledger={str(self.path)!r}: is damaged: {what}. {RESTORE}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours, with what to do."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            text = str(error).lower()
-            for sign, fix in _FIXES.items():
-                if sign in text:
-                    raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded. {fix}") from error
-            raise self._damaged(str(error)) from error
-        except OSError as error:
-            raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded.") from error
+        """One thread at a time; SQLite's errors are turned into ours, with what to do."""
+        with self.alone():
+            try:
+                yield
+            except sqlite3.Error as error:
+                if _damage(error):
+                    raise self._damaged(str(error)) from error
+                text = str(error).lower()
+                fix = next((fix for sign, fix in _FIXES.items() if sign in text), _VERIFY)
+                raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded. {fix}") from error
+            except OSError as error:
+                raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded.") from error
 
 
+def _damage(error: sqlite3.Error) -> bool:
+    """Whether the content of the file is wrong: a full disk, a lock or a closed connection leaves it whole."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extension of the code
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
+
+
+_VERIFY = "Whether the file is whole: python -m pate_torch.ledger verify."
 _FIXES = {
     "readonly": "Make the file and its folder writable: a release that cannot be charged is not made.",
     "full": "Free some space, then run again.",
@@ -241,4 +250,5 @@ _FIXES = {
     "busy": f"Another process held it for {WAIT_S:.0f} s; wait for it to end.",
     "unable to open": "Check the path and the rights on its folder.",
     "disk i/o": "Check the disk.",
+    "closed database": "This Ledger was closed; open another, Ledger(path).",
 }

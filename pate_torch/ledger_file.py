@@ -51,7 +51,7 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
 
     def opened(query: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{query}"
-        db = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
+        db = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA user_version").fetchone()
         except sqlite3.Error:

@@ -2,7 +2,8 @@
 
 Everything here is releasable, and enough to train another student later at no cost. Both files are written before
 the ledger commits, each by an atomic rename: a release that is readable is charged. What is read back is held against
-the ledger, which says what was charged for it: an edited record would report a smaller epsilon.
+the ledger, which says what was charged for it, and what it was: an edited record would report a smaller epsilon, and
+edited answers none that was ever given.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ def discard_torn(run: Path) -> None:
     if not (folder / "release.json").exists():
         for name in _ANSWERS:
             (folder / name).unlink(missing_ok=True)
+
+
+def digests(record: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each file of answers, by the name under which record and ledger hold it."""
+    return {name: record[name] for name in ("labels_sha256", "cells_sha256", "scores_sha256") if name in record}
 
 
 def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:
@@ -238,6 +244,8 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
     }
     if "commit" in charged:  # a run killed before it committed stays charged at its worst
         said["incurred"] = (json.loads(events.to_json(release.events)), charged["commit"]["events"])
+        if "labels_sha256" in charged["commit"]:  # not in entries from before it was recorded
+            said["content"] = (digests(record), digests(charged["commit"]))
     for name, (here, there) in said.items():
         if here != there:
             raise _bad(record, f"was edited: its {name} is not what the ledger was charged for", restore)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -196,6 +197,24 @@ def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, ledger, 
     make()
     assert json.loads(path.read_text().splitlines()[-1])["kind"] == "close"
     assert used(ledger) == pytest.approx(price(10, 1), abs=1e-9)
+
+
+def test_threads_get_right_answers_and_are_charged_each_question_once(make, ledger):
+    """As a web server asks: made in one thread, asked by others, the same points among them."""
+    labeler = make()
+    questions = [float(v) for v in range(-10, 11) if v] * 3
+
+    def ask(value):
+        return labeler.answer(torch.tensor([value])).item()
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, questions))
+    assert answers == [int(value > 0) for value in questions]
+    assert len(labeler.history) == 20
+    labeler.close()
+    assert used(ledger) == pytest.approx(price(10.0, 20), rel=1e-9)
+    ledger.verify()
+    assert len(make().history) == 20
 
 
 def test_a_journal_without_its_ledger_is_refused(make, tmp_path):

@@ -11,6 +11,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -346,6 +349,86 @@ def test_a_connection_does_not_cross_a_fork(ledger, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(LedgerError, match="another process"):
         ledger.reserve("svhn", PLAN, **FACTS)
+
+
+def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
+    """Refused, and not left waiting for a thread that its process does not have."""
+    held, enough = threading.Event(), threading.Event()
+
+    def hold():
+        with ledger.alone():
+            held.set()
+            enough.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: this is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            ledger.account("svhn")
+        except LedgerError as error:
+            os._exit(0 if "another process" in str(error) else 2)
+        os._exit(3)
+    enough.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- many threads ---------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
+    event, given = [Gaussian(mu=0.02)], []
+
+    def spend_some(number):
+        for turn in range(10):
+            reservation = ledger.reserve("svhn", event, **FACTS)
+            given.append(reservation.id)
+            assert ledger.account("svhn").open + ledger.account("svhn").releases >= turn + 1
+            if number % 2:
+                ledger.commit(reservation, event)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(spend_some, range(8)))
+    (account,) = ledger.verify()
+    assert len(set(given)) == len(given) == 80
+    assert (account.releases, account.open) == (40, 40)
+    with Ledger(path) as again:
+        assert again.account("svhn") == account
+
+
+def test_a_closed_ledger_is_said_to_be_closed(ledger):
+    ledger.close()
+    for ask in (ledger.head, lambda: ledger.account("svhn"), lambda: ledger.reserve("svhn", PLAN, **FACTS)):
+        with pytest.raises(LedgerError, match="closed") as error:
+            ask()
+        assert "damaged" not in str(error.value) and "backup" not in str(error.value)
+
+
+def test_only_a_damaged_file_is_called_damaged(ledger):
+    def broken(error):
+        with ledger._chain._explained():
+            raise error
+
+    for error in (sqlite3.ProgrammingError("wrong use"), sqlite3.OperationalError("something new")):
+        with pytest.raises(LedgerError) as said:
+            broken(error)
+        assert "is damaged" not in str(said.value) and "backup" not in str(said.value)
+
+
+def test_pages_that_hold_garbage_are_damage(path, ledger):
+    for _ in range(30):
+        ledger.reserve("svhn", [Gaussian(mu=1e-3)], **FACTS)
+    ledger.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=r"is damaged: .*restore a backup"):
+        Ledger(path)
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
