@@ -1,29 +1,53 @@
-"""One tiny run in a process of its own, killed where it is told: between any two of its writes, draws and charges."""
+"""Tiny runs of every kind, each in a process of its own, killed where it is told: between any two of its writes, draws
+and charges.
+"""
 
 from __future__ import annotations
 
 import csv
 import functools
+import hashlib
+import json
 import os
+import re
 import signal
 import sqlite3
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import labelling, pipeline, released
+from pate_torch import Pate, label, labelling, pipeline, released
+from pate_torch.accounting.events import from_json
+from pate_torch.budget import Budget
+from pate_torch.census import Census
 from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
+from pate_torch.journal import Journal
+from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Ledger
+from pate_torch.ledger_chain import Chain
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise import Rehearsal
+from pate_torch.progress import Stages
+from pate_torch.queries.margin import Margin
+from pate_torch.queries.medoids import Medoids
 from pate_torch.queries.random import Random
+from pate_torch.slopes import Slopes
+from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.checkpoints import Checkpoints
+from pate_torch.teachers.store import ID, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.types import DataSpec, Votes
 
 
 def blobs() -> Tensors:
@@ -117,10 +141,7 @@ def reservations(home: Path) -> int:
 
 def run(home: Path, name: str, kill_at: int | None) -> None:
     """The whole run; writes the number of its steps at the end."""
-    torch.set_num_threads(1)
-    os.environ["TQDM_DISABLE"] = "1"
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
+    quietly()
     watch_noise(home)
     steps = Steps(kill_at)
     for holder, methods in (
@@ -146,3 +167,243 @@ def readable(home: Path) -> dict[str, list[int]]:
     for file in (home / "runs").glob("*/*/*/release/labels.csv"):
         found[file.parts[-3]] = [int(row["label"]) for row in csv.DictReader(file.read_text().splitlines())]
     return found
+
+
+def quietly() -> None:
+    """One thread, and nothing on standard output."""
+    torch.set_num_threads(1)
+    os.environ["TQDM_DISABLE"] = "1"
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+
+
+# ---- every kind of run ----------------------------------------------------------------------------------------------
+
+CAP = 1e4
+"""An account's, which no number of attempts reaches."""
+
+ASKED = (6, 5)
+"""Questions of a labeler's attempt, and of a block of its."""
+
+
+def _pipeline(home: Path, number: int, **changes: Any) -> None:
+    """Every second attempt finds the teachers of the one before; none finds its answers."""
+    settings = {"seed": number // 2, "mechanism": Gaussian(sigma=2.0 + number / 64), "opening_budget": CAP}
+    pipeline.run(plan(home, f"run{number}", **(settings | changes)))
+
+
+def _rounds(home: Path, number: int) -> None:
+    _pipeline(home, number, strategy=Margin(rounds=2))
+
+
+def _carried() -> Carried:
+    small = Supervised(network="logistic", steps=3, augment=None)
+    return Carried(first=small, then=small, generations=1)
+
+
+def _census(home: Path, number: int) -> None:
+    mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
+    _pipeline(home, number, census=Census(), mechanism=mechanism, strategy=Medoids(), student=_carried())
+
+
+def _slopes(home: Path, number: int) -> None:
+    mechanism = Descent(sigma=9.0 + number / 64, adjacency="add_remove")
+    _pipeline(home, number, census=Slopes(size=100), mechanism=mechanism, student=_carried())
+
+
+def _label(home: Path, number: int) -> None:
+    os.environ["PATE_HOME"] = str(home)
+    votes = home / "votes.npy"
+    if not votes.exists():
+        np.save(votes, np.random.default_rng(0).integers(0, 3, (40, 60)))
+    settings = ["num_classes=3", "dataset.name=brought", "num_queries=10", "privacy.delta=1e-6", "quiet=true"]
+    noise = [f"mechanism.sigma={30 + number / 64}", f"privacy.opening_budget={CAP}"]
+    assert label.main([f"votes={votes}", *settings, *noise]) == 0
+
+
+def _api(home: Path, number: int) -> None:
+    data = blobs()
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=4)
+    one = Pate(
+        "clouds",
+        classes=3,
+        num_teachers=8,
+        mechanism=Gaussian(sigma=2.0 + number / 64),
+        delta=1e-4,
+        budget_epsilon=CAP,
+        home=home,
+        teacher=recipe,
+        seed=number // 2,
+    )
+    one.fit_teachers(data.x, data.y).label(data.pool_x, num_queries=5)
+    one.fit_student("supervised", network="logistic", steps=3, augment=None)
+    one.report(data.test_x, data.test_y)
+
+
+def _labeler(home: Path, number: int) -> None:
+    """Asks some questions; notes each answer it was given."""
+
+    def votes(x: torch.Tensor) -> Votes:
+        high = (x[:, 0] > 0).long()
+        return Votes(torch.stack([(1 - high) * 100, high * 100], 1), 100)
+
+    spec = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
+    asked, block = ASKED
+    mechanism = Gaussian(sigma=10.0)
+    with Ledger(home / "ledger.sqlite") as ledger:
+        _open(ledger, "line", mechanism.worst_case(block, block))
+        budget = Budget.of(ledger, "line", run="labeler")
+        with PrivateLabeler(
+            votes, mechanism=mechanism, budget=budget, journal=home / "answers.jsonl", num_queries=block, spec=spec
+        ) as labeler:
+            for turn in range(asked):
+                labeler.answer(torch.tensor([float(number * asked + turn)]))
+                with (home / "given.txt").open("a") as file:
+                    file.write("1\n")
+
+
+def _ledger(home: Path, number: int) -> None:
+    """Charges alone; notes each reservation before it would draw."""
+    planned = Gaussian(sigma=30.0).worst_case(5)
+    with Ledger(home / "ledger.sqlite") as ledger:
+        _open(ledger, "a", planned)
+        for _ in range(4):
+            reservation = ledger.reserve("a", planned, fingerprint="", mechanism="gaussian", run=f"run{number}")
+            with (home / "reserved.txt").open("a") as file:
+                file.write(f"{reservation.id}\n")
+            ledger.record(reservation, planned)
+            ledger.commit(reservation, planned)
+        ledger.backup(home / f"backup{number}.sqlite")
+
+
+def _open(ledger: Ledger, name: str, planned: Any) -> None:
+    terms = {"budget_epsilon": CAP, "delta": 1e-5, "adjacency": "replace_one", "unit": "record"}
+    ledger.open_account(name, **terms, planned_events=planned)
+
+
+KINDS: dict[str, Callable[[Path, int], None]] = {
+    "ledger": _ledger,
+    "labeler": _labeler,
+    "label": _label,
+    "train": _pipeline,
+    "rounds": _rounds,
+    "api": _api,
+    "census": _census,
+    "slopes": _slopes,
+}
+
+
+def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
+    """One run of its kind; writes the number of its steps at the end."""
+    quietly()
+    steps = Steps(kill_at)
+    for holder, methods in (
+        (os, ("replace", "rename", "fsync", "link", "mkdir")),
+        (Path, ("replace", "rename", "write_text", "chmod", "unlink")),
+        (safetensors_torch, ("save_file",)),
+        (Ledger, ("open_account", "reserve", "record", "resume", "commit")),
+        (Chain, ("append",)),
+        (Journal, ("append",)),
+        (released, ("write",)),
+        (Rehearsal, ("gaussian",)),
+    ):
+        for method in methods:
+            steps.around(holder, method)
+    KINDS[kind](home, number)
+    (home / "steps.txt").write_text(str(steps.count))
+
+
+def unsound(home: Path) -> list[str]:
+    """What is wrong under ``home``, whatever was killed there: nothing is public that was not charged, nothing torn."""
+    if not (home / "ledger.sqlite").exists():
+        return [str(file) for file in home.rglob("labels.csv")]
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        ledger.verify()
+        entries = ledger.entries()
+    reserved = {entry.facts["reservation"]: entry.facts for entry in entries if entry.kind == "reserve"}
+    committed = {entry.facts["reservation"]: entry.facts for entry in entries if entry.kind == "commit"}
+    charged_runs = {facts["run"] for facts in reserved.values()}
+    found = []
+    for folder in (home / "runs").glob("*/*/*"):
+        answers = [file for file in (folder / "release").glob("*") if file.suffix in (".csv", ".safetensors")]
+        if answers and folder.name not in charged_runs:
+            found.append(f"{folder}: answers that nobody was charged for")
+        record_file = folder / "release" / "release.json"
+        if record_file.exists():
+            found += _wrong_record(json.loads(record_file.read_text()), folder / "release", reserved, committed)
+    store = TeacherStore(home)
+    for folder in store.folder.glob("*"):
+        if ID.fullmatch(folder.name):
+            store.load(folder.name)  # raises where it is not whole
+    if (home / "reserved.txt").exists():
+        found += [f"{one}: drawn and not reserved" for one in lines(home / "reserved.txt") if one not in reserved]
+    if (home / "answers.jsonl").exists():
+        kept = [json.loads(line) for line in (home / "answers.jsonl").read_bytes().splitlines() if line.endswith(b"}")]
+        answers = sum(len(line["labels"]) for line in kept if line.get("kind") == "answers")
+        paid = [(committed.get(one) or facts)["events"] for one, facts in reserved.items()]
+        charges = sum(event.count for events in paid for event in from_json(json.dumps(events)))
+        if not len(lines(home / "given.txt")) <= answers <= charges:
+            found.append(f"{len(lines(home / 'given.txt'))} given, {answers} kept, {charges} charged")
+    return found
+
+
+def _wrong_record(
+    record: dict[str, Any], folder: Path, reserved: dict[str, Any], committed: dict[str, Any]
+) -> list[str]:
+    identity = record["release_id"]
+    if identity not in reserved:
+        return [f"{folder}: was never reserved"]
+    checks = {
+        "planned": record["planned"] == reserved[identity]["events"],
+        "incurred": identity not in committed or record["incurred"] == committed[identity]["events"],
+        "known to the ledger": identity not in committed
+        or released.digests(record) == released.digests(committed[identity]),
+    }
+    for name, digest in released.digests(record).items():
+        (file,) = folder.glob(f"{name.removesuffix('_sha256')}.*")
+        checks[name] = hashlib.sha256(file.read_bytes()).hexdigest() == digest
+    return [f"{folder}: {name}" for name, holds in checks.items() if not holds]
+
+
+def lines(file: Path) -> list[str]:
+    """Whole lines of a file; none where there is no file."""
+    return file.read_text().split() if file.exists() else []
+
+
+def half_written(home: Path) -> list[str]:
+    """Temporary files and folders of runs and teachers."""
+    temporary = re.compile(r"\.(tmp\w{6}|.+\.partial|.+\.[0-9a-f]{12}|[0-9a-f]{16}|.*lock)")
+    places = [home / "runs", home / "teachers"]
+    return [str(path) for place in places for path in place.rglob(".*") if temporary.fullmatch(path.name)]
+
+
+# ---- several at once ------------------------------------------------------------------------------------------------
+
+
+def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, ready: Any = None) -> None:
+    """A run of the same eight teachers, one a chunk, each of which takes so many seconds more; notes who trained which,
+    what was said, and how it ended.
+    """
+    quietly()
+    save = Checkpoints.save
+
+    def slowly(self: Checkpoints, chunk: Any, trained: Any) -> None:
+        time.sleep(seconds)
+        save(self, chunk, trained)
+        with (home / "trained.txt").open("a") as file:
+            file.write(f"{os.getpid()}:{chunk.first}\n")
+
+    def say(self: Stages, line: str) -> None:
+        with (home / f"{name}.said").open("a") as file:
+            file.write(line + "\n")
+
+    Checkpoints.save, Stages.say = slowly, say  # type: ignore[method-assign]
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=1)
+    one = plan(home, name.partition("+")[0], recipe=recipe, mechanism=Gaussian(sigma=sigma))
+    if ready is not None:
+        ready.wait()
+    try:
+        pipeline.run(one)
+    except ValueError as error:
+        (home / f"{name}.refused").write_text(str(error))
+        sys.exit(2)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import killed_runs
 import pytest
 import torch
 from command_runs import TINY, ledger_entries, train
-from killed_runs import plan, readable, reservations
+from killed_runs import half_written, lines, plan, readable, reservations, unsound
 from safetensors.torch import load_file, save_file
 
 from pate_torch import pipeline, preflight, released
@@ -175,6 +176,133 @@ def test_a_kill_after_the_draw_is_seen(tmp_path):
     (tmp_path / "draws.txt").write_text("1\n1\n")
     with pytest.raises(AssertionError):
         assert_charged(tmp_path)
+
+
+# ---- every kind of run, killed ---------------------------------------------------------------------------------------
+
+KILLS = {"ledger": 15, "labeler": 14, "label": 20, "train": 10, "rounds": 6, "api": 10, "census": 6, "slopes": 6}
+"""Of each kind, how many must land."""
+
+
+def killed_until_they_land(processes, home: Path, kind: str, kills: int) -> None:
+    """Attempts one after another in one home, killed by turns between two writes and at random moments; then a whole
+    one. After each, nothing under ``home`` is unsound; at the end nothing half written is left.
+    """
+
+    def attempt(number: int, kill_at: int | None = None):
+        child = processes.Process(target=killed_runs.attempt, args=(kind, home, number, kill_at))
+        child.start()
+        return child
+
+    def ended(child) -> int:
+        child.join(300)
+        assert child.exitcode in (0, -signal.SIGKILL)
+        assert unsound(home) == []
+        return child.exitcode
+
+    began = time.monotonic()
+    assert ended(attempt(0)) == 0
+    seconds, steps = time.monotonic() - began, int((home / "steps.txt").read_text())
+    moments, landed, number = random.Random(kind), 0, 0
+    while landed < kills:
+        number += 1
+        assert number <= 4 * kills, f"of {number} kills {landed} landed"
+        child = attempt(number, moments.randrange(steps) if number % 2 else None)
+        if number % 2 == 0:
+            time.sleep(moments.uniform(0, seconds))
+            child.kill()
+        landed += ended(child) == -signal.SIGKILL
+    assert ended(attempt(number + 1)) == 0
+    assert half_written(home) == []
+    print(f"{kind}: {landed} of {number} kills landed, {steps} steps and {seconds:.1f} s a run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KILLS)
+def test_runs_of_every_kind_killed_at_any_moment_keep_their_word(processes, tmp_path, kind):
+    killed_until_they_land(processes, tmp_path, kind, KILLS[kind])
+
+
+# ---- several at once -------------------------------------------------------------------------------------------------
+
+
+def side_by_side(processes, home: Path, *given):
+    child = processes.Process(target=killed_runs.side_by_side, args=(home, *given))
+    child.start()
+    return child
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def trained(home: Path) -> list[tuple[int, int]]:
+    """(process, first teacher) of every chunk, in order."""
+    return [tuple(map(int, line.split(":"))) for line in lines(home / "trained.txt")]
+
+
+def test_runs_that_need_the_same_new_teachers_train_them_once(processes, tmp_path):
+    first = side_by_side(processes, tmp_path, "first", 2.0, 0.6)
+    wait_for(lambda: trained(tmp_path))
+    others = [side_by_side(processes, tmp_path, name, sigma) for name, sigma in (("second", 2.5), ("third", 3.0))]
+    for child in (first, *others):
+        child.join(120)
+        assert child.exitcode == 0
+    assert trained(tmp_path) == [(first.pid, teacher) for teacher in range(8)]
+    for name in ("second", "third"):
+        waited, reused = (tmp_path / f"{name}.said").read_text().splitlines()
+        assert re.match(rf"These teachers are being trained by process {first.pid} on \S+ since 2\S+; waiting", waited)
+        assert reused.startswith("Reusing teachers")
+    assert len(list(tmp_path.glob("runs/*/*/*/release/summary.json"))) == 3 == reservations(tmp_path)
+    assert half_written(tmp_path) == [] and not list(tmp_path.glob("teachers/.partial-*"))
+
+
+def test_whoever_waits_takes_over_from_a_killed_run(processes, tmp_path):
+    """And goes on from its checkpoints."""
+    first = side_by_side(processes, tmp_path, "first", 2.0, 1.5)
+    wait_for(lambda: trained(tmp_path))
+    others = [side_by_side(processes, tmp_path, name, sigma) for name, sigma in (("second", 2.5), ("third", 3.0))]
+    wait_for(lambda: all((tmp_path / f"{name}.said").exists() for name in ("second", "third")))
+    assert first.is_alive(), "the others came too late to wait"
+    first.kill()
+    for child in (first, *others):
+        child.join(120)
+    assert [child.exitcode for child in (first, *others)] == [-signal.SIGKILL, 0, 0]
+    chunks = trained(tmp_path)
+    by_first = sum(process == first.pid for process, _ in chunks)
+    successor = {process for process, _ in chunks[by_first:]}
+    assert 0 < by_first < 8 and len(successor) == 1 and successor < {child.pid for child in others}
+    assert sorted({teacher for _, teacher in chunks}) == list(range(8)) and len(chunks) <= 9  # one may be torn
+    assert len(list(tmp_path.glob("teachers/[0-9a-f]*/manifest.json"))) == 1
+    assert half_written(tmp_path) == [str(tmp_path / "runs/blobs/gaussian/first/.lock")]
+
+
+def test_a_folder_has_one_run_at_a_time(processes, tmp_path):
+    """Four runs that begin at once in one folder, as batch jobs of one id do: one is charged and the others are not."""
+    ready = processes.Barrier(4)
+    names = [f"one+{number}" for number in range(4)]
+    children = [side_by_side(processes, tmp_path, name, 2.0 + number, 0.1, ready) for number, name in enumerate(names)]
+    for child in children:
+        child.join(120)
+    assert sorted(child.exitcode for child in children) == [0, 2, 2, 2]
+    for refusal in tmp_path.glob("*.refused"):
+        assert re.search(r"paths\.run=.*(is being written by process|holds a release already)", refusal.read_text())
+    assert reservations(tmp_path) == 1 and unsound(tmp_path) == []
+
+
+def test_a_killed_run_is_given_its_folder_again(processes, tmp_path):
+    """As torchrun starts a run again under its id."""
+    first = side_by_side(processes, tmp_path, "one", 2.0, 0.2)
+    wait_for(lambda: trained(tmp_path))
+    first.kill()
+    first.join()
+    again = side_by_side(processes, tmp_path, "one", 2.0)
+    again.join(120)
+    assert again.exitcode == 0 and reservations(tmp_path) == 1
+    assert half_written(tmp_path) == []
 
 
 # ---- full and closed disks -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Places that one process holds at a time: who has it, who comes next, and what is swept; without locks nothing runs."""
+"""Places that one process holds at a time: who has it, who comes next, what is swept; without locks nothing runs."""
 
 import errno
 import multiprocessing
@@ -132,7 +132,7 @@ def test_what_a_killed_run_left_half_written_is_swept_and_nothing_else(tmp_path)
         (run / "release").mkdir(parents=True)
         for name in (*half, *whole):
             (run / "release" / name).write_text("")
-    (dead / ".lock").write_text("[1, \"there\", \"then\"]")
+    (dead / ".lock").write_text('[1, "there", "then"]')
     with runs.claim(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
         (living / "release" / ".labels.csv.partial").write_text("")
