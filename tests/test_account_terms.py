@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
+import hashlib
 import json
 import math
 import shutil
@@ -12,13 +14,16 @@ import numpy as np
 import pytest
 import torch
 from command_runs import ledger_entries, train
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from killed_runs import blobs, plan
 from test_api import clouds as points
 from test_claims import pate, selection
 from test_experiments_dpsgd import clouds
 
-from pate_torch import Pate, label, pipeline
+from pate_torch import Pate, label, pipeline, runs
 from pate_torch.census import Census
+from pate_torch.command import configuration
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
@@ -30,6 +35,7 @@ from pate_torch.noise import NoiseSource, Rehearsal
 from pate_torch.runplan import Plan
 from pate_torch.slopes import Slopes
 from pate_torch.students.training import GradientStudent
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Context
 
 
@@ -381,6 +387,141 @@ def test_an_interrupted_run_goes_on_in_its_folder_with_its_own_labels_alone(tmp_
     charged = entries(tmp_path)
     pipeline.run(plan(tmp_path, "one"))
     assert entries(tmp_path) == charged
+
+
+def _train(home, monkeypatch):
+    pipeline.run(plan(home, "one"))
+
+
+def _labels(home, monkeypatch):
+    pipeline.run(plan(home, "one", labels=released(plan(home, "before"))))
+
+
+def _label(home, monkeypatch):
+    np.save(home / "votes.npy", np.array([[20, 0, 0]] * 5))
+    monkeypatch.setenv("PATE_HOME", str(home))
+    monkeypatch.setenv("PATE_RUN_ID", "one")
+    given = ["num_classes=3", "dataset.name=blobs", "mechanism.sigma=9", "privacy.delta=1e-4", "quiet=true"]
+    with initialize_config_dir(version_base="1.3", config_dir=configuration()):
+        label.answer(*label.build(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
+
+
+def _api(home, monkeypatch):
+    monkeypatch.setattr("pate_torch.api._now", lambda: "one")
+    one = Pate("blobs", classes=3, num_teachers=0, teacher=Census(), mechanism=HISTOGRAM, delta=1e-4, home=home)
+    one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
+
+
+def _dpsgd(home, monkeypatch):
+    source = clouds(name="blobs", nominal_size=300)
+    DpSgd(network="logistic", steps=2, batch_size=60).run(plan(home, "one", source=source))
+
+
+def _labeler(home, monkeypatch):
+    one = Pate("blobs", classes=3, num_teachers=8, mechanism=Gaussian(sigma=6.0), delta=1e-4, home=home,
+               teacher=TeacherRecipe(network="logistic", steps=2))  # fmt: skip
+    with one.fit_teachers(*points(40, 0)).labeler(5) as labeler:
+        labeler.answer(points(1, 1)[0])
+
+
+ROUTES = {"train": _train, "labels": _labels, "label": _label, "api": _api, "dpsgd": _dpsgd, "labeler": _labeler}
+
+
+def reserved(home) -> int:
+    return ledger_entries(home).count("reserve")
+
+
+@pytest.mark.parametrize("route", [name for name in ROUTES if name != "labeler"])
+def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, nothing_runs, route):
+    pipeline.run(plan(tmp_path, "before"))
+    charged, mechanism = reserved(tmp_path), "histogram" if route == "api" else "gaussian"
+    if route == "dpsgd":  # the account of the run before could not bound it
+        shutil.rmtree(tmp_path)
+        charged = 0
+    nothing_runs()
+    claimed = runs.claim(tmp_path / "runs" / "blobs" / mechanism / "one")
+    with claimed, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
+        ROUTES[route](tmp_path, monkeypatch)
+    assert reserved(tmp_path) == charged
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothing_runs, route):
+    pipeline.run(plan(tmp_path, "before"))
+    charged = reserved(tmp_path)
+    if route == "dpsgd":
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        charged = 0
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    nothing_runs()
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ValueError, match=r"files cannot be locked \(No locks available\).*local disk"):
+        ROUTES[route](tmp_path, monkeypatch)
+    assert reserved(tmp_path) == charged
+
+
+def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
+    """DP-SGD, killed between the model and what it claims."""
+    run = plan(tmp_path, "one", source=clouds(name="blobs"))
+    study = DpSgd(network="logistic", steps=2, batch_size=60)
+    study.run(run)
+    for file in (run.folder / "release").glob("*.*"):
+        if file.name != "student.safetensors":
+            file.unlink()
+    with pytest.raises(ValueError, match="holds a release already"):
+        study.run(run)
+    assert reserved(tmp_path) == 1
+
+
+def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
+    """Killed before its release.json, a census left the cells of its answers where teachers answer next."""
+    one = plan(tmp_path, "one")
+    (one.folder / "release").mkdir(parents=True)
+    for name in ("labels.csv", "cells.csv", ".release.json.partial"):
+        (one.folder / "release" / name).write_text("charged, and in no claim")
+    pipeline.run(one)
+    names = {path.name for path in (one.folder / "release").iterdir()}
+    assert "labels.csv" in names and not names & {"cells.csv", ".release.json.partial"}
+
+
+# ---- what was released, and what the ledger knows of it ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
+def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
+    changes = {} if edit == "labels" else {"census": Census(), "mechanism": HISTOGRAM}
+    pipeline.run(one := plan(tmp_path, "one", **changes))
+    folder = one.folder / "release"
+    record = json.loads((folder / "release.json").read_text())
+    name = edit.split()[0]
+    file, rows = folder / f"{name}.csv", (folder / f"{name}.csv").read_text().splitlines()
+    if edit == "labels":
+        query, told, _ = rows[1].split(",")
+        rows[1] = f"{query},{(int(told) + 1) % 3},{(int(told) + 1) % 3}"
+    else:
+        point, cell = rows[1].split(",")
+        other = next(row.split(",")[1] for row in rows[2:] if row.split(",")[1] != cell)
+        rows[1] = f"{point},{other}"
+    file.write_text("\n".join(rows) + "\n")
+    record[f"{name}_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    if edit == "cells taken out":
+        del record["cells_sha256"]
+    (folder / "release.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="its content is not what the ledger was charged for"):
+        pipeline.run(plan(tmp_path, "two", labels=record["release_id"], **changes))
+
+
+def test_a_ledger_from_before_it_knew_the_content_is_read(tmp_path, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr("pate_torch.budget.Spending.wrote", lambda *_: None)
+        pipeline.run(one := plan(tmp_path, "one"))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert "labels_sha256" not in ledger.entries("blobs")[-1].facts
+    assert pipeline.run(plan(tmp_path, "two", labels=released(one))).reused
 
 
 def test_groups_must_have_names(tmp_path):

@@ -200,13 +200,14 @@ def killed_until_they_land(processes, home: Path, kind: str, kills: int) -> None
         assert unsound(home) == []
         return child.exitcode
 
+    assert ended(attempt(0)) == 0  # the first of all starts the server of processes
     began = time.monotonic()
-    assert ended(attempt(0)) == 0
+    assert ended(attempt(1)) == 0
     seconds, steps = time.monotonic() - began, int((home / "steps.txt").read_text())
-    moments, landed, number = random.Random(kind), 0, 0
+    moments, landed, number = random.Random(kind), 0, 1
     while landed < kills:
         number += 1
-        assert number <= 4 * kills, f"of {number} kills {landed} landed"
+        assert number <= 5 * kills, f"of {number} kills {landed} landed"
         child = attempt(number, moments.randrange(steps) if number % 2 else None)
         if number % 2 == 0:
             time.sleep(moments.uniform(0, seconds))
@@ -221,6 +222,23 @@ def killed_until_they_land(processes, home: Path, kind: str, kills: int) -> None
 @pytest.mark.parametrize("kind", KILLS)
 def test_runs_of_every_kind_killed_at_any_moment_keep_their_word(processes, tmp_path, kind):
     killed_until_they_land(processes, tmp_path, kind, KILLS[kind])
+
+
+def test_the_check_of_killed_runs_sees_what_is_unsound(processes, tmp_path):
+    child = processes.Process(target=killed_runs.attempt, args=("train", tmp_path, 0, None))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0 and unsound(tmp_path) == []
+    (record,) = tmp_path.glob("runs/*/*/*/release/release.json")
+    text = record.read_text()
+    edit_json(record, labels_sha256="0" * 64)
+    assert [line.rpartition(": ")[2] for line in unsound(tmp_path)] == ["known to the ledger", "labels_sha256"]
+    record.write_text(text)
+    shutil.copytree(record.parent.parent, uncharged := record.parent.parent.with_name("uncharged"))
+    assert unsound(tmp_path) == [f"{uncharged}: answers that nobody was charged for"]
+    shutil.rmtree(uncharged)
+    (tmp_path / "ledger.sqlite").unlink()
+    assert unsound(tmp_path) == [str(record.with_name("labels.csv"))]
 
 
 # ---- several at once -------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The labeler: what a call costs, that it is charged before noise, and what an interruption or a restart leaves."""
 
+import errno
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +241,16 @@ def test_one_journal_has_one_writer_one_account_and_is_never_another_file(make, 
     with pytest.raises(ValueError, match="not a journal"):
         make()
     assert (tmp_path / "answers.jsonl").read_text() == "my notes, without a newline"
+
+
+def test_a_journal_where_files_cannot_be_locked_is_refused(make, ledger, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ValueError, match=r"journal=.*cannot be locked \(Operation not supported\).*local disk"):
+        make()
+    assert ledger.account("line").open == 0
 
 
 def test_a_damaged_line_is_refused(make, tmp_path):

@@ -299,6 +299,54 @@ def test_processes_racing_past_the_cap_stop_at_it(path):
     check_race(path, 8, 400)
 
 
+@pytest.mark.slow
+def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path):
+    """Eight processes ask thirty times each for a hundredth of the first cap, while its owner is busy with the file."""
+    context = multiprocessing.get_context("spawn")
+    admitted, gate = context.Value("i", 0), context.Barrier(9)
+    small = math.sqrt(gdp.mu(4.0, 1e-5) ** 2 / 100)
+
+    def fitting(cap: float) -> int:
+        return math.floor(gdp.mu(cap, 1e-5) ** 2 / small**2 * (1 + 1e-9))
+
+    workers = [context.Process(target=ask, args=(str(path), small, admitted, gate)) for _ in range(8)]
+    with Ledger(path) as ledger:
+        ledger.open_account("shared", **TERMS, planned_events=[Gaussian(mu=small)])
+        for worker in workers:
+            worker.start()
+        gate.wait(120)
+        for turn in range(6):
+            ledger.backup(tmp_path / f"{turn}.sqlite")
+            ledger.verify()
+            if turn == 3:
+                ledger.raise_cap("shared", 4.5, reason="agreed with the owner")
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0] * 8
+        (account,) = ledger.verify()
+        assert fitting(4.0) <= account.releases + account.open == admitted.value <= fitting(4.5) < 240
+        assert account.guarantee.epsilon <= 4.5
+    for turn in range(6):
+        with Ledger(tmp_path / f"{turn}.sqlite") as copy:
+            copy.verify()
+    print(f"{admitted.value} of 240 accepted, epsilon {account.guarantee.epsilon:.6f}")
+
+
+def ask(path: str, mu: float, admitted, gate) -> None:
+    """Thirty reservations, half of them committed."""
+    with Ledger(path) as ledger:
+        gate.wait(120)
+        for turn in range(30):
+            try:
+                reservation = ledger.reserve("shared", [Gaussian(mu=mu)], **FACTS)
+            except BudgetExceeded:
+                continue
+            with admitted.get_lock():
+                admitted.value += 1
+            if turn % 2:
+                ledger.commit(reservation, [Gaussian(mu=mu)])
+
+
 def test_two_processes_stop_at_the_cap(path):
     """The same race where the cap is near: some are refused, none passes it."""
     with Ledger(path) as ledger:
