@@ -36,6 +36,7 @@ from pate_torch.runplan import Plan
 from pate_torch.slopes import Slopes
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import ID
 from pate_torch.types import Context
 
 
@@ -513,6 +514,20 @@ def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
     (folder / "release.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="its content is not what the ledger was charged for"):
         pipeline.run(plan(tmp_path, "two", labels=record["release_id"], **changes))
+
+
+def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
+    """Teachers go, and nobody's budget with them; labels of before stay usable."""
+    pipeline.run(first := plan(tmp_path, "first"))
+    (teachers,) = (path for path in (tmp_path / "teachers").iterdir() if ID.fullmatch(path.name))
+    shutil.rmtree(teachers)
+    base = blobs()
+    without = dataclasses.replace(base, x=base.x[1:], y=base.y[1:])
+    after = pipeline.run(plan(tmp_path, "after", source=without))
+    assert released(first) in {part.release_id for part in after.other_releases}
+    assert after.epsilon_charged > after.epsilon and not teachers.exists()
+    again = pipeline.run(plan(tmp_path, "again", source=without, labels=released(first)))
+    assert again.reused and not again.teachers_kept and again.epsilon_charged == after.epsilon_charged
 
 
 def test_a_ledger_from_before_it_knew_the_content_is_read(tmp_path, monkeypatch):
