@@ -73,7 +73,6 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     name = data.spec.name
     mechanism = calibrated(plan)
     planned = worst_case(plan, mechanism, data)
-    preflight.refuse_finished(plan)
     preflight.refuse(plan, data, mechanism, planned, training=False)
     with claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
         store = TeacherStore(plan.root)

@@ -161,6 +161,7 @@ def partial(store, name, age=0.0):
 def test_abandoned_checkpoints_are_swept_and_those_of_the_living_are_not(tmp_path):
     store = TeacherStore(tmp_path)
     fresh, old, living = partial(store, "a" * 16), partial(store, "b" * 16, ABANDONED), partial(store, "c" * 16, 1e8)
+    (store.folder / f".partial-{'d' * 16}.lock").write_text("")
     with locks.hold(living.with_name(f"{living.name}.lock"), "place", busy=refuse):
         store.sweep()
         assert len(list(living.iterdir())) == 3

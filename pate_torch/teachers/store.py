@@ -212,8 +212,7 @@ class TeacherStore:
         if not self.folder.is_dir():
             return
         with self.writing():
-            folders = [path for path in self.folder.iterdir() if path.is_dir()]
-            for folder in folders:
+            for folder in [path for path in self.folder.iterdir() if path.is_dir()]:
                 if UNFINISHED.fullmatch(folder.name):
                     shutil.rmtree(folder)
                 elif not folder.name.startswith(PARTIAL):
@@ -221,15 +220,15 @@ class TeacherStore:
             for key in self.folder.glob(".fingerprint_key.*"):
                 key.unlink()
         finished = {self._checkpoints(manifest) for _, manifest in self._manifests()}
-        for folder in folders:
-            if folder.name.startswith(PARTIAL):
-                with locks.try_hold(_lock(folder), "PATE_HOME") as mine:
-                    if not mine or not folder.exists():
-                        continue
-                    if folder in finished or _age(folder) > ABANDONED:
-                        shutil.rmtree(folder)
-                    else:
-                        locks.sweep(folder)
+        for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL}*")}:
+            folder = self.folder / name
+            with locks.try_hold(_lock(folder), "PATE_HOME") as mine:
+                if not mine or not folder.exists():
+                    continue
+                if folder in finished or _age(folder) > ABANDONED:
+                    shutil.rmtree(folder)
+                else:
+                    locks.sweep(folder)
 
     # ---- what is there ------------------------------------------------------------------------------------------
 
