@@ -47,7 +47,6 @@ from pate_torch.students.vat import Vat
 from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
-from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 
@@ -210,7 +209,6 @@ class Pate:
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
         voting: Transduction | None = None,
-        succession: Succession | None = None,
         representation: Representation | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
@@ -218,14 +216,12 @@ class Pate:
         strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
         several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
         supervised, a small network). voting: how a recipe's teachers answer for all public points together (None: for
-        each by itself). succession: how teachers are succeeded between rounds by others who start from the guiding
-        student (None: they are not). representation: how features of the public points are learnt, in which questions
-        are chosen and a census lies (None: the points as they are). The same questions to the same teachers are
-        answered from the earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be
-        passed.
+        each by itself). representation: how features of the public points are learnt, in which questions are chosen and
+        a census lies (None: the points as they are). The same questions to the same teachers are answered from the
+        earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
         """
         private, spec = self._fitted()
-        self._clock = Clock()  # an earlier call may have trained successors, whose time is private
+        self._clock = Clock()  # an earlier call's stages are no part of this one
         pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
@@ -238,7 +234,7 @@ class Pate:
         if voting is not None and self._stored is None:
             fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
             raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
-        plan = replace(plan, transduction=voting, succession=succession, representation=representation)
+        plan = replace(plan, transduction=voting, representation=representation)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
         with claimed(plan), self._open() as ledger, Stages(quiet=self.quiet) as stages:

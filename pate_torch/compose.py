@@ -25,7 +25,6 @@ from pate_torch.representation import Representation
 from pate_torch.runplan import Partition, RecordVoting
 from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
-from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
 
@@ -67,7 +66,6 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         transduction=voting if isinstance(voting, Transduction) else None,
         census=voting if isinstance(voting, RecordVoting) else None,
-        succession=component(cfg, "succession", Succession) if "_target_" in resolved["succession"] else None,
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, networks, released, rng
+from pate_torch import checks, networks, released
 from pate_torch.census import Records
 from pate_torch.data.partition import deal
 from pate_torch.foreign_votes import Register
@@ -259,21 +259,6 @@ def _encoder(plan: Plan, data: Dataset, stages: Stages | None = None) -> nn.Modu
         return None
     progress = silent if stages is None else stages("Learning features of the public points")
     return plan.representation.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device, progress=progress)
-
-
-def successors(plan: Plan, data: Dataset, student: Student, turn: int, stages: Stages) -> Votes:
-    """PRIVATE. The votes on the public pool of teachers who start from this student. turn: the round they answer."""
-    assert plan.succession is not None
-    ensemble, row_PD = plan.succession.succeed(
-        student,
-        data,
-        deal(plan.partition, data.private, plan.num_teachers, plan.seed),
-        encoder=_encoder(plan, data),
-        seed=rng.derive(plan.seed, "round", turn),
-        device=plan.device,
-        progress=stages(f"Training {plan.num_teachers} successors"),
-    )
-    return ensemble.votes(row_PD, device=plan.device)
 
 
 def census(plan: Plan, data: Dataset, stages: Stages, student: Student | None = None) -> Records | Leanings:

@@ -36,17 +36,6 @@ class Residual(nn.Module):
         return self.shortcut(x) + self.branch(x)
 
 
-class Columns(nn.Module):
-    """Some of the numbers of each row: the first, or those after them."""
-
-    def __init__(self, start: int, stop: int | None) -> None:
-        super().__init__()
-        self.start, self.stop = start, stop
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[..., self.start : self.stop]
-
-
 def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise checks.fail(
@@ -83,20 +72,6 @@ def _dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
 def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Multinomial logistic regression; starts at zero, where its convex loss is log C."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
-
-
-def correction(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Another's logits, which lead each row, plus what a linear map of the rest adds; starts at nothing added."""
-    width = math.prod(input_shape)
-    if len(input_shape) != 1 or width <= num_classes:
-        raise checks.fail(
-            "network",
-            "correction",
-            f"needs rows of {num_classes} logits and features after them, the data have shape {input_shape}",
-            "It is what successors learn (conf/succession).",
-        )
-    branch = nn.Sequential(Columns(num_classes, None), nn.Linear(width - num_classes, num_classes))
-    return Residual(branch, Columns(0, num_classes))
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
@@ -348,7 +323,7 @@ def probe(
     return nn.Sequential(trunk, Unit(), nn.Linear(width, num_classes))
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "correction": correction, "voting": voting, "probe": probe}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting, "probe": probe}
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

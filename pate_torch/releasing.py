@@ -12,7 +12,7 @@ from torch import Tensor
 from pate_torch import labelling, released
 from pate_torch.belief import beliefs, shares
 from pate_torch.budget import Budget
-from pate_torch.ensembling import Teachers, census, learn_features, successors
+from pate_torch.ensembling import Teachers, census, learn_features
 from pate_torch.labelling import Guide
 from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
@@ -60,8 +60,7 @@ def obtain_release(
         if plan.census is not None:
             records = census(plan, data, stages, student)
             return Guide(student_PC, records, records.place_PD)
-        votes = None if plan.succession is None else successors(plan, data, student, len(so_far.rounds), stages)
-        return Guide(student_PC, votes)
+        return Guide(student_PC)
 
     written: dict[str, Any] = {}
 
@@ -100,8 +99,6 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         asking["voting"] = _configuration(plan.census)
     if plan.guided:
         asking["refit"] = _configuration(plan.refit)
-    if plan.succession is not None:
-        asking["succession"] = _configuration(plan.succession)
     declared = plan.census.declared(data) if isinstance(plan.census, Slopes) else None
     pool = released.digest(data.pool)
     same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}
@@ -118,7 +115,6 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
         "query": plan.strategy.name,
         "voting": voting,
         "rounds": plan.rounds,
-        "succession": plan.succession is not None,
         "seed": plan.seed,
         "delta": plan.delta,
         "adjacency": plan.partition.adjacency,

@@ -143,9 +143,8 @@ def _part(ledger: Ledger, name: str, identity: str, now: bool) -> OtherRelease:
 def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
     """The stages whose time tells nothing of how many private records there are, or what they are.
 
-    Votes of teachers that are there already are counted and asked by public sizes; records that answer, successors
-    that learn from them, and all that reads or trains on them take the longer the more there are. chosen: the student
-    was, by private records.
+    Votes of teachers that are there already are counted and asked by public sizes; records that answer, and
+    all that reads or trains on them, take the longer the more there are. chosen: the student was, by private records.
     """
     shown = {"start"} if chosen else {"start", "student"}
     if record.get("voting") in ("inductive", "transductive", "brought") and not record.get("succession"):

@@ -20,7 +20,6 @@ from pate_torch.sanitising import Sanitiser
 from pate_torch.selecting import Selection
 from pate_torch.slopes import Slopes
 from pate_torch.students.carried import Carried
-from pate_torch.teachers.succession import Succession
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import PrivateData, Shards
@@ -71,7 +70,6 @@ class Plan:
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None
     transduction: Transduction | None = None
-    succession: Succession | None = None
     census: RecordVoting | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = True
@@ -105,24 +103,14 @@ class Plan:
         given = getattr(self.mechanism, "noise", self.noise)
         if given != self.noise:
             raise checks.fail("mechanism.noise", given, f"must be the run's, {self.noise}", "Set noise alone.")
-        if self.succession is not None:
-            self._check_succession()
         if self.census is not None:
             self._check_census()
         if isinstance(self.student, Carried) and self.student.last == "model":
             self._check_model(self.student)
 
-    def _check_succession(self) -> None:
-        if self.rounds < 2:
-            fix = "Use query=prototypes_then_margin, or more rounds of another strategy."
-            raise checks.fail("succession", "successors", "take over between two rounds of questions; here is one", fix)
-        if self.votes is not None:
-            fix = "Use succession=none: the records that successors learn from are not here."
-            raise checks.fail("succession", "successors", "cannot be combined with votes", fix)
-
     def _check_census(self) -> None:
         assert self.census is not None
-        for key in ("teachers", "votes", "succession", "sanitiser"):
+        for key in ("teachers", "votes", "sanitiser"):
             if getattr(self, key) is not None:
                 fix = f"Leave out {key}: every record answers for itself."
                 raise checks.fail("voting", self.census.name, f"cannot be combined with {key}", fix)
@@ -165,7 +153,7 @@ class Plan:
     def guided(self) -> bool:
         """Whether a student is fitted between rounds: where somebody looks at it."""
         looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
-        return self.rounds > 1 and (looked_at or self.succession is not None or self.census is not None)
+        return self.rounds > 1 and (looked_at or self.census is not None)
 
 
 def calibrated(plan: Plan) -> Mechanism:

@@ -37,7 +37,7 @@ QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 RECORDS = ("form", "unit", "partition", "noise", "census", "transduction", "representation")
 """What touches records."""
 
-PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "succession": "none", "recipe": "logistic",
+PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "recipe": "logistic",
          "strategy": "random", "student": "logistic", "refit": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3"}  # fmt: skip
 
@@ -135,7 +135,7 @@ def brought(plan: Plan) -> None:
     data, votes = votes_of(plan)
     rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
-    label.answer(dataclasses.replace(plan, source=rows, strategy=Passive(), transduction=None, succession=None,
+    label.answer(dataclasses.replace(plan, source=rows, strategy=Passive(), transduction=None,
                                      representation=None, sanitiser=None, refit=plan.student), votes)  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def _pate(plan: Plan) -> tuple[Any, Pate]:
 def in_python(plan: Plan) -> None:
     data, pate = _pate(plan)
     pate.label(data.pool.x, plan.num_queries, strategy=plan.strategy, refit=plan.refit, voting=plan.transduction,
-               succession=plan.succession, representation=plan.representation)  # fmt: skip
+               representation=plan.representation)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
 

@@ -1,6 +1,5 @@
 """The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
 
-import json
 import math
 
 import numpy as np
@@ -18,11 +17,8 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise import NoiseSource
 from pate_torch.queries.margin import Margin
-from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
-from pate_torch.students.successive import Successive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.succession import Succession
 
 DELTA = 1e-4
 CENTRE = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
@@ -232,21 +228,6 @@ def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeyp
     with pytest.raises(ValueError, match="refit"):
         pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit="mlp")
     assert pate.epsilon == price(27)
-
-
-@pytest.mark.parametrize("teacher", [RECIPE, LogisticRegression()], ids=["recipe", "sklearn"])
-def test_successors_answer_the_later_rounds(make, teacher):
-    asking = {"num_queries": 12, "strategy": PrototypesThenMargin(first=6), "succession": Succession(steps=20)}
-    pate = make(teacher=teacher).fit_teachers(X, Y)
-    release = pate.label(POOL, **asking)
-    assert release.rounds == (6, 6) and pate.epsilon == price(12)
-    record = json.loads((pate.folder / "release.json").read_text())
-    assert record["succession"] is True
-    small = Supervised(network="mlp", steps=40)
-    student = pate.fit_student(Successive(first=small, then=small))
-    assert float((student.predict(TEST) == TEST_Y).float().mean()) > 0.6
-    with pytest.raises(ValueError, match="two rounds"):
-        pate.label(POOL, num_queries=3, succession=Succession())
 
 
 def test_the_owner_may_attack_the_student(make):

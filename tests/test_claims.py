@@ -29,7 +29,6 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
-from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
 from pate_torch.queries.random import Random
 from pate_torch.reporting.released import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
@@ -39,7 +38,6 @@ from pate_torch.slopes import Slopes
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.succession import Succession
 
 DELTA = 1e-4
 REL = 1e-9
@@ -206,11 +204,6 @@ RUNS = {
     "gaussian": {},
     "confident": {"mechanism": Confident(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
     "rounds": {"strategy": Random(rounds=3), "num_queries": QUERIES},
-    "succession": {
-        "strategy": PrototypesThenMargin(rounds=2),
-        "succession": Succession(steps=2),
-        "num_queries": QUERIES,
-    },
     "selection": {"selection": selection()},
     "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser()},
     "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(), "selection": selection()},
@@ -437,7 +430,6 @@ def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
 STAGES = {
     "gaussian": {"start", "labels", "student"},
     "confident": {"start", "labels", "student"},
-    "succession": {"start", "student"},
     "census": {"student"},
     "slopes": {"student"},
 }

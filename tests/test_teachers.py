@@ -152,21 +152,6 @@ def test_stacked_forward_and_gradients_equal_vmap(name, shared):
         torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_stacked_corrections_equal_vmap_and_start_as_what_they_correct(shared):
-    module = networks.build("correction", (9,), 4).double()
-    assert stacked.has_stacked_form(module)
-    params = stacked.stack_initial(module, [torch_stream(k, "init") for k in range(3)], torch.float64)
-    x = torch.randn(5, 1 if shared else 3, 9, generator=torch_stream(0, "x"), dtype=torch.float64)
-    opinion = x[:, :, :4].expand(-1, 3, -1).transpose(0, 1)
-    assert torch.equal(stacked.forward(module, params, x), opinion)
-    params = {n: torch.randn(p.shape, generator=torch_stream(1, n), dtype=torch.float64) for n, p in params.items()}
-    torch.testing.assert_close(stacked.forward(module, params, x), stacked.forward_vmap(module, params, x))
-    weight, bias = params["branch.1.weight"], params["branch.1.bias"]
-    by_hand = opinion + torch.einsum("bki,koi->kbo", x[:, :, 4:].expand(-1, 3, -1), weight) + bias[:, None]
-    torch.testing.assert_close(stacked.forward(module, params, x), by_hand)
-
-
 @pytest.mark.parametrize("name", ["lean_cnn", "convnet", "resnet"])
 def test_convolutions_as_products_equal_grouped_ones(name, monkeypatch):
     """The path GPUs take, on CPU tensors."""

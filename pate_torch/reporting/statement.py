@@ -97,8 +97,8 @@ class PrivacyFacts:
     is claimed by any writer, whatever is passed here. ``reused``: the labels had been released before.
     ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
     training without teachers (DP-SGD), and where records answered for themselves in so many ``census_rounds`` (0: they
-    did not); ``slopes``: whether they said which way a model should move. ``successors``: whether in later rounds
-    others answered, who had started from a student that had been released to them.
+    did not); ``slopes``: whether they said which way a model should move. ``successors``: of releases
+    from before, whether others answered in later rounds, who had started from a released student.
     """
 
     dataset: str

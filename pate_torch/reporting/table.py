@@ -76,7 +76,7 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     rows = [("Data set", report.dataset), *_privacy(report)]
     if report.num_teachers:
         asked = f"{report.queries_answered} of {report.queries_asked} answered, by {report.num_teachers} teachers"
-        rows.append(("Questions", asked + (" and then their successors" if report.successors else "")))
+        rows.append(("Questions", asked))
     if report.census_rounds:
         turns = "" if report.census_rounds == 1 else f" in {report.census_rounds} rounds"
         said = "asked which way a public model should move" if report.slopes else "counted at the one nearest to it"

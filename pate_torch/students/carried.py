@@ -15,19 +15,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch import checks
-from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.representation import Representation
 from pate_torch.students.answering import answering
 from pate_torch.students.carrying import REACH, carried, trusted
 from pate_torch.students.ensemble import Ensemble
-from pate_torch.students.rounds import Turns, by_round, remembered
+from pate_torch.students.rounds import by_round, remembered
 from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried(Turns):
-    """representation: whose features the graph joins; None: principal axes. trust: share of each carried class that is
+class Carried:
+    """``first`` makes the first student, ``then`` each that follows.
+
+    representation: whose features the graph joins; None: principal axes. trust: share of each carried class that is
     learnt from, those with the widest lead. Each class is expected to have the share that the answers give it.
 
     Students follow each other: ``generations`` of them learn from the answers of the first round, and one more from
@@ -46,6 +48,8 @@ class Carried(Turns):
     ``neighbours``: its own, ``voting.neighbours``.
     """
 
+    first: StudentAlgorithm
+    then: StudentAlgorithm
     name: str = "carried"
     representation: Representation | None = None
     trust: float = 0.8
@@ -58,7 +62,11 @@ class Carried(Turns):
     neighbours: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for key in ("first", "then"):
+            if not isinstance(getattr(self, key), StudentAlgorithm):
+                raise checks.fail(
+                    f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
+                )
         checks.between("student.trust", self.trust, 0, 1)
         checks.between("student.trust_later", self.trust_later, 0, 1)
         checks.between("student.reach", self.reach, 0, 1, open_=True)
@@ -77,9 +85,9 @@ class Carried(Turns):
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
-        super().check(spec)
-        if self.representation is not None:
-            self.representation.check(spec)
+        for part in (self.first, self.then, self.representation):
+            if isinstance(part, Checkable):
+                part.check(spec)
 
     def fit(
         self,

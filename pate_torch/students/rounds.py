@@ -1,39 +1,16 @@
-"""What students that learn in turns share: their parts, a task's rounds, and the students these led to."""
+"""The rounds of a task, and the students these led to."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pate_torch import checks
-from pate_torch.protocols import Checkable, Student, StudentAlgorithm, StudentTask
+from pate_torch.protocols import Student, StudentTask
 from pate_torch.representation import digest
-from pate_torch.types import DataSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turns:
-    """``first`` makes the first student, ``then`` each that follows."""
-
-    first: StudentAlgorithm
-    then: StudentAlgorithm
-
-    def __post_init__(self) -> None:
-        for key in ("first", "then"):
-            if not isinstance(getattr(self, key), StudentAlgorithm):
-                raise checks.fail(
-                    f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
-                )
-
-    def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first, self.then):
-            if isinstance(part, Checkable):
-                part.check(spec)
 
 
 def by_round(task: StudentTask) -> list[StudentTask]:

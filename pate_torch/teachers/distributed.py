@@ -9,8 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -38,23 +37,9 @@ class World:
     local_size: int = 1
 
 
-_alone = False
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """This rank works by itself: what it does inside is shared with no other."""
-    global _alone
-    before, _alone = _alone, True
-    try:
-        yield
-    finally:
-        _alone = before
-
-
 def world() -> World:
     """Joins the group on the first call when started by torchrun."""
-    if _alone or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=TIMEOUT)

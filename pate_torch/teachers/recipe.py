@@ -50,7 +50,7 @@ class TeacherRecipe:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        checks.one_of("network", self.network, (*networks.NETWORKS, "correction"))
+        checks.one_of("network", self.network, tuple(networks.NETWORKS))
         checks.integer("steps", self.steps, low=1)
         checks.integer("batch_size", self.batch_size, low=1)
         checks.positive("learning_rate", self.learning_rate)

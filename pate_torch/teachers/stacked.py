@@ -165,7 +165,7 @@ class _Layers:
                 return F.relu(x)
             case nn.Flatten():
                 return x.unflatten(1, (self.own, -1)).flatten(2).transpose(0, 1) if x.dim() == 4 else x
-            case nn.MaxPool2d() | nn.AdaptiveAvgPool2d() | nn.Identity() | networks.Columns():
+            case nn.MaxPool2d() | nn.AdaptiveAvgPool2d() | nn.Identity():
                 return module(x)
         raise AssertionError(f"no stacked form for {type(module).__name__}")
 
@@ -196,7 +196,7 @@ def _order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
     return plan
 
 
-_KNOWN = (nn.Sequential, networks.Residual, networks.Columns, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,
+_KNOWN = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,
           nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)  # fmt: skip
 
 

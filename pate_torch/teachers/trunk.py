@@ -197,13 +197,13 @@ def encode_shards(
     return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 
-def centred(points: DataSpec, feature_PD: Tensor, opinions: int = 0) -> DataSpec:
-    """``points`` with rows like these, centred by their mean and scaled by one number, but for the first ``opinions``.
+def centred(points: DataSpec, feature_PD: Tensor) -> DataSpec:
+    """``points`` with rows like these, centred by their mean and scaled by one number.
 
     To standardise each feature would blow up the unimportant ones.
     """
-    feature_PD = feature_PD[:, opinions:].double()
+    feature_PD = feature_PD.double()
     mean_D = feature_PD.mean(0)
     scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
-    mean, std = (0.0,) * opinions + tuple(mean_D.tolist()), (1.0,) * opinions + (scale,) * len(mean_D)
-    return dataclasses.replace(points, input_shape=(len(mean),), mean=mean, std=std)
+    mean = tuple(mean_D.tolist())
+    return dataclasses.replace(points, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean))

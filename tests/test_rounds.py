@@ -1,0 +1,118 @@
+"""Questions asked in several rounds: which come next, how far each round's answers are believed, reading them again."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from pate_torch import pipeline
+from pate_torch.belief import beliefs
+from pate_torch.data.glyphs import Glyphs
+from pate_torch.data.partition import AddRemove
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.protocols import QueryState
+from pate_torch.queries.prototypes import Prototypes
+from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
+from pate_torch.released import write
+from pate_torch.releasing import student_task
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.types import NoisyCounts, Release
+
+SOURCE = Glyphs(private=320, public=120, test=60, num_classes=3, size=12, shift=0.5, rotate=12, noise=0.1)
+STUDENT = Supervised(network="small_cnn", network_options={"channels": [4, 8], "hidden": 16}, steps=20, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return SOURCE.load()
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return pipeline.Plan(
+        source=SOURCE,
+        partition=AddRemove(),
+        recipe=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
+        mechanism=Gaussian(sigma=1.0, counts=True),
+        strategy=PrototypesThenMargin(first=10),
+        student=STUDENT,
+        refit=STUDENT,
+        root=tmp_path,
+        folder=tmp_path / "runs/glyphs/gaussian/first",
+        seed=0,
+        num_teachers=8,
+        num_queries=30,
+        delta=1e-4,
+        opening_budget=200.0,
+        quiet=True,
+    )
+
+
+def state(data, **changes):
+    none = torch.zeros(0, dtype=torch.int64)
+    given = {"asked_Q": none, "label_Q": none, "remaining": 20, "rounds_left": 2, "seed": 5}
+    return QueryState(spec=data.spec, pool_x=data.pool.x, **(given | changes))
+
+
+def test_first_prototypes_then_the_smallest_margins(data):
+    strategy = PrototypesThenMargin(first=6)
+    first = strategy.select(state(data))
+    alone = dataclasses.replace(Prototypes(), name=strategy.name)
+    assert first.tolist() == alone.select(state(data, remaining=6, rounds_left=1)).tolist()
+    lead_P = torch.rand(len(data.pool.x), generator=torch.Generator().manual_seed(0))
+    student_PC = torch.stack([(1 + lead_P) / 2, (1 - lead_P) / 2, torch.zeros_like(lead_P)], 1)
+    asked = {"asked_Q": first, "label_Q": torch.zeros(6, dtype=torch.int64), "remaining": 14, "rounds_left": 1}
+    then = strategy.select(state(data, **asked, student_PC=student_PC))
+    open_P = torch.ones_like(lead_P, dtype=torch.bool)
+    open_P[first] = False
+    assert sorted(then.tolist()) == sorted(lead_P.masked_fill(~open_P, 9).argsort()[:14].tolist())
+    again = strategy.select(state(data, **asked))  # nothing was answered: no student to waver
+    assert len(again) == 14 and not set(again.tolist()) & set(first.tolist())
+    with pytest.raises(ValueError, match="rounds"):
+        PrototypesThenMargin(rounds=1)
+
+
+def test_counts_are_believed_round_by_round(data):
+    draw = torch.Generator().manual_seed(0)
+    noise = (5 * torch.randn(12, 3, generator=draw)).round().long()
+    leads = torch.tensor([80] * 6 + [4] * 6)
+    counts = torch.nn.functional.one_hot(torch.arange(12) % 3, 3) * leads[:, None] + noise
+    noisy = NoisyCounts(counts, 5.0)
+    release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, rounds=(6, 6))
+    first, second = (beliefs(NoisyCounts(part, 5.0)) for part in counts.split(6))
+    assert torch.equal(student_task(data, release).belief_QC, torch.cat([first, second]))
+    assert not torch.allclose(student_task(data, release).belief_QC, beliefs(noisy))
+
+
+def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
+    report = pipeline.run(plan)
+    record = json.loads((plan.folder / "release/release.json").read_text())
+    assert record["queries_by_round"] == [10, 20] and record["rounds"] == 2
+    again = dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
+    assert pipeline.run(again).epsilon == report.epsilon
+    students = [(p.folder / "release/student.safetensors").read_bytes() for p in (plan, again)]
+    assert students[0] == students[1]
+    file = plan.folder / "release/release.json"
+    for wrong in ([10, 19], [31, -1]):
+        file.write_text(json.dumps(record | {"queries_by_round": wrong}))
+        with pytest.raises(ValueError, match="edited"):
+            pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
+
+
+def test_a_release_with_successors_from_before_still_says_so(plan):
+    pipeline.run(plan)
+    file = plan.folder / "release/release.json"
+    record = json.loads(file.read_text()) | {"succession": True}
+    file.write_text(json.dumps(record))
+    again = dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
+    pipeline.run(again)
+    statement = " ".join((again.folder / "release/README.md").read_text().split())
+    assert "successors of each later round" in statement and "8 teachers (after the first round" in statement
+
+
+def test_releases_of_before_had_one_round(plan, tmp_path):
+    release = Release("r", torch.arange(4), torch.zeros(4, dtype=torch.int64), (), ())
+    assert release.round_Q.tolist() == [0] * 4
+    assert write(tmp_path / "old", release, {}, SOURCE.load().spec)["queries_by_round"] == [4]
