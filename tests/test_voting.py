@@ -1,16 +1,11 @@
 """Counting votes: against a loop, in every chunking, one vote each."""
 
-import os
-import shutil
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
 from pate_torch import networks
-from pate_torch.teachers import compiled, voting
+from pate_torch.teachers import voting
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.voting import count, label_dtype
 from pate_torch.types import DataSpec, Votes
@@ -111,92 +106,3 @@ def test_narrow_counts_are_whole_votes_of_many_teachers(teachers, dtype):
     row = torch.tensor([[half, half, half, teachers - 3 * half]])
     if int(row.max()) <= torch.iinfo(dtype).max:
         assert Votes(row.to(dtype), teachers).top().tolist() == [int(row.max())]
-
-
-@pytest.fixture
-def cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(voting, "MANY", 1)
-    compiled.kernel.cache_clear()
-    yield tmp_path / "pate_torch"
-    compiled.kernel.cache_clear()
-
-
-def compiles() -> bool:
-    command = [shutil.which("cc") or "false", "-shared", "-fPIC", "-x", "c", "-", "-o", os.devnull]
-    return subprocess.run(command, input=b"#include <string.h>\n", capture_output=True).returncode == 0
-
-
-needs_compiler = pytest.mark.skipif(not compiles(), reason="no C compiler with its headers")
-
-
-@needs_compiler
-@pytest.mark.parametrize("threads", [1, 3])
-def test_compiled_counting_is_its_slow_twin(cache_folder, monkeypatch, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(compiled, "_STRETCH", 384)  # less than a block, no divisor of one
-    kernel = compiled.kernel()
-    assert kernel is not None and [f.suffix for f in cache_folder.iterdir()] == [".so"]
-    draw = torch.Generator().manual_seed(3)
-    for teachers, queries, classes in [
-        (1, 1, 2),
-        (3, 127, 64),
-        (255, 128, 10),
-        (256, 129, 10),
-        (600, 1000, 3),
-        (9, 0, 4),
-    ]:
-        wide = torch.randint(classes + 1, (teachers, queries + 5), generator=draw).to(torch.uint8)
-        for predictions in (wide[:, 2 : queries + 2], wide[:, :queries].T.contiguous().T):  # rows, columns apart
-            counts = compiled.tally(kernel, predictions, classes)
-            assert torch.equal(counts, voting._count_bytes(predictions, classes))
-            assert not queries or torch.equal(counts.long(), by_loop(predictions.long(), classes + 1)[:, :classes])
-
-
-def never(*_):
-    raise AssertionError("not to be called")
-
-
-@needs_compiler
-def test_many_votes_are_counted_by_the_kernel(cache_folder, monkeypatch):
-    monkeypatch.setattr(voting, "_count_bytes", never)
-    assert count(torch.ones(5, 7, dtype=torch.uint8), 3).counts_QC.tolist() == [[0, 5, 0]] * 7
-
-
-def no_compiler(folder, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-
-
-def broken_compiler(folder, monkeypatch):
-    folder.parent.joinpath("cc").write_text("#!/bin/sh\nexit 1\n")
-    folder.parent.joinpath("cc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder.parent))
-
-
-def damaged_library(folder, monkeypatch):
-    monkeypatch.setattr(compiled, "_built", lambda folder: folder / "damaged.so")
-    folder.mkdir(mode=0o700)
-    folder.joinpath("damaged.so").write_bytes(b"\x7fELF")
-
-
-def shared_folder(folder, monkeypatch):
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-@pytest.mark.parametrize("trouble", [no_compiler, broken_compiler, damaged_library, shared_folder])
-def test_without_a_kernel_torch_counts(cache_folder, monkeypatch, trouble):
-    trouble(cache_folder, monkeypatch)
-    assert compiled.kernel() is None
-    monkeypatch.setattr(compiled, "tally", never)
-    assert count(torch.ones(5, 7, dtype=torch.uint8), 3).counts_QC.tolist() == [[0, 5, 0]] * 7
-    assert not list(cache_folder.glob("tally-*"))
-
-
-@needs_compiler
-def test_those_who_compile_at_once_find_one_whole_library(cache_folder):
-    folder = compiled._folder()
-    with ThreadPoolExecutor(4) as pool:
-        libraries = set(pool.map(compiled._built, [folder] * 4))
-    assert libraries == set(folder.iterdir()) and len(libraries) == 1
-    compiled._load(libraries.pop())

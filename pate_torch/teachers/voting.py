@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import checks
-from pate_torch.teachers import compiled
 from pate_torch.threads import one_thread
 from pate_torch.types import Votes
 
@@ -16,9 +15,6 @@ WIDTH = 2048
 
 FEW_CLASSES = 64
 """Up to here comparing with every class in turn beats scattering."""
-
-MANY = 1 << 24
-"""Votes from which compiled counting pays: torch takes some ten milliseconds for these."""
 
 
 def label_dtype(num_classes: int) -> torch.dtype:
@@ -31,7 +27,7 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
     No byte overflows its neighbour below 256 teachers. (A comparison to ``bool`` takes fourteen times as long as to
     bytes on a CPU; ``scatter_add_`` takes two and a half times as long in all. Four Python threads, or
-    torch's own, gain a third on an idle machine and lose tenfold on a busy one: hence ``compiled`` for many votes.)
+    torch's own, gain a third on an idle machine and lose tenfold on a busy one.)
     """
     teachers, queries = prediction_KQ.shape
     device = prediction_KQ.device
@@ -85,9 +81,6 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     if num_classes > FEW_CLASSES:
         return _count_scattered(prediction_KQ, num_classes)
     prediction_KQ = prediction_KQ if narrow else prediction_KQ.to(torch.uint8)
-    many = prediction_KQ.device.type == "cpu" and prediction_KQ.numel() >= MANY
-    if many and (kernel := compiled.kernel()) is not None:
-        return compiled.tally(kernel, prediction_KQ, num_classes)
     return _count_bytes(prediction_KQ, num_classes)
 
 
