@@ -370,21 +370,26 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """He-normal weights (gain sqrt 2), zero biases, unit normalisation, zero output layer; in place.
+    """He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalisation, zero output layer; in
+    place.
 
     Drawn in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every
-    backend, on every device and in every precision. The zero output layer makes the first loss log C exactly.
+    backend, on every device and in every precision. The zero output layer makes the first loss log C exactly. Were the
+    biases zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     for layer in layers:
-        if layer.bias is not None:
-            layer.bias.zero_()
         if layer is layers[-1]:
             layer.weight.zero_()
+            if layer.bias is not None:
+                layer.bias.zero_()
             continue
         fan_in = layer.weight[0].numel()
         drawn = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
         layer.weight.copy_(drawn)
+        if layer.bias is not None:
+            drawn = torch.rand(layer.bias.shape, generator=generator, dtype=torch.float32)
+            layer.bias.copy_((2 * drawn - 1) / math.sqrt(fan_in))
     for norm in module.modules():
         if isinstance(norm, nn.GroupNorm | nn.BatchNorm2d):
             norm.weight.fill_(1)

@@ -318,6 +318,24 @@ def test_every_field_of_the_statement_is_explained():
     assert keys_in(page, "keys of private/summary.json") == owner
 
 
+# -- the data set of docs/your-own-data.md ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("student", ["vat", "supervised", "label_spreading"])
+def test_students_learn_the_data_set_of_ones_own(student, tmp_path):
+    """By the page's command, not shortened; and other students, too."""
+    page = ROOT / "docs" / "your-own-data.md"
+    (line,) = (line for block in blocks(page) for line in block.commands if "dataset=rings student=vat" in line)
+    words = words_of(line.replace("student=vat", f"student={student}"))[1]
+    reader = Reader(furnish(page, tmp_path))
+    quick = ("baseline=false", "membership=none", "quiet=true", "insecure_noise_seed=0")
+    done = reader.runs([*words, *quick], PYTHONPATH=os.pathsep.join([".", str(ROOT)]))
+    assert done.returncode == 0, done.stderr
+    (file,) = reader.folder.glob("outputs/runs/rings/*/*/release/summary.json")
+    summary = json.loads(file.read_text())
+    assert summary["label_accuracy"] >= 0.9 and summary["student_accuracy"] > 0.9
+
+
 # -- the recipe of docs/your-own-mechanism.md ------------------------------------------------------------------------
 
 RECIPE = ROOT / "docs" / "your-own-mechanism.md"
