@@ -8,7 +8,8 @@ answers on the public points are what a student learns from; in features of that
 apart, and a second round starts anew there.
 
 The features are turned and scaled so that the public points spread alike in every direction (their covariance is
-public, so a step as good as Newton's costs nothing more); z and the change e_y - softmax(z W) are cut to length 1.
+public, so a step as good as Newton's costs nothing more), and a 1 follows them, for classes are not equally common; z,
+with it, and the change e_y - softmax(z W) are cut to length 1.
 
 Guarantee: a slope is a function of one unit's record and of public values (``roll.each``), written in whole numbers: so
 sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most ``WHOLE``. So one
@@ -18,10 +19,12 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import checks, roll
@@ -94,7 +97,7 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Releasable. Where features are measured from, along which axes, and how long a record's may be."""
+    """Releasable. Where features are measured from, along which axes, and how long a record's coordinates may be."""
 
     centre_D: Tensor
     axis_DD: Tensor
@@ -108,14 +111,14 @@ class Frame:
         values_D, axis_DD = torch.linalg.eigh(centred_PD.T @ centred_PD / len(centred_PD))
         values_D = values_D.clamp(min=0)
         axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
-        length_P = ((place_PD - centre_D) @ axis_DD).norm(dim=1)
-        return cls(centre_D, axis_DD, max(float(length_P.median()), 1e-6))
+        unbounded = cls(centre_D, axis_DD, math.inf)
+        return replace(unbounded, radius=float(unbounded(place_PD).norm(dim=1).median()))
 
     def __call__(self, place_PD: Tensor) -> Tensor:
-        """Coordinates, float32 [P, D]: of any length."""
-        return (place_PD - self.centre_D) @ self.axis_DD
+        """Coordinates and a 1, whose weight is the intercept, float32 [P, D + 1]: of any length."""
+        return F.pad((place_PD - self.centre_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def bounded(self, place_PD: Tensor) -> Tensor:
-        """Coordinates of length at most ``radius``, over ``radius``, float64 [P, D]."""
+        """What a call gives, of length at most ``radius``, over ``radius``, float64 [P, D + 1]."""
         z_PD = self(place_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from scipy import stats
+from sklearn.linear_model import LogisticRegression
 from test_api import clouds
 from test_census import configured, encoder
 from test_students import IMAGES, images
@@ -45,7 +46,7 @@ CONTEXT = Context(num_queries=9)
 
 
 def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> Leanings:
-    """The first of forty records that lie among 60 public images, in 16 learnt features, in three classes."""
+    """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     x, y = (part[:count] for part in images(40, seed=1))
     ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
     private = PrivateData(x, y, np.asarray(ids))
@@ -56,7 +57,7 @@ def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size:
 
 
 def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
-    return size * torch.randn(16, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return size * torch.randn(17, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 # -- the slope ------------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
 def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
     records, weight = leanings(), weights(size=60.0)
     z = records.z_ND.double() / GRID
-    expected = torch.zeros(16, 3, dtype=torch.float64)
+    expected = torch.zeros(17, 3, dtype=torch.float64)
     cut = 0
     for one, label in zip(z, records.y_N.tolist(), strict=True):
         p = np.exp(one.numpy() @ weight.numpy() - (one.numpy() @ weight.numpy()).max())
@@ -92,7 +93,7 @@ def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
 @pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
 def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_bit_for_bit(size, cut):
-    records, weight = leanings(), weights(size=size)
+    records, weight = leanings(), weights(seed=1, size=size)
     whole = records.slope(weight, cut)
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
@@ -160,8 +161,8 @@ def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be()
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
     for y in range(3):
         for one in z_ND:
-            alone = Leanings(one[None], torch.tensor([y]), torch.zeros(1, 7), 3, "add_remove", 1.0)
-            sure = torch.zeros(7, 3, dtype=torch.float64)
+            alone = Leanings(one[None], torch.tensor([y]), torch.zeros(1, 8), 3, "add_remove", 1.0)
+            sure = torch.zeros(8, 3, dtype=torch.float64)
             sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
             for cut in (1.0, 0.25):
                 length = float(alone.slope(sure, cut).double().square().sum().sqrt()) / WHOLE
@@ -188,13 +189,37 @@ def test_a_unit_of_several_records_answers_by_the_first():
 def test_public_points_spread_alike_in_every_direction():
     place = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.arange(1.0, 7.0)) + 3
     at = Frame.of(place, 1e-9)(place)
-    assert torch.allclose(at.T @ at / 500, torch.eye(6), atol=1e-3) and float(at.mean(0).abs().max()) < 1e-4
+    # The 1 that follows the coordinates spreads as they do, too: about the origin, and apart from them.
+    assert torch.equal(at[:, 6], torch.ones(500))
+    assert torch.allclose(at.T @ at / 500, torch.eye(7), atol=1e-3)
     frame = Frame.of(place, 0.1)
     assert float(frame(place).norm(dim=1).median()) == pytest.approx(frame.radius)
     bounded = frame.bounded(place)
     inside = frame(place).norm(dim=1) <= frame.radius
     assert torch.allclose(bounded[inside].float(), frame(place)[inside] / frame.radius, atol=1e-6)
     assert float((bounded[~inside].norm(dim=1) - 1).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("rare", [0.15, 0.25, 0.5])
+def test_classes_need_not_be_equally_common(rare):
+    """Two clouds that overlap: as good as a linear model without privacy."""
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(6000, generator=generator) < rare).long()
+    x = torch.randn(6000, 20, generator=generator)
+    x[:, 0] += 2.0 * y
+    spec = dataclasses.replace(
+        IMAGES, num_classes=2, class_names=("a", "b"), input_shape=(20,), mean=(0.0,), std=(1.0,)
+    )
+    private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
+    data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
+    encoder = torch.nn.Flatten()
+    records = Slopes(size=4000).records(data, AddRemove().shards(private, 1, 0), encoder=encoder)
+    descent = Descent(sigma=10.0, adjacency="add_remove")
+    answers = descent.draw(records, Rehearsal(insecure_seed=0), CONTEXT)
+    known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
+    linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
+    right = float((answers.label_Q == y[4000:]).double().mean())
+    assert right > linear - 0.02 and linear > float((y[4000:] == 0).double().mean()) + 0.02
 
 
 def test_features_stand_side_by_side_each_of_length_one():
@@ -258,7 +283,7 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     answers = mechanism.release(records.take(asked), source, CONTEXT)
     assert answers.events == mechanism.worst_case(3) and answers.noisy is None
     assert [kind for kind, _ in source.drawn] == ["gaussian"] * mechanism.steps
-    weight = torch.zeros(16, 3, dtype=torch.float64)
+    weight = torch.zeros(17, 3, dtype=torch.float64)
     for step, (_, drawn) in enumerate(source.drawn):
         noisy = (records.slope(weight, cut) + drawn).round() / (cut * WHOLE)
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
@@ -393,7 +418,7 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     first, second = asked
     data = plan.source.load()
     width = plan.representation.alone.features(data.pool.x[:4], data.spec, seed=0).shape[1]
-    assert first.shape == second.shape == (2 * width, 10)
+    assert first.shape == second.shape == (2 * width + 1, 10)
     assert sorted(fitted) == sorted([plan.seed, rng.member(plan.seed, 1)] * 3), "two generations, one more round"
     student = load(plan.folder / "release" / "student.safetensors")
     assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
