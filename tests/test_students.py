@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from sklearn.datasets import make_moons
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
 
 from pate_torch import command, networks, protocols
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
@@ -22,6 +23,7 @@ from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.logistic import Logistic
+from pate_torch.students.opinion import doubted
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import Average, batches, label_loss, pose
 from pate_torch.students.vat import Vat, frozen_statistics
@@ -187,7 +189,7 @@ def test_knowing_the_flips_helps_against_wrong_labels():
         easy, y = task(90, ROWS)
         wrong = torch.rand(90, generator=torch.Generator().manual_seed(seed)) < 0.33
         noisy = torch.where(wrong, 1 - y[:90], y[:90])
-        algorithm = Supervised(network="mlp", steps=150, batch_size=32)
+        algorithm = Supervised(network="mlp", steps=150, batch_size=32, label_noise=0.0)
         scores = [
             accuracy(
                 algorithm.fit(dataclasses.replace(easy, label_Q=noisy, flip_probability=flip), seed=seed, device=CPU),
@@ -289,6 +291,56 @@ def test_the_linear_student_is_scikit_learn_s(classes):
     ours = student.probabilities(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(ours[:, classes], reference.predict_proba(x), atol=1e-6)
     assert ours[:, [c for c in range(3) if c not in classes]].sum() < 1e-9
+
+
+def vectors(right: float, count: int = 400) -> tuple[StudentTask, torch.Tensor, torch.Tensor]:
+    """Four classes of rows of forty numbers, five of which tell them apart; so many of the labels are right."""
+    generator = torch.Generator().manual_seed(0)
+    centre = 1.6 * torch.randn(4, 5, generator=generator)
+    y = torch.randint(4, (3000,), generator=generator)
+    x = torch.randn(3000, 40, generator=generator)
+    x[:, :5] += centre[y]
+    label = y[:count].clone()
+    bad = torch.rand(count, generator=generator) >= right
+    label[bad] = (label[bad] + torch.randint(1, 4, (int(bad.sum()),), generator=generator)) % 4
+    spec = dataclasses.replace(
+        ROWS, num_classes=4, class_names=tuple("abcd"), input_shape=(40,), mean=(0.0,) * 40, std=(1.0,) * 40
+    )
+    return StudentTask(spec, x[:1500], torch.arange(count), label), x[1500:], y[1500:]
+
+
+@pytest.mark.parametrize("right", [0.5, 0.9])
+@pytest.mark.parametrize("name", ["supervised", "vat", "fixmatch", "label_spreading", "logistic"])
+def test_students_of_vectors_are_as_good_as_a_linear_model_of_the_same_labels(name, right):
+    posed, x, y = vectors(right)
+    known, label = posed.pool_x[posed.query_Q].numpy(), posed.label_Q.numpy()
+    models = [LogisticRegression(C=10.0**k, max_iter=300) for k in range(-4, 2)]
+    linear = max(models, key=lambda model: cross_val_score(model, known, label).mean()).fit(known, label).score(x, y)
+    student = configured(name, "mlp", steps=300)
+    ours = float((student.fit(posed, seed=0, device=CPU).predict(x) == y).double().mean())
+    assert ours > linear - 0.025
+
+
+def test_an_opinion_finds_how_many_labels_are_wrong_and_mends_some():
+    posed, _, _ = vectors(0.6)
+    truth = vectors(1.0)[0].label_Q
+    mended = doubted(pose(posed, 0, CPU), everywhere=False)
+    before, after = ((label == truth).double().mean() for label in (posed.label_Q, mended.belief_QC.argmax(1)))
+    assert after > before + 0.05
+    assert torch.equal(mended.query_Q, posed.query_Q) and torch.equal(mended.label_Q, posed.label_Q)
+    assert torch.allclose(mended.belief_QC.sum(1), torch.ones(len(truth)), atol=1e-5)
+    everywhere = doubted(pose(posed, 0, CPU), everywhere=True)
+    assert len(everywhere.query_Q) == len(posed.pool_x)
+
+
+def test_there_is_no_opinion_on_few_labels_nor_on_labels_that_nothing_foretells():
+    posed, _, _ = vectors(1.0, 49)
+    problem = pose(posed, 0, CPU)
+    assert doubted(problem, everywhere=True) is problem
+    posed, _, _ = vectors(1.0)
+    one = dataclasses.replace(posed, label_Q=torch.zeros(400, dtype=torch.int64))
+    problem = pose(one, 0, CPU)
+    assert doubted(problem, everywhere=True) is problem
 
 
 def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():

@@ -12,6 +12,7 @@ Tarvainen and Valpola 2017 (averaged teacher).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ class FixMatch(GradientStudent):
     the points of each carried class that are used, those with the widest lead.
     """
 
+    everywhere: ClassVar[bool] = False
     name: str = "fixmatch"
     steps: int = 600
     ema: float = 0.99

@@ -8,6 +8,7 @@ Source: Zhou et al. 2004 (learning with local and global consistency).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ class LabelSpreading(GradientStudent):
     widest lead. alignment: expected share of each class, ``uniform`` or ``labels``.
     """
 
+    everywhere: ClassVar[bool] = False
     name: str = "label_spreading"
     steps: int = 400
     unlabelled_batch: int = 128

@@ -11,6 +11,7 @@ from torch import nn
 
 from pate_torch import checks, networks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.students.opinion import LINEAR, cross_validated, scale
 from pate_torch.students.training import pose
 
 _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
@@ -20,18 +21,20 @@ _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
 class Logistic:
     """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
 
-    ridge: weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
+    ridge: weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free. None:
+    what cross-validation on the labels says, for features scaled to a mean square of 1.
     balanced: weight classes inversely to their label counts. Symmetric label flips are left uncorrected: they shrink
     the fit but do not turn it, and the corrected loss would not be convex.
     """
 
     name: str = "logistic"
-    ridge: float = 1.0
+    ridge: float | None = None
     balanced: bool = False
     max_iterations: int = 2000
 
     def __post_init__(self) -> None:
-        checks.positive("student.ridge", self.ridge)
+        if self.ridge is not None:
+            checks.positive("student.ridge", self.ridge)
         checks.boolean("student.balanced", self.balanced)
         checks.integer("student.max_iterations", self.max_iterations, low=1)
 
@@ -48,7 +51,13 @@ class Logistic:
         problem = pose(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalise(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
-        weight_CD, bias_C = self._solve(x_QD, label_Q, spec.num_classes)
+        ridge, size = self.ridge, 1.0
+        if ridge is None:
+            size = scale(x_QD)
+            chosen, _ = cross_validated(x_QD / size, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR)
+            ridge = 1 / chosen.C
+        weight_CD, bias_C = self._solve(x_QD / size, label_Q, spec.num_classes, ridge)
+        weight_CD /= size
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)
         module = networks.rebuild(description)
         linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
@@ -60,7 +69,9 @@ class Logistic:
         log("student/training_error", error, 0)
         return Student(description, module.eval().to(device), spec, {"student/training_error": [(0, error)]})
 
-    def _solve(self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    def _solve(
+        self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         weight_CD = np.zeros((num_classes, x_QD.shape[1]))
         bias_C = np.full(num_classes, _UNSEEN)
         seen = np.unique(label_Q)
@@ -68,7 +79,7 @@ class Logistic:
             bias_C[seen] = 0.0
             return weight_CD, bias_C
         model = LogisticRegression(
-            C=1 / self.ridge,
+            C=1 / ridge,
             max_iter=self.max_iterations,
             tol=1e-7,
             class_weight="balanced" if self.balanced else None,

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from pate_torch import checks, networks, rng
 from pate_torch.augment import Affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.representation import PRECISIONS, Representation, mixed, transfer
+from pate_torch.students.opinion import doubted
 from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec
 from pate_torch.views import as_affine
@@ -160,10 +161,13 @@ class GradientStudent(ABC):
     network, network_options: see networks.build. steps, batch_size: labelled points a step. ema: decay of the averaged
     weights. augment: pate_torch.augment.Affine or a mapping of its fields; None: no geometric distortion.
     representation: learn the network's trunk from the public points first, without labels. label_noise: share of
-    wrong labels expected besides the mechanism's flips (the ensemble's own mistakes). precision: float32, bfloat16
+    wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None: on feature rows
+    what a second opinion finds (``opinion.doubted``), on images none. precision: float32, bfloat16
     (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so results then depend on the machine).
     """
 
+    everywhere: ClassVar[bool] = True
+    """Whether that opinion of points that were not asked is learnt, too: not where labels are carried."""
     name: str
     network: str = "small_cnn"
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -174,7 +178,7 @@ class GradientStudent(ABC):
     ema: float = 0.99
     augment: Affine | Mapping[str, Any] | None = None
     representation: Representation | None = None
-    label_noise: float = 0.0
+    label_noise: float | None = None
     precision: str = "float32"
 
     def __post_init__(self) -> None:
@@ -183,7 +187,8 @@ class GradientStudent(ABC):
         checks.positive("student.learning_rate", self.learning_rate)
         checks.non_negative("student.weight_decay", self.weight_decay)
         checks.between("student.ema", self.ema, 0, 1)
-        checks.between("student.label_noise", self.label_noise, 0, 1)
+        if self.label_noise is not None:
+            checks.between("student.label_noise", self.label_noise, 0, 1)
         checks.one_of("student.precision", self.precision, PRECISIONS)
         checks.one_of("student.network", self.network, networks.NETWORKS)
         checks.mapping("student.network_options", self.network_options)
@@ -220,8 +225,10 @@ class GradientStudent(ABC):
 
         Raises ValueError without labels. Everything logged is a function of released values and public points.
         """
-        problem = pose(task, seed, device, self.label_noise)
+        problem = pose(task, seed, device, self.label_noise or 0.0)
         spec = task.spec
+        if self.label_noise is None and task.belief_QC is None and not spec.is_image:
+            problem = doubted(problem, everywhere=self.everywhere)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         # Channels last is what convolutions compute in: a fifth less time, and the same numbers but for rounding.
         model = self.initial(problem, description).to(memory_format=torch.channels_last)
