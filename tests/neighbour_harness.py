@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,11 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import api, pipeline, progress, sanitising, selecting
+from pate_torch import api, pipeline, progress, results, sanitising, selecting
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
+from pate_torch.experiments import dpsgd
 from pate_torch.experiments.dpsgd import EntropyOptimizer
 from pate_torch.leanings import WHOLE, Leanings
 from pate_torch.ledger import BudgetExceeded, Ledger
@@ -92,6 +95,14 @@ def beyond(one: Tensor, other: Tensor, said: Sensitivity, rows: bool) -> list[st
         "Linf": (apart.abs().max(), said.linf),
     }
     return [f"{n} {float(d):.4g} where it says {s:.4g}" for n, (d, s) in found.items() if float(d) > s * slack]
+
+
+class OneDay(datetime.date):
+    """The day on which every run is made: reports are dated."""
+
+    @classmethod
+    def today(cls) -> OneDay:
+        return cls(2000, 1, 1)
 
 
 # ---- what is replaced while a plan runs ----------------------------------------------------------------------------
@@ -160,6 +171,8 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
+        for module in (results, dpsgd):
+            patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
         patch.setattr(api, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
