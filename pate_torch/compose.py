@@ -50,6 +50,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         seed=resolved["seed"],
         num_teachers=resolved["num_teachers"],
         num_queries=resolved["num_queries"],
+        fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
         teachers=resolved["teachers"],
         labels=resolved["labels"],
         votes=None if resolved["votes"] is None else Path(checks.text("votes", resolved["votes"])),

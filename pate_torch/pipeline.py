@@ -42,7 +42,7 @@ from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_privat
 from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.runplan import Plan, calibrated
+from pate_torch.runplan import Plan, calibrated, fitted
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
@@ -70,6 +70,7 @@ def _run(plan: Plan) -> ReleasedReport:
         with clock("data"):
             loaded = load(plan)
         data, held = loaded.data, loaded.validation
+        plan = fitted(plan, data, stages)
         owner: OwnerSummary | None = None
         nonprivate: Ensemble | None = None
         sanitised: str | None = None
@@ -146,7 +147,12 @@ def _run(plan: Plan) -> ReleasedReport:
             shown.write(report)
         results.write_release(plan.folder / "release", report)
         owner = examine(plan, loaded, release, record, student, nonprivate, paid, ledger, board, owner)
-        owner = dataclasses.replace(owner or OwnerSummary(), seconds=clock.seconds)
+        owner = dataclasses.replace(
+            owner or OwnerSummary(),
+            **results.withheld(data, student),
+            records=_counted(plan, loaded),
+            seconds=clock.seconds,
+        )
         write_owner_summary(owner, plan.folder / "private" / "summary.json")
         board.close()
     show_closing(
@@ -175,6 +181,15 @@ def claimed(plan: Plan) -> Iterator[None]:
         store.sweep()
         released.discard_torn(plan.folder)
         yield
+
+
+def _counted(plan: Plan, loaded: Loaded) -> dict[str, int]:
+    """PRIVATE. How many records there were, and what became of them."""
+    counts = results.counted(loaded.data, loaded.everyone)
+    if plan.labels is None and plan.votes is None and getattr(plan.partition, "capacity", None) is not None:
+        shards = deal(plan.partition, loaded.data.private, plan.num_teachers, plan.seed)
+        counts["left out beyond partition.capacity"] = len(loaded.data.private) - int(shards.mask_KS.sum())
+    return counts
 
 
 def _sanitise(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from pate_torch.reporting.statement import OtherRelease
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count
-from pate_torch.types import NO_ANSWER, Dataset, Release, Votes
+from pate_torch.types import NO_ANSWER, Dataset, PrivateData, Release, Votes
 
 EXAMPLES = 12
 EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"
@@ -63,8 +64,7 @@ def report(
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
-    truth = data.evaluation.y if student is not None else data.evaluation.y[:0]
-    predicted = truth if student is None else student.probabilities(data.evaluation.x).argmax(1)
+    measured = {} if student is None or not data.evaluation.public else figures(data, student)
     correct, answered = label_hits(data, release)
     taken = release.census_rounds
     declared = record.get("declared_size") if taken else data.spec.nominal_size
@@ -83,13 +83,13 @@ def report(
         noise=record["noise"],
         # Teachers' shapes follow from it, and how far slopes move a model; a census needs none.
         declared_size=declared if record["adjacency"] == "add_remove" else None,
+        split=data.pool.split,
         reused=release.id not in paid,
         successors=record.get("succession") is True,
         census_rounds=taken,
         slopes=release.score_RPC is not None,
         seconds=public_seconds(seconds, record, chosen=any(part.what == CHOICE for part in claimed["parts"])),
-        student_accuracy=float((predicted == truth).double().mean()) if len(truth) else None,
-        student_size=len(truth) or None,
+        **measured,
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,
         teachers_id=record["teachers_id"],
@@ -99,12 +99,29 @@ def report(
         class_names=data.spec.class_names,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, name, release) if release.id in paid else (),
-        confusion=confusion(truth, predicted, data.spec.num_classes) if len(truth) else (),
         student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
         examples=examples(data, release),
         baselines=baselines,
         created=datetime.date.today().isoformat(),
     )
+
+
+def figures(data: Dataset, student: Student) -> dict[str, Any]:
+    """What the test set says of a student, by the names of a report's fields; releasable if ``data.evaluation`` is."""
+    truth = data.evaluation.y
+    if not len(truth):
+        return {}
+    predicted = student.probabilities(data.evaluation.x).argmax(1)
+    return {
+        "student_accuracy": _accuracy(predicted, truth),
+        "student_size": len(truth),
+        "confusion": confusion(truth, predicted, data.spec.num_classes),
+    }
+
+
+def withheld(data: Dataset, student: Student) -> dict[str, Any]:
+    """PRIVATE. Those figures where they may not be published, for the owner."""
+    return {} if data.evaluation.public else figures(data, student)
 
 
 def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Sequence[str] = ()) -> dict[str, Any]:
@@ -150,6 +167,16 @@ def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, c
     if record.get("voting") in ("inductive", "transductive", "brought") and not record.get("succession"):
         shown.add("labels")
     return {stage: took for stage, took in seconds.items() if stage in shown}
+
+
+def counted(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
+    """PRIVATE. How many records there are, by what became of them. everyone: with those kept from the teachers."""
+    everyone = data.private if everyone is None else everyone
+    rows = {"private": len(everyone), "public": len(data.pool), "test": len(data.evaluation.y)}
+    units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
+    rows |= {"private units": units} if units < len(everyone) else {}
+    rows |= {"private kept from the teachers": kept} if kept else {}
+    return rows | {f"left out {why}": count for why, count in data.dropped.items()}
 
 
 def owner_summary(

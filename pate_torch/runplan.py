@@ -14,6 +14,7 @@ from pate_torch.accounting import calibration
 from pate_torch.census import Census
 from pate_torch.membership import MembershipTest
 from pate_torch.noise import check_noise
+from pate_torch.progress import Stages
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
 from pate_torch.sanitising import Sanitiser
@@ -22,7 +23,7 @@ from pate_torch.slopes import Slopes
 from pate_torch.students.carried import Carried
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.teachers.transduction import Transduction
-from pate_torch.types import PrivateData, Shards
+from pate_torch.types import Dataset, PrivateData, Shards
 
 
 @runtime_checkable
@@ -41,7 +42,10 @@ RecordVoting = Census | Slopes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """Everything a run is made of: the components, then the choices of the top level. Raises ValueError."""
+    """Everything a run is made of: the components, then the choices of the top level. Raises ValueError.
+
+    fewer_queries: whether num_queries was recommended, not chosen, so that fewer public points lower it (``fitted``).
+    """
 
     source: DatasetSource
     partition: Partition
@@ -56,6 +60,7 @@ class Plan:
     num_teachers: int
     num_queries: int
     delta: float
+    fewer_queries: bool = False
     teachers: str | None = None
     labels: str | None = None
     votes: Path | None = None
@@ -154,6 +159,15 @@ class Plan:
         """Whether a student is fitted between rounds: where somebody looks at it."""
         looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
         return self.rounds > 1 and (looked_at or self.census is not None)
+
+
+def fitted(plan: Plan, data: Dataset, stages: Stages) -> Plan:
+    """The plan with no more questions than there are public points, where nobody has chosen their number."""
+    most = len(data.pool)
+    if not plan.fewer_queries or plan.num_queries <= most:
+        return plan
+    stages.say(f"num_queries={most}, not the recommended {plan.num_queries}: there are no more public points.")
+    return dataclasses.replace(plan, num_queries=most)
 
 
 def calibrated(plan: Plan) -> Mechanism:

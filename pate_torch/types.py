@@ -7,8 +7,8 @@ C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -92,9 +92,17 @@ class PrivateData:
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Public points without labels. x as in PrivateData, [Q, ...]."""
+    """Public points without labels. x as in PrivateData, [Q, ...].
+
+    split: the share of the owner's file that these were, before the owner made it public; 0 where they came from
+    elsewhere.
+    """
 
     x: Tensor
+    split: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.between("split", self.split, 0, 1)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -102,11 +110,16 @@ class PublicPool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Labels for measuring, which never reach a student: a test set, and the truth about the public pool (if known)."""
+    """Labels for measuring, which never reach a student: a test set, and the truth about the public pool (if known).
+
+    public: whether figures on the test set may be published. Where it was split off a private file they are the
+    owner's, as everything else that no noise protects.
+    """
 
     x: Tensor
     y: Tensor
     pool_y: Tensor | None = None
+    public: bool = True
 
     def __repr__(self) -> str:
         return "Evaluation(labels withheld)"
@@ -117,7 +130,8 @@ class Dataset:
     """What a source loads: the private side, the public pool, the evaluation side and the public facts.
 
     adjacencies: the neighbouring relations under which one unit's change leaves every other record where it was, and as
-    private or public as it was. advice: what to do where a run needs another relation.
+    private or public as it was. advice: what to do where a run needs another relation. dropped: PRIVATE. How many
+    records were left out, by the reason.
     """
 
     spec: DataSpec
@@ -126,6 +140,7 @@ class Dataset:
     evaluation: Evaluation
     adjacencies: tuple[str, ...] = ADJACENCIES
     advice: str = ""
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for adjacency in checks.items("adjacencies", self.adjacencies):

@@ -27,6 +27,8 @@ from pate_torch.protocols import DatasetSource
 
 CLASSES = ("0", "1", "2")
 """The last occurs in one private row at most."""
+AGREED = {"publish_split": True, "publish_test": True}
+"""Most forms are one file, whose owner agrees that it be split."""
 FEATURES = 4
 SIDE = 8  # of an image
 EXTREME = 3e38
@@ -138,7 +140,7 @@ def csv(
         name="toy", **_files(_csv, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
         roles=roles, id="id" if unit in ("record", "repeated") and roles == "hash" else None,
         ignore=["id"] if unit in ("record", "repeated") and roles != "hash" else [],
-        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
+        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), **AGREED,
     )  # fmt: skip
 
 
@@ -148,13 +150,14 @@ def libsvm(
     return Libsvm(
         name="toy", **_files(_svm, ".svm", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
         roles=roles, group="qid" if unit == "group" else None, num_features=FEATURES, fractions=(0.5, 0.3, 0.2),
+        **AGREED,
     )  # fmt: skip
 
 
 def images(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = ()) -> DatasetSource:
     return ImageFolder(
         name="toy", **_files(_images, "", folder, kept, unit, parts), classes=list(classes), size=SIDE, channels=1,
-        nominal_size=24, group="^([^_]+)_" if unit == "group" else None, fractions=(0.5, 0.3, 0.2),
+        nominal_size=24, group="^([^_]+)_" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), **AGREED,
     )  # fmt: skip
 
 

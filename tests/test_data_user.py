@@ -1,7 +1,10 @@
 """A user's own data: read right, refused clearly, and never learnt from where it is private."""
 
+import bz2
 import gzip
+import lzma
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,16 +14,20 @@ from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
 from pate_torch import preflight
-from pate_torch.data import roles
-from pate_torch.data.image_folder import ImageFolder
+from pate_torch.data import image_folder, libsvm, roles, tabular
 from pate_torch.data.labels_only import LabelsOnly
-from pate_torch.data.libsvm import Libsvm, hashing
+from pate_torch.data.libsvm import hashing
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.units import content_id, one_per_unit, unit_names
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import PrivateData
+
+# The owner of most tables here has agreed.
+Csv, Libsvm, ImageFolder = (
+    partial(kind, publish_split=True, publish_test=True)
+    for kind in (tabular.Csv, libsvm.Libsvm, image_folder.ImageFolder)
+)
 
 CLASSES = ("no", "yes")
 
@@ -317,7 +324,11 @@ def broken(frame, column, row, value):
         (table(), {"classes": ["yes"]}, r"dataset\.classes=\['yes'\].*at least two"),
         (table(), {"classes": ["yes", "perhaps"]}, r"is too short.*'no'"),
         (table().assign(label="yes"), {}, r"dataset\.classes=None: must be declared.*\('yes',\)"),
-        (table(), {"max_categories": 2, "ignore": ["user", "key"]}, r"3 different public values of column 'colour'"),
+        (
+            table(),
+            {"max_categories": 2, "ignore": ["user", "key"]},
+            r"3 different public values: is it the unit\? dataset\.group=colour\.",
+        ),
         (
             table(),
             {"fractions": [0.998, 0.001, 0.001], "group": "user"},
@@ -643,3 +654,140 @@ def test_sources_satisfy_the_protocol_and_check_the_name():
         assert isinstance(source(), DatasetSource)
         with pytest.raises(ValueError, match=re.escape("dataset.name='a b'")):
             source(name="a b")
+
+
+# --- what becomes public ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [tabular.Csv, libsvm.Libsvm, image_folder.ImageFolder])
+def test_nothing_private_becomes_public_without_a_word(kind, tmp_path):
+    x, y = sparse()
+    path = {
+        tabular.Csv: lambda: write(table()[["age", "height", "label"]], tmp_path / "t.csv"),
+        libsvm.Libsvm: lambda: svm(tmp_path, x, y),
+        image_folder.ImageFolder: lambda: gallery(tmp_path / "g"),
+    }[kind]()
+    ask = r"dataset\.publish_split=False: about 10% of its records.*would become public.*dataset\.publish_split=true"
+    with pytest.raises(ValueError, match=ask):
+        kind(path=path).load()
+    with pytest.raises(ValueError, match=r"about 11% of its records"):  # a test file leaves less to be parted
+        kind(path=path, test_path=path).load()
+    with pytest.raises(ValueError, match=ask):
+        kind(path=path, publish_test=True).load()
+    for options, split, public in (
+        ({"publish_split": True}, 0.1, False),
+        ({"publish_split": True, "publish_test": True}, 0.1, True),
+        ({"publish_split": True, "test_path": path}, 1 / 9, True),
+        ({"public_path": path}, 0, True),
+        ({"benchmark": True}, 0, True),
+    ):
+        data = kind(path=path, **options).load()
+        assert data.pool.split == pytest.approx(split) and data.evaluation.public is public
+    with pytest.raises(ValueError, match=r"dataset\.publish_split='yes': must be true or false"):
+        kind(path=path, publish_split="yes")
+
+
+def test_the_refusal_speaks_of_units(tmp_path):
+    path = write(table(), tmp_path / "t.csv")
+    with pytest.raises(ValueError, match=r"about 10% of its units \(dataset\.group=user\), with all their records"):
+        tabular.Csv(path=path, group="user").load()
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_private_test_records_are_not_looked_at(agreed, tmp_path):
+    """Neither a class nor a category nor a column's kind comes from test records that are the owner's alone."""
+    frame = table(200).drop(columns=["user"])
+    source = tabular.Csv(path=write(frame, tmp_path / "t.csv"), id="key", publish_split=True, publish_test=agreed)
+    role = roles.by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {0}, source.fractions, 0)
+    row = int(np.flatnonzero(role == roles.TEST)[0])
+    changed = broken(broken(frame, "label", row, "perhaps"), "colour", row, "ultraviolet")
+    write(changed, tmp_path / "t.csv")
+    data = source.load()
+    assert ("perhaps" in data.spec.class_names) is agreed
+    assert data.spec.input_shape == (5 + agreed,)
+    assert data.dropped == ({} if agreed else {"of no known class": 1})
+
+
+# --- strict CSV ------------------------------------------------------------------------------------------------------
+
+HEADER = "patient,ward,x,y\n"
+GOOD = [f"p{i % 7},w{i % 3},{i / 4},{i % 2}\n" for i in range(60)]
+
+
+def with_line(row, text):
+    return [*GOOD[:row], text, *GOOD[row + 1 :]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.bz2", ".csv.xz"])
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        (HEADER, [row.replace("\n", ",0\n") for row in GOOD], "line 2 has 5 fields, and the header 4"),
+        (HEADER, [row.replace("\n", ",\n") for row in GOOD], "line 2 has 5 fields, and the header 4"),
+        (HEADER, with_line(30, "p0,w0,1,0,7\n"), "line 32 has 5 fields, and the header 4"),
+        (HEADER, with_line(30, "p0,w0,1\n"), "line 32 has 3 fields, and the header 4"),
+        ("patient,x,x,y\n", GOOD, "names column 'x' more than once"),
+        ("patient,,x,y\n", GOOD, "column 2 of the header has no name"),
+        (HEADER, [*with_line(20, 'p0,"w0,1,0\n')[:40], 'p0,w0",1,0\n', *GOOD[41:]], "line 22: a quote is left open"),
+        (HEADER, with_line(59, 'p0,w0,1,"0'), "line 61: a quote is left open"),
+        (HEADER, [*with_line(20, 'p"0,"w0,1,0\n')[:40], 'x",w"0,1\n', *GOOD[41:]], "line 22: a quote is left open"),
+        (HEADER, with_line(5, 'p0,"w"0,1,0\n'), "line 7: ',' expected after '\"'"),
+    ],
+)  # fmt: skip
+def test_a_csv_file_that_does_not_fit_its_header_is_refused(suffix, header, rows, message, tmp_path):
+    path = tmp_path / f"t{suffix}"
+    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opened(path, "wt") as file:
+        file.write(header + "".join(rows))
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        Csv(path=str(path), label="y", group="patient").load()
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_quotes_blank_lines_and_a_mark_of_byte_order_are_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'\xef\xbb\xbfa,"b, or c"\r\n"1,5",\r\n\r\n"say ""so""",x\r\n')
+    assert tabular.read_text("dataset.path", path, ",") == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.bz2", "t.csv.xz", "t.csv.zip", "t.csv.zst", "t.parquet", "t.csv"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_damaged_files_are_refused_in_one_line(name, cut, tmp_path):
+    whole = (HEADER + "".join(GOOD)).encode()
+    packed = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.get(
+        name[5:], lambda text: b"\xff" + text
+    )
+    content = packed(whole)
+    middle = len(content) // 2
+    (tmp_path / name).write_bytes(content[:middle] + (b"" if cut else b"\0\xff" * 9 + content[middle + 18 :]))
+    with pytest.raises(ValueError, match=r"^dataset\.path=.*is not a readable CSV or Parquet file") as refused:
+        Csv(path=str(tmp_path / name), label="y").load()
+    assert "\n" not in str(refused.value)
+
+
+# --- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def test_an_image_is_opened_by_the_fixed_list_of_formats_only(tmp_path):
+    folder = tmp_path / "g"
+    gallery(folder)
+    bad = folder / "cat" / "drawing.png"
+    for content in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", b"\x89PNG\r\n\x1a\n" + b"\0" * 60):
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match=r"drawing\.png': is not a readable image"):
+            ImageFolder(path=str(folder)).load()
+    Image.new("1", (20_000, 20_000)).save(bad)
+    with pytest.raises(ValueError, match=r"drawing\.png': is not a readable image .*decompression bomb"):
+        ImageFolder(path=str(folder)).load()
+
+
+def test_a_feature_of_an_absurd_number_is_refused_where_it_is_public_and_left_out_where_not(tmp_path):
+    x, y = sparse()
+    path, public = svm(tmp_path, x, y), tmp_path / "public.svm"
+    rows = (tmp_path / "t.svm").read_text()
+    public.write_text(rows + "1 2147483647:1\n")
+    with pytest.raises(ValueError, match=r"num_features=None: public rows have features up to number 2147483647"):
+        Libsvm(path=path, public_path=str(public)).load()
+    public.write_text(rows)
+    (tmp_path / "private.svm").write_text(rows + "1 2147483647:1\n")
+    assert Libsvm(path=str(tmp_path / "private.svm"), public_path=str(public)).load().spec.input_shape[0] < 100

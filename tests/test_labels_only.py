@@ -75,10 +75,14 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
     for name in ("own", "public"):
         (tmp_path / f"{name}.csv").write_text("a,b,label\n" + "".join(f"{a},{b},{int(y)}\n" for a, b, y in rows))
     path, public = str(tmp_path / "own.csv"), str(tmp_path / "public.csv")
-    data = LabelsOnly(source=Csv(path=path)).load()
+    data = LabelsOnly(source=Csv(path=path, publish_split=True)).load()
     with pytest.raises(ValueError, match=r"partition='replace_one'.*dataset\.roles=position.*dataset\.public_path"):
         preflight.refuse_adjacency(data, "replace_one")
-    for source in (Csv(path=path, roles="position"), Csv(path=path, public_path=public), own_data()):
+    for source in (
+        Csv(path=path, roles="position", publish_split=True),
+        Csv(path=path, public_path=public),
+        own_data(),
+    ):
         data = LabelsOnly(source=source).load()
         preflight.refuse_adjacency(data, "replace_one")
         with pytest.raises(ValueError, match=r"partition='add_remove'.*partition=replace_one"):

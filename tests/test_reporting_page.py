@@ -166,7 +166,15 @@ def test_a_bare_report_has_no_empty_sections():
         baselines=(), student_curves={}, other_releases=(), class_names=(), budget_epsilon=None, epsilon_charged=None,
     )  # fmt: skip
     tree = nodes(page(bare))
-    assert [n.attributes["id"] for n in tree if n.name == "section"] == ["privacy", "run", "others", "limits", "files"]
+    assert [n.attributes["id"] for n in tree if n.name == "section"] == [
+        "privacy",
+        "accuracy",
+        "run",
+        "others",
+        "limits",
+        "files",
+    ]
+    assert "No accuracy is published" in page(bare)
 
 
 def test_many_classes_are_listed_by_their_commonest_confusions():

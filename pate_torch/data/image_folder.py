@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 
 from pate_torch import checks
-from pate_torch.data import locations, roles
+from pate_torch.data import roles
 from pate_torch.types import Dataset
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, as EPS, would start a program
 _PROMISED = (
     ("add_remove",),
     "Use partition=add_remove (and labels_only=false): an image's place follows from its path, which names its class.",
@@ -29,10 +30,11 @@ class ImageFolder:
     """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
 
     path: the folder of class folders, from the working directory or the data root; public_path, test_path: folders
-    for these roles (a public one may hold unlabelled images directly when there is a test folder).
+    of public images for these roles (a public one may hold unlabelled images directly when there is a test folder).
+    publish_split, publish_test: what the owner agrees to where these images are split off ``path`` (see ``Csv``).
     channels: 3 (colour) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
     match) names the privacy unit, e.g. ``^(patient[0-9]+)_``; otherwise the unit is the file's path in the folder.
-    classes: the class folders, or None for those that public and test images show.
+    classes: the class folders, or None for those that public images show.
     Neighbours are add_remove: images stand in the order of their paths, which name the class too, so that one replaced
     by an image of another name, or of another class, moves those between.
 
@@ -50,18 +52,16 @@ class ImageFolder:
     channels: int = 3
     group: str | None = None
     classes: Sequence[Any] | None = None
+    publish_split: bool = False
+    publish_test: bool = False
     nominal_size: int | None = None
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        roles.check_fractions(self.fractions)
+        roles.check(self)
         checks.integer("dataset.size", self.size, low=4)
-        checks.boolean("dataset.benchmark", self.benchmark)
         if self.channels not in (1, 3):
             raise checks.fail("dataset.channels", self.channels, "must be 1 (grey) or 3 (colour)")
-        if self.nominal_size is not None:
-            checks.integer("dataset.nominal_size", self.nominal_size, low=1)
         if self.group is not None:
             try:
                 re.compile(self.group)
@@ -69,17 +69,10 @@ class ImageFolder:
                 raise checks.fail("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
     def load(self) -> Dataset:
-        given = {
-            roles.PRIVATE: ("dataset.path", self.path),
-            roles.PUBLIC: ("dataset.public_path", self.public_path),
-            roles.TEST: ("dataset.test_path", self.test_path),
-        }
         found: list[tuple[int, Path, Path]] = []
-        for part, (key, path) in given.items():
-            if path or part == roles.PRIVATE:
-                folder = locations.existing(key, path, self.root)
-                unlabelled = part == roles.PUBLIC and bool(self.test_path)
-                found += [(part, folder, file) for file in _images(key, folder, unlabelled)]
+        for part, (key, folder) in roles.files(self).items():
+            unlabelled = part == roles.PUBLIC and bool(self.test_path)
+            found += [(part, folder, file) for file in _images(key, folder, unlabelled)]
         part_N = np.array([part for part, _, _ in found])
         unit_id = np.array([self._unit(file.relative_to(folder)) for _, folder, file in found])
         role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
@@ -91,14 +84,7 @@ class ImageFolder:
             unit="record" if self.group is None else "group:file name",
             role_N=role_N,
         )
-        return roles.assemble(
-            records,
-            name=self.name,
-            classes=self.classes,
-            benchmark=self.benchmark,
-            nominal_size=self.nominal_size,
-            promised=_PROMISED,
-        )
+        return roles.assemble(records, self, promised=_PROMISED)
 
     def _unit(self, relative: Path) -> str:
         if self.group is None:
@@ -118,17 +104,18 @@ class ImageFolder:
         mode = "RGB" if self.channels == 3 else "L"
         for row, file in zip(x, files, strict=True):
             try:
-                with Image.open(file) as image:
-                    if image.mode not in _MODES:
-                        raise checks.fail(
-                            "image mode",
-                            image.mode,
-                            f"must be one of {', '.join(_MODES)} (file {file})",
-                            "Convert the image to eight bits a channel.",
-                        )
+                with Image.open(file, formats=_FORMATS) as image:
+                    found = image.mode
                     small = image.convert(mode).resize((self.size, self.size), Image.Resampling.BILINEAR)
-            except (OSError, SyntaxError) as error:
+            except Exception as error:  # each format's reader has errors of its own for damaged files
                 raise checks.fail("dataset.path", str(file), f"is not a readable image ({error})") from error
+            if found not in _MODES:
+                raise checks.fail(
+                    "image mode",
+                    found,
+                    f"must be one of {', '.join(_MODES)} (file {file})",
+                    "Convert the image to eight bits a channel.",
+                )
             row.copy_(torch.from_numpy(np.array(small)).view(self.size, self.size, -1).permute(2, 0, 1))
         return x
 

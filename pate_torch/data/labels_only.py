@@ -46,8 +46,9 @@ class LabelsOnly:
         return Dataset(
             spec=dataclasses.replace(data.spec, name=name),
             private=PrivateData(private.x, private.y, private.unit_id, LABEL_UNIT),
-            pool=PublicPool(torch.cat([data.pool.x, private.x])),
-            evaluation=Evaluation(evaluation.x, evaluation.y, pool_y),
+            pool=PublicPool(torch.cat([data.pool.x, private.x]), data.pool.split),
+            evaluation=Evaluation(evaluation.x, evaluation.y, pool_y, evaluation.public),
             adjacencies=("replace_one",) if replaced else (),
             advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
+            dropped=data.dropped,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,20 +16,24 @@ from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
 from pate_torch import checks, rng
-from pate_torch.data import locations, roles, units
+from pate_torch.data import roles, units
 from pate_torch.types import Dataset
+
+_MOST_FEATURES = 2**24
+"""A random sign is drawn for each: more take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Libsvm:
     """Rows ``label index:value ...``; private, public and test by ``fractions``, or from files of their own.
 
-    path: the file, from the working directory or the data root; public_path, test_path: files for these roles.
+    path: the file, from the working directory or the data root; public_path, test_path: public files for these roles.
+    publish_split, publish_test: what the owner agrees to where these rows are split off ``path`` (see ``Csv``).
     roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which are
     the units' ids: for replace_one, and for benchmarks). group: "qid" makes the ``qid:`` field the privacy unit.
-    num_features: declared, or None to read it off the public and test records; private features beyond are dropped.
+    num_features: declared, or None to read it off the public records; private features beyond are dropped.
     Above ``feature_limit`` features, rows are projected to ``project`` dimensions by fixed signed hashing.
-    classes: the labels, or None to read them off the public and test records. zero_based: whether indices start at
+    classes: the labels, or None to read them off the public records. zero_based: whether indices start at
     0; never guessed, since a guess would depend on private records.
 
     x: float32 [N, D]. Raises ValueError naming the key, what is allowed and the fix.
@@ -49,20 +55,20 @@ class Libsvm:
     feature_limit: int = 4096
     project: int = 1024
     standardise: bool = False
+    publish_split: bool = False
+    publish_test: bool = False
     nominal_size: int | None = None
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
+        roles.check(self)
         roles.check_way(self.roles, single=self._single)
-        roles.check_fractions(self.fractions)
         if self.group is not None:
             checks.one_of("dataset.group", self.group, ("qid",))
-        for key in ("zero_based", "standardise", "benchmark"):
+        for key in ("zero_based", "standardise"):
             checks.boolean(f"dataset.{key}", getattr(self, key))
-        for key in ("num_features", "nominal_size"):
-            if getattr(self, key) is not None:
-                checks.integer(f"dataset.{key}", getattr(self, key), low=1)
+        if self.num_features is not None:
+            checks.integer("dataset.num_features", self.num_features, low=1, high=_MOST_FEATURES)
         checks.integer("dataset.feature_limit", self.feature_limit, low=1)
         checks.integer("dataset.project", self.project, low=1)
 
@@ -72,9 +78,7 @@ class Libsvm:
         return not (self.public_path or self.test_path or self.group)
 
     def load(self) -> Dataset:
-        files = {roles.PRIVATE: self.path, roles.PUBLIC: self.public_path, roles.TEST: self.test_path}
-        keys = ("dataset.path", "dataset.public_path", "dataset.test_path")
-        read = {part: self._read(keys[part], path) for part, path in files.items() if path or part == roles.PRIVATE}
+        read = {part: self._read(key, file) for part, (key, file) in roles.files(self).items()}
         width = max(rows.shape[1] for rows, _, _ in read.values())
         rows = sp.vstack([_widened(rows, width) for rows, _, _ in read.values()], format="csr")
         label = np.concatenate([label for _, label, _ in read.values()])
@@ -86,7 +90,7 @@ class Libsvm:
             unit_id = np.concatenate([ids for _, _, ids in read.values()])
             role_N = roles.by_hash(unit_id, part_N, set(read), self.fractions, self.seed)
         records = roles.Records(
-            x=self._dense(rows, role_N != roles.PRIVATE),
+            x=self._dense(rows, np.isin(role_N, roles.public_roles(self))),
             label=label,
             unit_id=unit_id,
             unit=f"group:{self.group}" if self.group else "record",
@@ -94,10 +98,7 @@ class Libsvm:
         )
         return roles.assemble(
             records,
-            name=self.name,
-            classes=self.classes,
-            benchmark=self.benchmark,
-            nominal_size=self.nominal_size,
+            self,
             promised=roles.promise(
                 self.roles,
                 single=self._single,
@@ -108,12 +109,11 @@ class Libsvm:
             standardise=self.standardise,
         )
 
-    def _read(self, key: str, path: str | None) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+    def _read(self, key: str, file: Path) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
         """Sparse float rows, labels as text, and unit ids."""
-        file = locations.existing(key, path, self.root)
         try:
             rows, y, *query = load_svmlight_file(str(file), zero_based=self.zero_based, query_id=self.group is not None)
-        except (ValueError, OSError, EOFError, OverflowError) as error:
+        except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
             raise checks.fail(
                 key,
                 str(file),
@@ -137,6 +137,9 @@ class Libsvm:
         """float32 [N, D], D declared or read off the public side."""
         used = rows[public_N].indices
         width = self.num_features or int(used.max(initial=0)) + 1
+        if width > _MOST_FEATURES:
+            fix = f"Set dataset.num_features, at most {_MOST_FEATURES}: features beyond are left out."
+            raise checks.fail("dataset.num_features", None, f"public rows have features up to number {width}", fix)
         rows = _widened(rows, width)[:, :width].astype(np.float32)
         if width > self.feature_limit:
             rows = rows @ hashing(width, self.project)

@@ -8,21 +8,112 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch import checks, rng
+from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
+
+
+class Source(Protocol):
+    """What the sources of an owner's own files have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def public_path(self) -> str | None: ...
+    @property
+    def test_path(self) -> str | None: ...
+    @property
+    def root(self) -> str | None: ...
+    @property
+    def fractions(self) -> Sequence[float]: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def classes(self) -> Sequence[Any] | None: ...
+    @property
+    def publish_split(self) -> bool: ...
+    @property
+    def publish_test(self) -> bool: ...
+    @property
+    def benchmark(self) -> bool: ...
+    @property
+    def nominal_size(self) -> int | None: ...
+
+
+def check(source: Source) -> None:
+    """The choices that all sources share."""
+    locations.check_name(source.name)
+    check_fractions(source.fractions)
+    for key in ("publish_split", "publish_test", "benchmark"):
+        checks.boolean(f"dataset.{key}", getattr(source, key))
+    if source.nominal_size is not None:
+        checks.integer("dataset.nominal_size", source.nominal_size, low=1)
+
+
+def files(source: Source) -> dict[int, tuple[str, Path]]:
+    """The key and the place of every file (or folder) there is, by the role it was given for (PRIVATE: the main one).
+
+    Raises ValueError for one that is missing, and where private records would become public without a word.
+    """
+    given = {
+        PRIVATE: ("dataset.path", source.path),
+        PUBLIC: ("dataset.public_path", source.public_path),
+        TEST: ("dataset.test_path", source.test_path),
+    }
+    there = {
+        part: (key, locations.existing(key, path, source.root))
+        for part, (key, path) in given.items()
+        if path or part == PRIVATE
+    }
+    _refuse_unsaid(source)
+    return there
+
+
+def _split(source: Source) -> tuple[float, float]:
+    """The shares of the main file that become (public points, test records); 0 where these come from elsewhere."""
+    private, public, test = source.fractions
+    public = 0.0 if source.public_path else public
+    test = 0.0 if source.public_path or source.test_path else test
+    whole = private + public + test
+    return public / whole, test / whole
+
+
+def public_roles(source: Source) -> tuple[int, ...]:
+    """Whose records may be looked at: classes, categories and widths come from these, and figures are published."""
+    known = source.benchmark or source.publish_test or _split(source)[1] == 0
+    return (PUBLIC, TEST) if known else (PUBLIC,)
+
+
+def _refuse_unsaid(source: Source) -> None:
+    """Raise ValueError where a part of a private file would become public, and its owner has not said that it may."""
+    public, test = _split(source)
+    if source.benchmark or source.publish_split or not public:
+        return
+    who = "its records" if source.group is None else f"its units (dataset.group={source.group}), with all their records"
+    kept = "" if not test else f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)."
+    raise checks.fail(
+        "dataset.publish_split",
+        False,
+        f"about {public:.0%} of {who} in {source.path} would become public: a student learns from them as they are, "
+        "class names and values are taken from them, and no epsilon covers them",
+        f"Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true.{kept}",
+    )
 
 
 def check_fractions(fractions: Sequence[float]) -> None:
@@ -118,8 +209,8 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
             raise checks.fail(
                 "dataset.classes",
                 None,
-                f"must be declared, because the public and test records show only {len(classes)} class(es): {classes}",
-                "List all classes in dataset.classes, or raise the public and test fractions.",
+                f"must be declared, because the public records show only {len(classes)} class(es): {classes}",
+                "List all classes in dataset.classes, or raise the public fraction.",
             )
         return classes
     classes = tuple(class_name(value) for value in checks.items("dataset.classes", declared))
@@ -129,7 +220,7 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
         raise checks.fail(
             "dataset.classes",
             list(classes),
-            f"is too short: public or test records also have {unknown[:10]}",
+            f"is too short: public records also have {unknown[:10]}",
             "Add these classes, or leave their records out of the public data.",
         )
     return classes
@@ -150,6 +241,7 @@ class Records:
     """All records of a source before their roles part them. PRIVATE.
 
     x: uint8 [N, Ch, H, W] or float32 [N, D]; label: str [N] ("" unknown); unit_id: str [N]; role_N int64 [N].
+    dropped: how many there were beside these, by the reason why they are not here.
     """
 
     x: Tensor
@@ -157,15 +249,13 @@ class Records:
     unit_id: np.ndarray
     unit: str
     role_N: np.ndarray
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def assemble(
     records: Records,
+    source: Source,
     *,
-    name: str,
-    classes: Iterable[Any] | None,
-    benchmark: bool,
-    nominal_size: int | None,
     promised: tuple[tuple[str, ...], str],
     standardise: bool | Sequence[bool] = False,
 ) -> Dataset:
@@ -175,8 +265,8 @@ def assemble(
     pool's statistics (images always are).
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
-    public_side = records.role_N != PRIVATE
-    class_names = class_list(classes, np.unique(label[public_side]).tolist())
+    looked_at = public_roles(source)
+    class_names = class_list(source.classes, np.unique(label[np.isin(records.role_N, looked_at)]).tolist())
     code = {value: index for index, value in enumerate(class_names)}
     y_N = np.array([code.get(value, -1) for value in label.tolist()], dtype=np.int64)
     private = np.flatnonzero((records.role_N == PRIVATE) & (y_N >= 0))
@@ -184,29 +274,34 @@ def assemble(
     public = np.flatnonzero(records.role_N == PUBLIC)
     public = public[rng.numpy_stream(0, "pool", "order").permutation(len(public))]
     test = np.flatnonzero((records.role_N == TEST) & (y_N >= 0))
-    check_parts(name, len(private), len(public), len(test))
+    check_parts(source.name, len(private), len(public), len(test))
+    unknown = int(((records.role_N != PUBLIC) & (y_N < 0)).sum())
     pool_x = records.x[public]
     mean, std = _normalisation(pool_x, standardise)
     labelled = bool((y_N[public] >= 0).all())
     adjacencies, advice = promised
     return Dataset(
         spec=DataSpec(
-            name=name,
+            name=source.name,
             num_classes=len(class_names),
             input_shape=tuple(records.x.shape[1:]),
             class_names=class_names,
             mean=mean,
             std=std,
-            benchmark=benchmark,
-            nominal_size=nominal_size,
+            benchmark=source.benchmark,
+            nominal_size=source.nominal_size,
         ),
         private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
-        pool=PublicPool(pool_x),
+        pool=PublicPool(pool_x, 0.0 if source.benchmark else _split(source)[0]),
         evaluation=Evaluation(
-            records.x[test], torch.from_numpy(y_N[test]), torch.from_numpy(y_N[public]) if labelled else None
+            records.x[test],
+            torch.from_numpy(y_N[test]),
+            torch.from_numpy(y_N[public]) if labelled else None,
+            public=TEST in looked_at,
         ),
         adjacencies=adjacencies,
         advice=advice,
+        dropped={**records.dropped, "of no known class": unknown} if unknown else records.dropped,
     )
 
 

@@ -1,40 +1,56 @@
-"""Tables of a user's own: CSV and Parquet, by pandas and pyarrow."""
+"""Tables of a user's own: CSV, read strictly, and Parquet by pyarrow."""
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gc
+import gzip
+import io
+import lzma
 import math
 import re
-from collections.abc import Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
 from pate_torch import checks
-from pate_torch.data import locations, roles, units
+from pate_torch.data import roles, units
 from pate_torch.types import Dataset
 
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
+_COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPEN = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
+_NOT_READ = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
+
+Table = dict[str, list[str]]
+"""The columns of a table as text, "" for null. Types guessed per column would let one record change every other's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Csv:
     """Numeric columns, and one-hot columns of declared or public categories; one row a record.
 
-    path: .csv (also .csv.gz, .tsv with ``separator``) or .parquet, from the working directory or the data root;
-    public_path, test_path: files for these roles, the others being split off by ``fractions``. A public file may lack
-    the label when there is a test file. roles: who is split off; "hash" (each unit's own id decides) or "position" (a
-    seeded permutation of the rows' positions, which are the units' ids: for replace_one).
+    path: .csv (also .csv.gz, .bz2, .xz; .tsv with ``separator``) or .parquet, from the working directory or the data
+    root; public_path, test_path: public files for these roles, the others being split off by ``fractions``. A public
+    file may lack the label when there is a test file. publish_split: whether the owner agrees that the public points
+    are split off ``path``, and so become public; publish_test: that figures on test records split off it do. roles: who
+    is split off; "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows' positions, which
+    are the units' ids: for replace_one).
     label: the label's column. group: the column that names the privacy unit (say, a user); otherwise ``id`` names
     the record; otherwise a record is named by a hash of its own content, and equal records are one unit.
     features: the columns to use, or None for all but label, group, id and ``ignore``. categories: {column: [values]};
-    a column without an entry is numeric if its public and test values all are, else takes the values these show. A
+    a column without an entry is numeric if its public values all are, else takes the values these show. A
     private value outside the categories becomes all zeros. classes: as for categories; private records of another
     class are dropped. missing: what to do with records whose numeric features are empty or not finite: "error", or
     "drop" each by itself. Numeric features are centred and scaled by the public pool's statistics.
@@ -60,13 +76,14 @@ class Csv:
     classes: Sequence[Any] | None = None
     missing: str = "error"
     separator: str = ","
+    publish_split: bool = False
+    publish_test: bool = False
     nominal_size: int | None = None
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
+        roles.check(self)
         roles.check_way(self.roles, single=self._single)
-        roles.check_fractions(self.fractions)
         for key in ("features", "ignore"):
             if getattr(self, key) is not None:
                 checks.items(f"dataset.{key}", getattr(self, key))
@@ -77,10 +94,7 @@ class Csv:
         if not isinstance(self.separator, str) or len(self.separator) != 1:
             raise checks.fail("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
         checks.one_of("dataset.missing", self.missing, ("error", "drop"))
-        checks.boolean("dataset.benchmark", self.benchmark)
         checks.integer("dataset.max_categories", self.max_categories, low=2)
-        if self.nominal_size is not None:
-            checks.integer("dataset.nominal_size", self.nominal_size, low=1)
 
     @property
     def _single(self) -> bool:
@@ -88,21 +102,25 @@ class Csv:
         return not (self.public_path or self.test_path or self.group or self.id)
 
     def load(self) -> Dataset:
-        frames = self._frames()
-        columns = self._columns(frames[roles.PRIVATE])
+        tables = self._tables()
+        columns = self._columns(tables[roles.PRIVATE])
+        sizes = [_length(table) for table in tables.values()]
         if self.roles == "position":
-            unit_id = units.positions(len(frames[roles.PRIVATE]))
+            unit_id = units.positions(sizes[0])
             role_N = roles.by_position(len(unit_id), self.fractions, self.seed)
         else:
-            unit_id = np.concatenate([self._units(frame, part == roles.PRIVATE) for part, frame in frames.items()])
-            part_N = np.repeat(list(frames), [len(frame) for frame in frames.values()])
-            role_N = roles.by_hash(unit_id, part_N, set(frames), self.fractions, self.seed)
+            unit_id = np.concatenate([self._units(table, part == roles.PRIVATE) for part, table in tables.items()])
+            part_N = np.repeat(list(tables), sizes)
+            role_N = roles.by_hash(unit_id, part_N, set(tables), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
-        frame = pd.concat([frame[[*columns, self.label]] for frame in frames.values()], ignore_index=True)
-        x, numeric = self._encode(frame[columns], role_N != roles.PRIVATE)
+        label = np.array([value for table in tables.values() for value in table[self.label]], dtype=object)
+        x, numeric = self._encode(
+            {name: [value for table in tables.values() for value in table[name]] for name in columns},
+            np.isin(role_N, roles.public_roles(self)),
+        )
         whole = np.isfinite(x).all(1)
         if not whole.all() and self.missing == "error":
-            bad = [name for name in columns if name in numeric and not np.isfinite(x[:, numeric[name]]).all()]
+            bad = [name for name, place in numeric.items() if not np.isfinite(x[:, place]).all()]
             raise checks.fail(
                 "dataset.missing",
                 self.missing,
@@ -113,17 +131,15 @@ class Csv:
         standardise = np.isin(np.arange(x.shape[1]), list(numeric.values())).tolist()
         records = roles.Records(
             x=torch.from_numpy(x[kept]),
-            label=frame[self.label].to_numpy(dtype=object)[kept],
+            label=label[kept],
             unit_id=unit_id[kept],
             unit="record" if self.group is None else f"group:{self.group}",
             role_N=role_N[kept],
+            dropped={} if whole.all() else {"with missing numbers": len(whole) - len(kept)},
         )
         return roles.assemble(
             records,
-            name=self.name,
-            classes=self.classes,
-            benchmark=self.benchmark,
-            nominal_size=self.nominal_size,
+            self,
             promised=roles.promise(
                 self.roles,
                 single=self._single,
@@ -134,31 +150,24 @@ class Csv:
             standardise=standardise,
         )
 
-    def _frames(self) -> dict[int, pd.DataFrame]:
-        """Every file's rows as text, by the role it was given for (PRIVATE: the main file)."""
-        given = {
-            roles.PRIVATE: ("dataset.path", self.path),
-            roles.PUBLIC: ("dataset.public_path", self.public_path),
-            roles.TEST: ("dataset.test_path", self.test_path),
-        }
-        frames: dict[int, pd.DataFrame] = {}
-        for part, (key, path) in given.items():
-            if part != roles.PRIVATE and not path:
-                continue
-            frame = read_text(key, locations.existing(key, path, self.root), self.separator)
-            if part == roles.PUBLIC and self.test_path and self.label not in frame:
-                frame = frame.assign(**{self.label: ""})
-            _require("dataset.label", self.label, frame)
-            frames[part] = frame
-        needed = set(self._columns(frames[roles.PRIVATE]))
-        for part, frame in frames.items():
-            if lacking := sorted(needed - set(frame.columns)):
-                raise checks.fail(
-                    given[part][0], given[part][1], f"lacks the feature columns {lacking} of dataset.path"
-                )
-        return frames
+    def _tables(self) -> dict[int, Table]:
+        """Every file's rows, by the role it was given for (PRIVATE: the main file)."""
+        tables: dict[int, Table] = {}
+        files = roles.files(self)
+        for part, (key, file) in files.items():
+            table = read_text(key, file, self.separator)
+            if part == roles.PUBLIC and self.test_path and self.label not in table:
+                table[self.label] = [""] * _length(table)
+            _require("dataset.label", self.label, table)
+            tables[part] = table
+        needed = set(self._columns(tables[roles.PRIVATE]))
+        for part, table in tables.items():
+            if lacking := sorted(needed - set(table)):
+                key, file = files[part]
+                raise checks.fail(key, str(file), f"lacks the feature columns {lacking} of dataset.path")
+        return tables
 
-    def _columns(self, frame: pd.DataFrame) -> list[str]:
+    def _columns(self, table: Table) -> list[str]:
         special = {self.label, self.group, self.id, *self.ignore}
         for key, names in (
             ("features", self.features or ()),
@@ -166,57 +175,65 @@ class Csv:
             ("categories", self.categories or ()),
         ):
             for name in names:
-                _require(f"dataset.{key}", name, frame)
-        columns = [name for name in (self.features or frame.columns) if name not in special]
+                _require(f"dataset.{key}", name, table)
+        columns = [name for name in (self.features or table) if name not in special]
         if not columns:
-            raise checks.fail("dataset.features", self.features, "leaves no feature column", f"Columns: {list(frame)}.")
+            raise checks.fail("dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}.")
         return columns
 
-    def _units(self, frame: pd.DataFrame, private: bool) -> np.ndarray:
+    def _units(self, table: Table, private: bool) -> np.ndarray:
         """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
         key, column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
         if column is not None and private:
-            _require(key, column, frame)
-        if column is not None and column in frame:
-            if (frame[column].str.strip() == "").any():
+            _require(key, column, table)
+        if column is not None and column in table:
+            if not all(map(str.strip, table[column])):
                 raise checks.fail(key, column, "has empty values", "Every record needs the name of its privacy unit.")
-            return frame[column].to_numpy(dtype=str)
-        rows = zip(*(frame[name].tolist() for name in frame.columns), strict=True)
-        return np.array([units.content_id(value.encode() for value in row) for row in rows])
+            return np.array(table[column], dtype=str)
+        rows = zip(*table.values(), strict=True)
+        return np.array([units.content_id(map(str.encode, row)) for row in rows])
 
-    def _encode(self, frame: pd.DataFrame, public_N: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+    def _encode(self, table: Table, public_N: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
         """float32 [N, D], and where each numeric column stands in it."""
         blocks: list[np.ndarray] = []
         numeric: dict[str, int] = {}
-        for name in frame.columns:
-            text = frame[name].str.strip()
-            values = self._categories(name, text[public_N])
+        width, public = 0, np.flatnonzero(public_N).tolist()
+        for name, column in table.items():
+            text = [value.strip() for value in column]
+            values = self._categories(name, {text[row] for row in public} - {""})
             if values is None:
-                numeric[name] = sum(block.shape[1] for block in blocks)
+                numeric[name] = width
                 # Value by value: a column-wise parser may read a number differently for its neighbours' sake.
                 with np.errstate(over="ignore"):  # beyond float32 is infinite, which the caller refuses
                     blocks.append(np.array([_number(value) for value in text])[:, None].astype(np.float32))
             else:
-                spelled = text.map(roles.class_name).to_numpy(dtype=object)
-                blocks.append((spelled[:, None] == np.array(values, dtype=object)).astype(np.float32))
+                place = {value: code for code, value in enumerate(values)}
+                spelled = {value: place.get(roles.class_name(value), -1) for value in set(text)}
+                code_N = np.array([spelled[value] for value in text])
+                blocks.append((code_N[:, None] == np.arange(len(values))).astype(np.float32))
+            width += blocks[-1].shape[1]
         return np.concatenate(blocks, axis=1), numeric
 
-    def _categories(self, name: str, public: pd.Series) -> list[str] | None:
-        """A column's categories, declared or read off the public side; None for a numeric column."""
+    def _categories(self, name: str, shown: set[str]) -> list[str] | None:
+        """A column's categories, declared or those shown on the public side; None for a numeric column."""
         if self.categories and name in self.categories:
             return [roles.class_name(value) for value in self.categories[name]]
-        shown = set(public.tolist()) - {""}
         if all(value.casefold() in _MISSING or not math.isnan(_number(value)) for value in shown):
             return None
         values = sorted({roles.class_name(value) for value in shown})
         if len(values) > self.max_categories:
+            named = "" if self.group or self.id else f": is it the unit? dataset.group={name}"
             raise checks.fail(
                 "dataset.max_categories",
                 self.max_categories,
-                f"is less than the {len(values)} different public values of column {name!r}",
-                "Put the column in dataset.ignore, list its values in dataset.categories, or raise the limit.",
+                f"column {name!r} has {len(values)} different public values{named}",
+                f"Or leave it out (dataset.ignore=[{name}]), list its values in dataset.categories or raise the limit.",
             )
         return values
+
+
+def _length(table: Table) -> int:
+    return len(next(iter(table.values())))
 
 
 def _number(text: str) -> float:
@@ -226,37 +243,105 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _require(key: str, column: str, frame: pd.DataFrame) -> None:
-    if column not in frame.columns:
-        checks.one_of(key, column, [str(name) for name in frame.columns])
+def _require(key: str, column: str, table: Table) -> None:
+    if column not in table:
+        checks.one_of(key, column, list(table))
 
 
-def read_text(key: str, file: Path, separator: str) -> pd.DataFrame:
-    """A table of strings ("" for null). Types guessed per column would let one record change every other's value."""
+def read_text(key: str, file: Path, separator: str) -> Table:
+    """A CSV or Parquet file. Raises ValueError for one that is damaged, or whose rows do not fit its header."""
     try:
-        if file.suffix in (".parquet", ".pq"):
-            table = pq.read_table(file)
-            # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
-            names = [name for name in table.column_names if not re.fullmatch(r"__index_level_\d+__", name)]
-            frame = pd.DataFrame({name: _text(name, table[name]) for name in names}, dtype=object)
-        else:
-            frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, na_filter=False)
-    except (ValueError, OSError, pa.ArrowException) as error:
+        table = _parquet(file) if file.suffix in (".parquet", ".pq") else _csv(file, separator)
+    except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         raise checks.fail(
             key,
             str(file),
-            f"is not a readable CSV or Parquet file ({type(error).__name__}: {error})",
+            f"is not a readable CSV or Parquet file ({error})",
             "A CSV file has a header line; set dataset.separator if it is not a comma.",
         ) from error
-    if frame.empty:
+    if not table or not _length(table):
         raise checks.fail(key, str(file), "has no rows")
-    return frame
+    return table
 
 
-def _text(name: str, column: pa.ChunkedArray) -> list[str]:
+def _csv(file: Path, separator: str) -> Table:
+    with _opened(file) as lines, _no_collection():
+        rows = _rows(lines, separator)
+        names = _names(next(rows, []))
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return {name: list(column) for name, column in zip(names, columns, strict=True)}
+
+
+def _rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
+    """The header and every row, each on a line of its own and as long as the header.
+
+    A quote left open takes what follows for its own, up to the next: fields, and whole rows, would go unseen.
+    """
+    reader, width, before = csv.reader(_balanced(lines), delimiter=separator, strict=True), 0, 0
+    try:
+        for row in reader:
+            line, before = before + 1, reader.line_num
+            if before > line:
+                raise ValueError(f"line {line}: {_OPEN}")
+            if not row:
+                continue
+            width = width or len(row)
+            if len(row) != width:
+                raise ValueError(f"line {line} has {len(row)} fields, and the header {width}")
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
+
+
+def _balanced(lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if '"' in line and line.count('"') % 2:
+            raise ValueError(f"line {number}: {_OPEN}")
+        yield line
+
+
+def _names(header: list[str]) -> list[str]:
+    """The names of the columns, every one with a name of its own."""
+    for place, name in enumerate(header, start=1):
+        if not name.strip():
+            raise ValueError(f"column {place} of the header has no name (pandas writes none with index=False)")
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise ValueError(f"the header names column {twice[0]!r} more than once")
+    return header
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A million rows are as many lists, which Python would search for cycles over and over: four times the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _opened(file: Path) -> IO[str]:
+    if file.suffix in _NOT_READ:
+        raise ValueError(f"{file.suffix} is not read: pack it as {', '.join(_COMPRESSED)}, or not at all")
+    # Universal newlines, so that a line is a line on every system; a mark of byte order is no name's part.
+    unpack = _COMPRESSED.get(file.suffix, open)
+    return io.TextIOWrapper(unpack(file, "rb"), encoding="utf-8-sig")
+
+
+def _parquet(file: Path) -> Table:
+    table = pq.read_table(file)
+    # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
+    kept = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    return dict(zip(_names([table.column_names[i] for i in kept]), (_text(table, i) for i in kept), strict=True))
+
+
+def _text(table: pa.Table, place: int) -> list[str]:
+    column = table.column(place)
     try:
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")  # as pandas writes them into a CSV file
         return pc.fill_null(column.cast(pa.string()), "").to_pylist()
     except pa.ArrowNotImplementedError as error:
-        raise ValueError(f"column {name!r} of type {column.type} is no plain value") from error
+        raise ValueError(f"column {table.column_names[place]!r} of type {column.type} is no plain value") from error

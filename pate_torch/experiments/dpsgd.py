@@ -42,7 +42,7 @@ from pate_torch.reporting.private import OwnerSummary, make_private_folder, writ
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.rng import torch_stream
-from pate_torch.runplan import Plan
+from pate_torch.runplan import Plan, fitted
 from pate_torch.students.store import save
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
@@ -94,6 +94,7 @@ class DpSgd:
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
                 data = plan.source.load()
+            plan = fitted(plan, data, stages)
             preflight.refuse_adjacency(data, plan.partition.adjacency)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
@@ -129,10 +130,12 @@ class DpSgd:
                     save(student, release / "student.safetensors")
                 report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
                 make_private_folder(plan.folder / "private")
-                owner = OwnerSummary(seconds=clock.seconds)
+                owner = OwnerSummary(
+                    **results.withheld(data, student), records=results.counted(data), seconds=clock.seconds
+                )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
                 results.write_release(release, report)
-        show_closing(report, places={"Released": release, "Ledger": ledger.path})
+        show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
 
     def batch(self, data: Dataset) -> int:
         """How many records a step sees on average: a public number, since it follows from the declared size."""
@@ -254,8 +257,8 @@ class DpSgd:
         release_id: str,
     ) -> ReleasedReport:
         """What a run of teachers reports, without teachers and questions."""
-        spec, truth = data.spec, data.evaluation.y
-        predicted = student.probabilities(data.evaluation.x).argmax(1)
+        spec = data.spec
+        measured = results.figures(data, student) if data.evaluation.public else {}
         return ReleasedReport(
             dataset=spec.name,
             mechanism="dpsgd",
@@ -275,12 +278,11 @@ class DpSgd:
             },
             noise="torch",
             declared_size=spec.nominal_size,
+            split=data.pool.split,
             reused=False,
             seconds={},  # a step takes the longer the more records are sampled
-            student_accuracy=float((predicted == truth).double().mean()),
-            student_size=len(truth),
+            **measured,
             ledger_head=ledger.head(),
             class_names=spec.class_names,
-            confusion=results.confusion(truth, predicted, spec.num_classes),
             created=datetime.date.today().isoformat(),
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pate_torch.accounting.shown import show_epsilon
 from pate_torch.reporting import charts, statement
-from pate_torch.reporting.released import BECAUSE, ReleasedReport
+from pate_torch.reporting.released import BECAUSE, NOT_MEASURED, ReleasedReport
 from pate_torch.reporting.statement import NOT_PRIVATE
 
 
@@ -72,7 +72,7 @@ def _accuracy(report: ReleasedReport) -> str:
     if report.label_share is not None:
         rows.append(("released labels", charts.show_share(report.label_share), "questions answered"))
     rows += [(base.name, charts.show_share(base.share), BECAUSE[base.because]) for base in report.baselines]
-    return _table(*rows) if len(rows) > 1 else "Not measured: there are no public test labels."
+    return _table(*rows) if len(rows) > 1 else NOT_MEASURED
 
 
 def _use(report: ReleasedReport) -> str:
@@ -85,6 +85,6 @@ def _use(report: ReleasedReport) -> str:
     return (
         f"A classifier for {plain(report.dataset)} (classes: {classes}). The weights are plain tensors: "
         "`safetensors.torch.load_file('student.safetensors')`. Using them, or training on `labels.csv`, costs no "
-        "further privacy. The accuracies above are of public test points, and say nothing of other populations; "
-        "records unlike most others are learnt least, which is what the protection means."
+        "further privacy. Accuracies on test points say nothing of other populations; records unlike most others "
+        "are learnt least, which is what the protection means."
     )

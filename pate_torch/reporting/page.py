@@ -11,7 +11,7 @@ from pate_torch.progress import clock
 from pate_torch.reporting import charts, statement
 from pate_torch.reporting.charts import Line, Row
 from pate_torch.reporting.markup import Child, Markup, join, tag
-from pate_torch.reporting.released import BECAUSE, ReleasedReport
+from pate_torch.reporting.released import BECAUSE, NOT_MEASURED, ReleasedReport
 from pate_torch.reporting.statement import NOT_PRIVATE, Price, show_route
 
 MAX_EXAMPLES = 40
@@ -149,7 +149,7 @@ def _epsilon_or(price: Price) -> str:
     return "not known" if price.epsilon is None else show_epsilon(price.epsilon)
 
 
-def _accuracy(report: ReleasedReport) -> Markup | None:
+def _accuracy(report: ReleasedReport) -> Markup:
     rows = []
     if report.student_share is not None:
         note = (
@@ -164,7 +164,7 @@ def _accuracy(report: ReleasedReport) -> Markup | None:
     for base in report.baselines:
         rows.append(Row(name=base.name, share=base.share, note=BECAUSE[base.because]))
     if not rows:
-        return None
+        return _section("What was learnt", _lead(NOT_MEASURED), id="accuracy")
     return _section(
         "What the student learnt",
         _lead("Share of points classified correctly; 95 % Wilson intervals where their number is known."),

@@ -14,7 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch import checks
 from pate_torch.membership import Attack, Membership
-from pate_torch.reporting.charts import percent, thinned
+from pate_torch.reporting.charts import percent, show_share, thinned
+from pate_torch.reporting.intervals import Share
 from pate_torch.reporting.released import strict_json
 from pate_torch.reporting.table import OwnerLine
 from pate_torch.types import Votes
@@ -63,12 +64,18 @@ def gap_quantiles(votes: Votes) -> dict[str, float]:
 class OwnerSummary:
     """PRIVATE figures of a run; None where one was not computed.
 
+    records: how many there were, by what became of them. student_accuracy, student_size, confusion: of the student on
+    test records that are not public, where a report may not show them.
     ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
     the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
     seconds: per stage, also of those whose time tells how many records there are. not_computed: why a figure is missing
     that should be here, by what it is called.
     """
 
+    records: Mapping[str, int] = field(default_factory=dict)
+    student_accuracy: float | None = None
+    student_size: int | None = None
+    confusion: tuple[tuple[int, ...], ...] = ()
     ensemble_accuracy: float | None = None
     teacher_accuracy_mean: float | None = None
     epsilon_exact_data_dependent: float | None = None
@@ -80,7 +87,7 @@ class OwnerSummary:
     not_computed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
+        for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
             if getattr(self, name) is not None:
                 checks.between(name, getattr(self, name), 0, 1)
         for name in ("epsilon_exact_data_dependent", "epsilon_pate2018"):
@@ -96,9 +103,14 @@ class OwnerSummary:
             ("A teacher, on average", self.teacher_accuracy_mean),
             ("Model without privacy", self.nonprivate_accuracy),
         )
-        lines = [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
+        lines = [OwnerLine(name="Records", value=", ".join(f"{n:,} {what}" for what, n in self.records.items()))]
+        if self.student_accuracy is not None:
+            on = Share(value=self.student_accuracy, size=self.student_size)
+            value = f"{show_share(on)}, on {self.student_size} test records"
+            lines.append(OwnerLine(name="Accuracy of student", value=value))
+        lines += [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
         missing = [OwnerLine(name=name, value=f"not computed: {why}") for name, why in self.not_computed.items()]
-        return (*lines, *_membership_lines(self.membership), *missing)
+        return (*(line for line in lines if line.value), *_membership_lines(self.membership), *missing)
 
 
 def _membership_lines(found: Membership | None) -> list[OwnerLine]:
@@ -124,6 +136,10 @@ def _show_attack(attack: Attack) -> str:
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
     """private/summary.json; NaN is refused."""
     content: dict[str, Any] = {
+        "records": dict(summary.records),
+        "student_accuracy": summary.student_accuracy,
+        "student_size": summary.student_size,
+        "confusion": summary.confusion,
         "ensemble_accuracy": summary.ensemble_accuracy,
         "teacher_accuracy_mean": summary.teacher_accuracy_mean,
         "epsilon_exact_data_dependent": summary.epsilon_exact_data_dependent,

@@ -41,6 +41,8 @@ FILES = {
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 
+NOT_MEASURED = "No accuracy is published: there are no public labels to measure it on."
+
 # Of these, what a release without a student does not hold.
 STUDENT_FILES = ("student.safetensors", "tensorboard/")
 

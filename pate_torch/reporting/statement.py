@@ -95,7 +95,8 @@ class PrivacyFacts:
     ``accountant``: the route that gave epsilon (and the account's total, unless ``charged_accountant`` names another).
     ``noise``: "torch" or "discrete". ``private``: False when the noise was seeded or switched off: then no epsilon
     is claimed by any writer, whatever is passed here. ``reused``: the labels had been released before.
-    ``declared_size``: the publicly declared number of records, if the plan used one. ``num_teachers`` is 0 for
+    ``declared_size``: the publicly declared number of records, if the plan used one. ``split``: the share of the
+    owner's file that was made public, as the public points. ``num_teachers`` is 0 for
     training without teachers (DP-SGD), and where records answered for themselves in so many ``census_rounds`` (0: they
     did not); ``slopes``: whether they said which way a model should move. ``successors``: of releases
     from before, whether others answered in later rounds, who had started from a released student.
@@ -121,6 +122,7 @@ class PrivacyFacts:
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     noise: str = "torch"
     declared_size: int | None = None
+    split: float = 0.0
     reused: bool = False
     successors: bool = False
     census_rounds: int = 0
@@ -137,6 +139,7 @@ class PrivacyFacts:
         checks.one_of("noise", self.noise, ("torch", "discrete"))
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
+        checks.between("split", self.split, 0, 1)
         grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not grouped:
             raise checks.fail("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
@@ -411,13 +414,19 @@ def assumptions(facts: PrivacyFacts) -> tuple[str, ...]:
     return tuple(rows)
 
 
+def _published(facts: PrivacyFacts) -> str:
+    if not facts.split:
+        return ""
+    return f" They were about {facts.split:.0%} of the same file, which its owner made public."
+
+
 def not_covered(facts: PrivacyFacts) -> tuple[str, ...]:
     """What the guarantee says nothing about."""
     rows = [
         "Time: how long the computation took, and anything else seen of the machine while it ran.",
         "The owner's own looks at private results: a parameter chosen after seeing votes, teachers' accuracies or "
         "data-dependent prices is a release that nobody charged.",
-        "The public pool: its points are shown as they are.",
+        "The public pool: its points are shown as they are." + _published(facts),
         "Anything from the same records published by other means than this ledger's account.",
         "What holds of the population: a pattern among many records can be learnt, and is meant to be.",
     ]
