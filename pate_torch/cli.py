@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 COMMANDS = {
     "train": ("pate_torch.command", "train", "train teachers, label, fit a student: the same as train.py"),
@@ -19,6 +20,10 @@ COMMANDS = {
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
     "runs": ("pate_torch.runs_command", "main", "past runs with their epsilon and accuracy"),
 }
+
+
+HUNG_UP = 141
+"""What a shell reports of a program whose pipe was closed: 128 + SIGPIPE."""
 
 
 def usage() -> str:
@@ -38,8 +43,25 @@ def usage() -> str:
     )
 
 
+def piped(command: Callable[[], int]) -> int:
+    """Its exit code; where who reads its output has gone, as after ``| head``, it ends without a word."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # Python would try again to write what is left
+            os.dup2(nowhere, stream.fileno())
+        return HUNG_UP
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. 2: there is no such command."""
+    return piped(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pate_torch import checks
+from pate_torch.cli import piped
 from pate_torch.runs import run_folder, run_id
 
 
@@ -51,7 +52,7 @@ def _train(cfg: DictConfig) -> None:
         plan, study = compose.plan(cfg, Path(HydraConfig.get().runtime.output_dir)), compose.study(cfg)
         pipeline.run(plan) if study is None else study.run(plan)
     except (ValueError, FloatingPointError, OSError, SafetensorError) as error:
-        if _full:
+        if _full or isinstance(error, BrokenPipeError):
             raise
         # Here and not in train: Hydra would print a line of its own on the way.
         print(f"error: {explain(error)}", file=sys.stderr)
@@ -60,6 +61,10 @@ def _train(cfg: DictConfig) -> None:
 
 def train() -> int:
     """Run the training command on ``sys.argv``; returns the exit code."""
+    return piped(_guarded)
+
+
+def _guarded() -> int:
     global _composed, _full
     if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
         sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -71,7 +76,7 @@ def train() -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     except Exception as error:
-        if _full:
+        if _full or isinstance(error, BrokenPipeError):
             raise
         if _composed and not isinstance(error, HydraException | OmegaConfBaseException):
             traceback.print_exc()
@@ -100,6 +105,8 @@ def explain(error: BaseException) -> str:
         hint = f"Did you mean {near[0]!r}? " if near else ""
         there = ", ".join(known) or "none"
         return f"{key}: no such key (there are {there}). {hint}To add one all the same: '+{added}'."
+    if isinstance(error, ChildProcessError):
+        return str(error)
     if isinstance(error, OSError):
         return _explain_disk(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
     if _composed and not isinstance(error, ValueError | FloatingPointError | HydraException | OmegaConfBaseException):

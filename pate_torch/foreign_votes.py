@@ -111,8 +111,9 @@ def _load(path: Path) -> tuple[Tensor, str | None]:
         case ".npy":
             try:
                 array = np.load(path, allow_pickle=False)
-            except (ValueError, OSError, EOFError) as error:
-                raise _bad(path, f"is not a plain NPY array ({error})", "Save it with numpy.save.") from error
+            except Exception as error:  # a damaged header is parsed as Python, and may ask for all memory there is
+                why = " ".join(str(error).split()) or type(error).__name__
+                raise _bad(path, f"is not a plain NPY array ({why})", "Save it with numpy.save.") from error
         case ".safetensors":
             array, form = _safetensors(path)
         case suffix:

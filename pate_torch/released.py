@@ -13,6 +13,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +56,7 @@ def refuse_used_folder(run: Path, reused: str | None = None) -> None:
         signs.append("student.safetensors")
     if not any((folder / name).exists() for name in signs):
         return
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         mine = json.loads((folder / "release.json").read_text())["release_id"]
     finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
     if finished or mine is None or mine != reused:
@@ -110,9 +111,20 @@ def _table(release: Release, spec: DataSpec) -> str:
     counts = [] if release.noisy is None else release.noisy.counts_QC.tolist()
     writer.writerow(["query", "label", "class", *(_column(c) for c in range(spec.num_classes) if counts)])
     for row, (query, label) in enumerate(zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True)):
-        named = "" if label == NO_ANSWER else spec.class_names[label]
+        named = "" if label == NO_ANSWER else _text(spec.class_names[label])
         writer.writerow([query, label, named, *(counts[row] if counts else ())])
     return table.getvalue()
+
+
+def _text(name: str) -> str:
+    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
+
+
+def _is_number(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(name))
+    return False
 
 
 def _cells(release: Release) -> str:

@@ -172,9 +172,9 @@ def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, c
 def counted(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
     """PRIVATE. How many records there are, by what became of them. everyone: with those kept from the teachers."""
     everyone = data.private if everyone is None else everyone
-    rows = {"private": len(everyone), "public": len(data.pool), "test": len(data.evaluation.y)}
     units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
-    rows |= {"private units": units} if units < len(everyone) else {}
+    rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
+    rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
     rows |= {"private kept from the teachers": kept} if kept else {}
     return rows | {f"left out {why}": count for why, count in data.dropped.items()}
 

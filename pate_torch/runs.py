@@ -100,7 +100,7 @@ def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for file in (root / "runs").glob("*/*/*/release/release.json"):
         try:
             record = json.loads(file.read_text())
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(record, dict) and "release_id" in record:
             found.append((file.stat().st_mtime_ns, file.parent, record))

@@ -23,7 +23,7 @@ def summaries(root: Path) -> list[dict[str, Any]]:
             content = json.loads(file.read_text(encoding="utf-8"))
             folder = file.parents[1]
             found.append((file.stat().st_mtime_ns, {"run": str(folder.relative_to(root / "runs")), **content}))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             continue  # half written, or not ours
     return [content for _, content in sorted(found, key=lambda item: item[0], reverse=True)]
 

@@ -1,6 +1,7 @@
 """The pate command: help, exit codes that arrive, and a list of runs that claims nothing for a run without privacy."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -96,3 +97,14 @@ def test_runs_are_listed(tmp_path, capsys):
     assert runs_command.main(["--home", str(tmp_path), "--json", "--dataset", "clinics"]) == 0
     [only] = json.loads(capsys.readouterr().out)
     assert only["epsilon"] == 1.2341 and only["run"] == "digits/gaussian/labels"
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["--help"], ["train", "--cfg", "job"]])
+def test_a_closed_pipe_ends_quietly(words):
+    """As of ``pate train --help | head -1``."""
+    near, far = os.pipe()
+    os.close(near)
+    command = [sys.executable, "-m", "pate_torch", *words]
+    done = subprocess.run(command, stdout=far, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(far)
+    assert (done.returncode, done.stderr) == (141, "")

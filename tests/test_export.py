@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import pate_torch
 from pate_torch import networks
@@ -78,3 +79,11 @@ def test_the_command(tmp_path, capsys):
     assert "neither" in capsys.readouterr().err
     (tmp_path / "bad.safetensors").write_bytes(b"not a student")
     assert export.main([str(tmp_path / "bad.safetensors")]) == 2
+
+
+@pytest.mark.parametrize("header", ["[]", '"text"', "null", "{", "[" * 100_000, '{"format": "pate_torch.student/1"}'])
+def test_a_header_that_describes_no_student_is_refused_in_one_line(header, tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "student.safetensors", metadata={store.KEY: header})
+    with pytest.raises(ValueError, match=r"^student=") as refused:
+        store.load(tmp_path / "student.safetensors")
+    assert "\n" not in str(refused.value)

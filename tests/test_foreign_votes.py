@@ -129,6 +129,18 @@ def test_an_array_of_objects_is_refused(tmp_path):
         read(tmp_path / "v.npy", num_classes=C)
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["{'descr':'<i8','fortran_order':False,'shape':(1000000,1000000)}", "{'descr': '<i8', 'x", "(" * 900],
+)
+def test_a_header_that_lies_is_refused_in_one_line(tmp_path, header):
+    text = header.encode() + b"\n"
+    (tmp_path / "v.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(ValueError, match="is not a plain NPY array") as refused:
+        read(tmp_path / "v.npy", num_classes=3)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_missing_file_and_two_tensors_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         read(tmp_path / "v.npy", num_classes=C)

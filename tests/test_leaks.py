@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_runs
 import killed_runs
 import numpy as np
 import pytest
@@ -533,3 +534,43 @@ def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, 
     assert asked == [(30, True)]  # the pool has thirty points too, and nothing asked about it
     summary = json.loads(next(iter(tmp_path.rglob("release/summary.json"))).read_text())
     assert summary["student_accuracy"] is not None
+
+
+# ---- figures on records split off a private file --------------------------------------------------------------------
+
+ONE_FILE = [
+    *("dataset=csv", "dataset.name=split", "num_teachers=7", "query=random", "mechanism.sigma=9", "teacher.steps=20"),
+    *("recommended.queries=500", "teacher.backend=vectorised", "student=supervised", "student.network=logistic"),
+    *("student.steps=20", "privacy.opening_budget=80", "baseline=false", "dataset.fractions=[0.6,0.2,0.2]"),
+    *("dataset.publish_split=true", "dataset.missing=drop", "membership=none"),
+]
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(agreed, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    lines = [f"{a:.4f},{b:.4f},{'xy'[int(a > b)]}" for a, b in draw.normal(size=(300, 2))]
+    (tmp_path / "t.csv").write_text("\n".join(["height,width,label", *lines, "7,,x", "8,9,"]) + "\n")
+    said = f"dataset.publish_test={str(agreed).lower()}"
+    done = command_runs.train(
+        tmp_path / "home", f"dataset.path={tmp_path}/t.csv", said, base=ONE_FILE, monkeypatch=monkeypatch
+    )
+    assert done.code == 0, done.err
+    (run,) = (tmp_path / "home" / "runs").glob("*/*/*")
+    released, owner = (json.loads((run / side / "summary.json").read_text()) for side in ("release", "private"))
+    assert owner["records"].keys() >= {"private", "public", "test", "left out with missing numbers"}
+    assert sum(owner["records"].values()) == 302
+    assert f"num_queries={owner['records']['public']}, not the recommended 500" in done.err
+    assert released["queries_asked"] == owner["records"]["public"]
+    page, card = ((run / "release" / name).read_text() for name in ("report.html", "README.md"))
+    board = b"".join(file.read_bytes() for file in (run / "release" / "tensorboard").iterdir())
+    assert "which its owner made public" in page and "which its owner made public" in card
+    assert ('id="classes"' in page, b"student_test" in board) == (agreed, agreed)
+    if agreed:
+        assert owner["student_accuracy"] is None and 0 < released["student_accuracy"] <= 1
+        return
+    assert released["student_accuracy"] is None and 0 < owner["student_accuracy"] <= 1
+    assert sum(map(sum, owner["confusion"])) == owner["student_size"] == owner["records"]["test"]
+    assert b"student_accuracy" not in board
+    shown, hidden = done.out.split("For the owner only")
+    assert "Accuracy of" not in shown and "Accuracy of student" in hidden and "Records" in hidden

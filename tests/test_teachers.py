@@ -312,7 +312,7 @@ def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     shapes = processes._result_shapes(spec(), recipe(), 8)
     monkeypatch.setattr(processes, "_result_shapes", lambda *_: shapes)
     chunks = training.chunks(8, 3)
-    with pytest.raises(RuntimeError, match=r"worker died: exit code 1; ValueError.*vectorised"):
+    with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorised"):
         list(processes.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 2))
 
 
@@ -330,7 +330,7 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
 
     monkeypatch.setattr(processes, "_started", remember)
     monkeypatch.setattr(processes, "_PATIENCE", 60.0)  # a spawned one may still be importing torch
-    with pytest.raises(RuntimeError, match="killed by signal 9"):
+    with pytest.raises(ChildProcessError, match="killed by signal 9"):
         train(private, spec(), shards, forever, seed=0)
     assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped by themselves
 
@@ -382,8 +382,27 @@ def test_progress_and_curves_are_reported():
         progress=lambda done, total: seen.append((done, total)),
         log=lambda tag, value, step: tags.append((tag, step)) if math.isfinite(value) else silent(),
     )
-    assert seen == [(3, 6), (6, 6)]
+    done = [count for count, total in seen if total == 6]
+    assert len(done) == len(seen) and done == sorted(done) and {3, 6} <= set(done)
+    assert 0 < min(filter(None, done)) < 3  # a sign of life before the first chunk ends
     assert ("teachers/loss_mean", 4) in tags and ("teachers/accuracy_mean", 1) in tags
+
+
+def test_workers_tell_how_far_they_are_before_a_chunk_ends(start):
+    seen = []
+    shards = shards_of([list(range(k * 10, k * 10 + 10)) for k in range(6)])
+    settings = recipe(backend="processes", workers=1, steps=20)
+    train(records(60), spec(), shards, settings, seed=0, progress=lambda done, total: seen.append(done))
+    assert seen == sorted(seen) and seen[-1] == 6 and {1, 2, 3, 4, 5} <= set(seen)
+
+
+def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
+    shards = shards_of([list(range(k * 10, k * 10 + 10)) for k in range(6)])
+    with pytest.raises(ValueError, match=r"teacher\.learning_rate=1e\+30: all teachers diverged\. Lower teacher"):
+        train(records(60), spec(), shards, recipe(learning_rate=1e30, steps=10), seed=0)
+    loss = torch.full((6, 5), math.nan)
+    loss[3] = 1.0
+    training._refuse_diverged(loss, recipe())
 
 
 @pytest.mark.parametrize("network", ["logistic", "lean_cnn", "convnet"])

@@ -42,7 +42,9 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
         raise checks.fail("student", str(path), f"is missing or not a safetensors file ({error})") from error
     try:
         facts: dict[str, Any] = json.loads(header.get(KEY, "{}"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
+        facts = {}
+    if not isinstance(facts, dict):
         facts = {}
     if facts.get("format") != FORMAT:
         raise checks.fail("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
@@ -52,6 +54,6 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
         spec = DataSpec(**public)
         module = networks.rebuild(network)
         module.load_state_dict(tensors)
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise checks.fail("student", str(path), f"does not fit the network its header describes ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)

@@ -16,11 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import augment, networks
+from pate_torch.protocols import silent
 from pate_torch.rng import torch_stream
 from pate_torch.teachers import stacked
 from pate_torch.teachers.optimisers import make_optimiser
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
+
+Tell = Callable[[float], object]
+"""Is told which share of the work on a chunk is done, while it is less than all."""
 
 BLOCK = 32
 """Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
@@ -182,15 +186,25 @@ def _losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
 
 
 def _run(
-    forward: Callable[[Tensor], Tensor], params: list[Tensor], feed: Feed, recipe: TeacherRecipe, device: torch.device
+    forward: Callable[[Tensor], Tensor],
+    params: list[Tensor],
+    feed: Feed,
+    recipe: TeacherRecipe,
+    device: torch.device,
+    tell: Tell,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
     with products(recipe, device), flushed():
-        return _steps(forward, params, feed, recipe, device)
+        return _steps(forward, params, feed, recipe, device, tell)
 
 
 def _steps(
-    forward: Callable[[Tensor], Tensor], params: list[Tensor], feed: Feed, recipe: TeacherRecipe, device: torch.device
+    forward: Callable[[Tensor], Tensor],
+    params: list[Tensor],
+    feed: Feed,
+    recipe: TeacherRecipe,
+    device: torch.device,
+    tell: Tell,
 ) -> tuple[Tensor, Tensor]:
     optimiser = make_optimiser(params, recipe)
     points = min(POINTS, recipe.steps)
@@ -207,11 +221,15 @@ def _steps(
             curves[0, point] += losses.detach()
             curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
             curves[2, point] += 1
+        if point < point_of(step + 1, recipe.steps) < points:
+            tell((step + 1) / recipe.steps)
     return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
 
 
-def train_stacked(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> Trained:
-    """All teachers of the chunk at once."""
+def train_stacked(
+    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
+) -> Trained:
+    """All teachers of the chunk at once. tell: the share of the work that is done, now and then."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [torch_stream(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
@@ -221,11 +239,13 @@ def train_stacked(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int
     def forward(x: Tensor) -> Tensor:
         return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
 
-    loss, accuracy = _run(forward, list(params.values()), feed, recipe, device)
+    loss, accuracy = _run(forward, list(params.values()), feed, recipe, device, tell)
     return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
 
 
-def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> Trained:
+def train_loop(
+    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
+) -> Trained:
     """One teacher after the other: the plain program, and the reference of the tests."""
     done: list[Trained] = []
     for row, teacher in enumerate(chunk.teachers):
@@ -239,9 +259,11 @@ def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, d
             with arithmetic(recipe, device):
                 return module(x[:, 0])[None]
 
-        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device)
+        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device, silent)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
         done.append(_finish(params, alone, loss, accuracy))
+        if row + 1 < len(chunk):
+            tell((row + 1) / len(chunk))
     return Trained(
         {name: torch.cat([t.params[name] for t in done]) for name in done[0].params},
         torch.cat([t.loss_Pk for t in done], 1),

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from typing import IO, Any
 import torch
 
 from pate_torch import networks
+from pate_torch.protocols import silent
 from pate_torch.teachers import worker
 from pate_torch.teachers.engine import POINTS, Trained
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -41,8 +42,12 @@ def train_chunks(
     chunks: list[range],
     wanted: list[int],
     workers: int,
+    tell: Callable[[int, float], object] = silent,
 ) -> Iterator[tuple[int, Trained]]:
-    """Yields (chunk number, what was learnt) as chunks finish. Raises RuntimeError when a worker dies."""
+    """Yields (chunk number, what was learnt) as chunks finish; tell(chunk number, share done) between.
+
+    Raises ChildProcessError when a worker dies.
+    """
     records = SharedTensors.of({"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS})
     results = SharedTensors.empty(_result_shapes(spec, recipe, shards.num_teachers))
     setup = {
@@ -60,10 +65,13 @@ def train_chunks(
             for one in pool:
                 one.send(waiting.pop())
                 selector.register(one.answers, selectors.EVENT_READ, one)
-            for _ in range(len(wanted)):
+            while selector.get_map():
                 [(key, _)] = selector.select()[:1]
                 one = key.data
-                number = one.receive()
+                number, share = one.receive()
+                if share is not None:
+                    tell(number, share)
+                    continue
                 if waiting:
                     one.send(waiting.pop())
                 else:
@@ -145,21 +153,22 @@ class _Worker:
         except BrokenPipeError:
             raise self._death() from None
 
-    def receive(self) -> int:
+    def receive(self) -> tuple[int, float | None]:
+        """(the chunk's number, the share of it that is done; None where it is finished)."""
         line = self.answers.readline()
         if not line:
             raise self._death()
-        number = int(json.loads(line)["done"])
-        assert number == self.number
-        return number
+        said = json.loads(line)
+        assert said.get("done", self.number) == self.number
+        return self.number, said.get("share")
 
-    def _death(self) -> RuntimeError:
+    def _death(self) -> ChildProcessError:
         self.process.join()
         code = self.process.exitcode or 0
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         how = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
-        return RuntimeError(
+        return ChildProcessError(
             f"a teacher worker died: {how}; {last[0]}. Finished chunks are kept where checkpoints are on; "
             "try fewer workers, or backend=vectorised"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -133,9 +134,11 @@ def train(
 
     trunk: what the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
     checkpoint_dir: a private folder where finished chunks are kept; a run that was stopped goes on from there, to the
-    same bits. progress(done, total) counts teachers. ``log`` and ``losses`` receive private learning curves.
+    same bits. progress(done, total) counts teachers; those under way by the share of their steps. ``log`` and
+    ``losses`` receive private learning curves.
 
-    Raises ValueError for a recipe that does not fit the data, RuntimeError when a worker or another rank dies.
+    Raises ValueError for a recipe that does not fit the data, ChildProcessError when a worker dies, RuntimeError when
+    another rank does.
     """
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)
@@ -161,16 +164,26 @@ def train(
     }
     length = min(POINTS, recipe.steps)
     curves_KP = {name: torch.zeros(teachers_total, length) for name in ("loss", "accuracy")}
-    finished = 0
-    for number, trained in _train_mine(private, spec, shards, recipe, seed, device, grouping, mine, checkpoint_dir):
+    finished, total = 0, sum(len(grouping[number]) for number in mine)
+    under_way: dict[int, float] = {}
+
+    def tell(number: int, share: float) -> None:
+        under_way[number] = share * len(grouping[number])
+        progress(min(total, finished + int(sum(under_way.values()))), total)
+
+    for number, trained in _train_mine(
+        private, spec, shards, recipe, seed, device, grouping, mine, checkpoint_dir, tell
+    ):
         rows = slice(grouping[number].start, grouping[number].stop)
         for name, parameter in trained.params.items():
             params[name][rows] = parameter
         curves_KP["loss"][rows], curves_KP["accuracy"][rows] = trained.loss_Pk.T, trained.accuracy_Pk.T
+        under_way.pop(number, None)
         finished += len(grouping[number])
-        progress(finished, sum(len(grouping[number]) for number in mine))
+        progress(min(total, finished + int(sum(under_way.values()))), total)
     owner_K = [owner[number] for number, teachers in enumerate(grouping) for _ in teachers]
     distributed.share_rows(params | {f"curve.{name}": curve for name, curve in curves_KP.items()}, owner_K)
+    _refuse_diverged(curves_KP["loss"], recipe)
     _show_curves(curves_KP, recipe.steps, log, losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     return Ensemble(network, params, shards.mask_KS.any(1), points, trunk)
@@ -186,6 +199,7 @@ def _train_mine(
     grouping: list[range],
     mine: list[int],
     checkpoint_dir: Path | None,
+    tell: Callable[[int, float], object],
 ) -> Iterator[tuple[int, Trained]]:
     """This rank's chunks: those kept from an interrupted run first, then the others as they finish."""
     kept = Checkpoints(checkpoint_dir, recipe, seed) if checkpoint_dir is not None else None
@@ -200,9 +214,9 @@ def _train_mine(
     if backend == "processes":
         if device.type != "cpu":
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
-        done = train_chunks(private, spec, shards, recipe, seed, grouping, todo, num_workers(recipe))
+        done = train_chunks(private, spec, shards, recipe, seed, grouping, todo, num_workers(recipe), tell)
     else:
-        done = _train_here(private, spec, shards, recipe, seed, device, grouping, todo, backend)
+        done = _train_here(private, spec, shards, recipe, seed, device, grouping, todo, backend, tell)
     for number, trained in done:
         if kept:
             kept.save(gather_chunk(private, shards, grouping[number]), trained)
@@ -219,6 +233,7 @@ def _train_here(
     grouping: list[range],
     todo: list[int],
     backend: str,
+    tell: Callable[[int, float], object],
 ) -> Iterator[tuple[int, Trained]]:
     """Chunks in this process, by one thread where there are several teachers.
 
@@ -228,8 +243,15 @@ def _train_here(
     for number in todo:
         chunk = gather_chunk(private, shards, grouping[number])
         with one_thread(device.type == "cpu" and shards.num_teachers > 1):
-            trained = method(chunk, spec, recipe, seed, device)
+            trained = method(chunk, spec, recipe, seed, device, functools.partial(tell, number))
         yield number, trained
+
+
+def _refuse_diverged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
+    """Raise ValueError where no teacher has learnt anything. One that has not may be a single record's doing."""
+    if not bool(loss_KP[:, -1].isfinite().any()):
+        fix = "Lower teacher.learning_rate."
+        raise checks.fail("teacher.learning_rate", recipe.learning_rate, "all teachers diverged", fix)
 
 
 def _show_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, losses: Losses) -> None:

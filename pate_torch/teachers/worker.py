@@ -1,6 +1,7 @@
 """One-thread worker process: shares the private records, trains the chunks it is told to, writes parameters back.
 
-It is told chunk numbers, a line each, and answers with one line of JSON per finished chunk. It ends when its orders
+It is told chunk numbers, a line each, and answers with lines of JSON: the share of a chunk that is done, and its number
+when it is finished. It ends when its orders
 close, so that no worker outlives its run.
 """
 
@@ -36,11 +37,15 @@ def serve(
     recipe = TeacherRecipe(**setup["recipe"])
     tasks: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, tasks), daemon=True).start()
+
+    def tell(share: float) -> None:
+        print(json.dumps({"share": share}), file=answers, flush=True)
+
     while True:
         number = tasks.get()
         teachers = range(*setup["chunks"][number])
         chunk = gather_rows(records["x"], records["y"], records["index"], records["mask"], teachers)
-        trained = train_stacked(chunk, spec, recipe, setup["seed"], torch.device("cpu"))
+        trained = train_stacked(chunk, spec, recipe, setup["seed"], torch.device("cpu"), tell)
         rows = slice(teachers.start, teachers.stop)
         for name, parameter in trained.params.items():
             results["params." + name][rows] = parameter
