@@ -356,3 +356,15 @@ def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, stra
         pipeline.run(again(plan, "margin", strategy=Margin(rounds=3), refit=_Refusing()))
     looking = Interactive(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
     assert dataclasses.replace(plan, strategy=strategy, mechanism=looking).guided
+
+
+def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_back(plan):
+    names = ("=HYPERLINK(1)", "'quoted", "-1.5")
+    plan = dataclasses.replace(plan, source=dataclasses.replace(plan.source, class_names=names))
+    report = pipeline.run(plan)
+    with (plan.folder / "release" / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    shown = {"0": "'=HYPERLINK(1)", "1": "''quoted", "2": "-1.5"}
+    assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
+    again = pipeline.run(dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
+    assert again.class_names == names and again.free
