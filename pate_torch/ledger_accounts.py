@@ -7,6 +7,7 @@ A claim is composed from what releases *reserved*, which no vote can change. Wha
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,7 +91,7 @@ class Account:
         facts = merged(events)
         if sum(event.count * event.delta for event in facts if isinstance(event, Delta)) < self.delta:
             composed = epsilon(facts, self.delta, **terms)
-            if composed.epsilon <= self.budget_epsilon or not capped:
+            if composed.epsilon <= self.budget_epsilon or (not capped and math.isfinite(composed.epsilon)):
                 return composed
         if not capped:
             return None

@@ -74,6 +74,26 @@ def run_plan(*settings):
 # ---- figures -------------------------------------------------------------------------------------------------------
 
 
+def test_a_route_that_fails_at_a_small_delta_is_left_out_and_the_others_are_shown(capsys):
+    """The privacy loss distribution of many Laplace events is rounded by more than so small a delta bears."""
+    settings = ["mechanism=laplace", "mechanism.sigma=20", "num_queries=200", "privacy.delta=1e-9", "--no-plot"]
+    assert command.main(settings) == 0
+    assert "pld" not in capsys.readouterr().out
+    choice = only("mechanism=laplace", "mechanism.sigma=20", "num_queries=200", "privacy.delta=1e-9", "teachers=75")
+    assert choice.route == "rdp" and choice.epsilon == pytest.approx(6.351, abs=1e-3)
+    assert set(choice.routes) == {"rdp", "zcdp", "pure"} and all(map(math.isfinite, choice.routes.values()))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("noise", "delta"), [(1e-15, 1e-5), (1e-100, 1e-5), (1e12, 1e-9)])
+def test_no_noise_and_no_delta_ends_a_plan_in_a_traceback(mechanism, noise, delta, capsys):
+    key = "mechanism.epsilon" if mechanism in ("stability", "single_stable", "soft_stability") else "mechanism.sigma"
+    value = noise if key == "mechanism.sigma" else 1 / noise
+    settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", "dataset=glyphs"]
+    assert command.main([*settings, "teachers=20", "pilot.questions=100", "--no-plot"]) in (0, 2)
+    capsys.readouterr()
+
+
 def test_prices_and_counts_are_those_of_the_accounting_core():
     sheet = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
     for choice, sigma in zip(sheet.choices, (20, 40, 80), strict=True):

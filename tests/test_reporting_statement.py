@@ -30,6 +30,11 @@ def test_epsilon_is_shown_rounded_up(epsilon, shown):
     assert show_epsilon(epsilon) == shown
 
 
+def test_epsilons_beyond_all_use_are_shown_too():
+    assert show_epsilon(math.inf) == "infinite"
+    assert show_epsilon(2.0**100) == "1267650600228229400000000000000.000"
+
+
 def test_a_shown_epsilon_is_never_below_the_true_one():
     for epsilon in np.random.default_rng(0).lognormal(0, 4, 2000):
         shown = float(show_epsilon(epsilon))

@@ -59,7 +59,10 @@ def epsilon(
 
 
 def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
-    """Epsilon by every route that applies to these events, exact routes first. {"none": 0.0} for no events."""
+    """Epsilon by every route that applies to these events, exact routes first. {"none": 0.0} for no events.
+
+    Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
+    """
     facts, left = _split(events, delta)
     values = dict(_routes(facts, left))
     if not values:
@@ -87,7 +90,7 @@ def _routes(facts: tuple[Event, ...], left: float) -> Mapping[str, float]:
         values["pure"] = pure
     if any(math.isnan(value) for value in values.values()):
         raise ArithmeticError(f"a route gave no number: {values}")
-    return values
+    return {name: value for name, value in values.items() if math.isfinite(value)} or values
 
 
 def delta(events: Iterable[Event], epsilon: float) -> float:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal
+import math
+from decimal import ROUND_CEILING, Context, Decimal
 
 import numpy as np
 
 from pate_torch import checks
 
+_WIDE = Context(prec=400)
+"""Every digit of the largest float, and three more."""
+
 
 def show_epsilon(epsilon: float) -> str:
     """Three decimals, or three digits when small; rounded up, since a guarantee is never rounded down."""
+    if epsilon == math.inf:
+        return "infinite"
     checks.non_negative("epsilon", epsilon)
     exact = Decimal(repr(float(epsilon)))  # the digits people wrote: 2.2 is not 2.2000000000000002
     decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact.adjusted()
-    return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
+    return str(exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING, context=_WIDE))
 
 
 def show_delta(delta: float) -> str:
