@@ -253,7 +253,7 @@ def test_hit_and_run_reaches_its_target():
             dimension=1,
             loss_range=1.0,
             epsilon=6.0,
-            sampler=HitAndRun(radius=1.0, steps=12),
+            sampler=HitAndRun(radius=1.0, steps=12, distance=0.0),  # not proved: this is the test of it
             budget=noise,
             regulariser=lambda theta: 0.1 * float(theta[0] ** 2),
         )
@@ -287,6 +287,16 @@ def test_a_proved_distance_is_charged():
         convex_exponential_mechanism(lambda t: np.array([0.0, 3.0, 0.0, 3.0]), sampler=sampler, **options)
 
 
+def test_a_chain_at_no_proved_distance_is_neither_charged_as_exact_nor_drawn():
+    spy = Spy()
+    with pytest.raises(ValueError, match="sampler.distance=None"):
+        convex_exponential_mechanism(
+            lambda _: np.zeros(4), n=4, dimension=1, loss_range=1.0, epsilon=1.0, budget=spy,
+            sampler=HitAndRun(radius=1.0, steps=1),
+        )  # fmt: skip
+    assert not spy.log
+
+
 @pytest.mark.parametrize("dimension", [1, 2, 3])
 def test_the_convex_excess_is_dimension_over_rate(dimension):
     """By quadrature over the radius: |theta| over a ball has excess D/rate as the ball grows, and never more."""
@@ -300,7 +310,7 @@ def test_the_convex_excess_is_dimension_over_rate(dimension):
     with pytest.warns(BelowGuarantee, match=r"excess mean loss 0\.25: n >= 8"):
         convex_exponential_mechanism(
             lambda _: np.zeros(7), n=7, dimension=1, loss_range=1.0, epsilon=1.0, alpha=0.25,
-            sampler=HitAndRun(radius=1.0, steps=1), budget=Rehearsal(),
+            sampler=HitAndRun(radius=1.0, steps=1, distance=0.0), budget=Rehearsal(),
         )  # fmt: skip
 
 

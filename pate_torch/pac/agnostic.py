@@ -127,6 +127,11 @@ class AgPrivClPlan:
     minimum_queries: int
     minimum_teachers: int
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What is charged: ``total``, and not what was asked."""
+        return PureDP(epsilon=self.total[0]), Delta(delta=self.total[1])
+
 
 def _draws(subset: int, delta: float) -> tuple[int, float]:
     """The most times one of n' records is drawn in n' draws with replacement, but with probability delta/2 at most.
@@ -298,16 +303,16 @@ def ag_priv_cl(
     x_Q: [m, D]; they may depend on earlier answers, not on the sample. ``options``: those of ``plan_ag_priv_cl``.
     Labels 0/1, NO_ANSWER where unstable. Warns (BelowGuarantee) below the n, m and teachers of NB20 Theorem 3.3.
 
-    Guarantee: (epsilon, delta)-DP for all answers together. Replace-one, n public. The sparse vector is (e, d)-DP per
+    Guarantee: (epsilon, delta)-DP for all answers together; charged: what is proved, the plan's ``total``, which may be
+        far less. Replace-one, n public. The sparse vector is (e, d)-DP per
         resampled record; a record is drawn r times or fewer but with probability t (exact binomial quantile), so with
         respect to the relabelled sample the rest is (r e, d sum_{i<r} e^{ie} + t)-DP; ``relabel`` adds its factor;
         sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
     x_Q, plan = _ready(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, budget.kind, options)
-    events: tuple[Event, ...] = (PureDP(epsilon=epsilon), Delta(delta=delta))
-    with pay(budget, events, "AgPrivCl") as spending:
-        return replace(_answer(hypotheses, sample, x_Q, plan, spending.noise), events=events)
+    with pay(budget, plan.events, "AgPrivCl") as spending:
+        return replace(_answer(hypotheses, sample, x_Q, plan, spending.noise), events=plan.events)
 
 
 def _ready(
@@ -398,7 +403,7 @@ def unv_priv_cl(
     late = epsilon - early
     early_Q, plan = _ready(hypotheses, sample, queries[:m0], early, delta, alpha, beta, budget.kind, options)
     # Both parts are charged before either draws: a run refused half-way would have spent without answering.
-    events: tuple[Event, ...] = (PureDP(epsilon=early), Delta(delta=delta))
+    events = plan.events
     with pay(budget, events if late == 0 else (*events, BoundedRange(eta=late)), "UnvPrivCl") as spending:
         answers = replace(_answer(hypotheses, sample, early_Q, plan, spending.noise), events=events)
         if late == 0:

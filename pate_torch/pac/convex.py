@@ -100,10 +100,13 @@ def convex_exponential_mechanism(
     over the whole ball; regulariser: convex, public. Replace-one, n public. Warns below ``convex_size`` for the excess
     ``alpha`` (by default half of loss_range, which any theta has on average or nearly).
     Guarantee: the target distribution is BoundedRange(epsilon). What is released is a Markov chain's draw, at total
-        variation t of the target: (epsilon, (1 + e^epsilon) t)-DP. t is charged as Delta if the sampler states one;
-        if it does not, the guarantee is *approximate*, and either way the result says so.
+        variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is proved
+        there is no price, and nothing is drawn.
     Source: WLF16 Algorithm 1 and Proposition 19 (Applegate & Kannan's chain there); hit-and-run: Lovasz & Vempala 2006.
     """
+    if sampler.distance is None:
+        fix = "State a total variation distance that is proved for these steps."
+        raise checks.fail("sampler.distance", None, "a draw at no known distance from its law has no price", fix)
     checks.positive("epsilon", epsilon)
     checks.positive("loss_range", loss_range)
     checks.integer("n", n, low=1)
