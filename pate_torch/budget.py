@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from pate_torch import checks
 from pate_torch.accounting.events import Event
 from pate_torch.ledger import LABELS, Ledger, Reservation
-from pate_torch.noise import KINDS, NoiseSource, Rehearsal, check_noise
+from pate_torch.noise import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
 from pate_torch.protocols import silent
 from pate_torch.types import Answers, Rehearsed, Sensitivity
 
@@ -171,6 +171,7 @@ class Budget:
                 raise checks.fail("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
         else:
             check_noise(self.kind, self.insecure_seed)
+        check_delta(self.kind, self.delta)
 
     @classmethod
     def of(

@@ -29,6 +29,10 @@ _BLOCK = 1 << 18
 
 KINDS = ("torch", "discrete")
 
+LEAST_DELTA = 1e-15
+"""With continuous noise. Of ``_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one at 36.7
+scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on them."""
+
 
 def check_noise(kind: str, insecure_seed: int | None) -> None:
     """Raise ValueError for an unknown kind, or a seed that it cannot have."""
@@ -42,6 +46,14 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
                 "must be null with noise=discrete",
                 "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
             )
+
+
+def check_delta(kind: str, delta: float) -> None:
+    """Raise ValueError for a delta that noise of this kind cannot keep: all but discrete noise is bounded."""
+    checks.delta("privacy.delta", delta)
+    if kind != "discrete" and delta < LEAST_DELTA:
+        what = f"must be at least {LEAST_DELTA:g} with continuous noise, whose tails end where its bits do"
+        raise checks.fail("privacy.delta", delta, what, "Use noise=discrete, whose tails do not, or a larger delta.")
 
 
 @dataclass(eq=False)

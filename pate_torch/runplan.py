@@ -13,7 +13,7 @@ from pate_torch import checks, runs
 from pate_torch.accounting import calibration
 from pate_torch.census import Census
 from pate_torch.membership import MembershipTest
-from pate_torch.noise import check_noise
+from pate_torch.noise import check_delta, check_noise
 from pate_torch.progress import Stages
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.representation import Representation
@@ -84,12 +84,12 @@ class Plan:
         checks.integer("seed", self.seed, low=0)
         checks.integer("num_teachers", self.num_teachers, low=1)
         checks.integer("num_queries", self.num_queries, low=1)
-        checks.delta("privacy.delta", self.delta)
         for key in ("budget_epsilon", "target_epsilon"):
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
         check_noise(self.noise, self.insecure_noise_seed)
+        check_delta(self.noise, self.delta)
         checks.boolean("privacy.second_account", self.second_account)
         if self.selection is not None and self.noise != "torch":
             fix = "Use noise=torch, or selection=none."

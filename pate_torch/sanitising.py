@@ -7,16 +7,19 @@ a stated confidence over its own noise; PATE 2018 (appendix B) with the correcti
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pate_torch import checks, released
+from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import sanitised_release as publication
-from pate_torch.accounting.events import Event, RdpCurve
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.shown import show_epsilon
 from pate_torch.budget import Budget
 from pate_torch.ledger import PRICE
 from pate_torch.protocols import Mechanism
@@ -60,16 +63,26 @@ class Sanitiser:
         if key not in self._plans:
             guesses = publication.imagined_votes(num_teachers, num_classes, self.agreement)
             try:
-                self._plans[key] = publication.choose(
+                chosen = publication.choose(
                     model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
                 )
             except ValueError as error:
                 raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
+            expected = publication.forecast(chosen, model, guesses, num_queries=num_queries, delta=delta)
+            alone = accounting.epsilon(mechanism.worst_case(num_queries), delta).epsilon
+            if expected >= alone:
+                what = (
+                    f"would cost more than it saves: for votes like sanitiser.agreement epsilon "
+                    f"{show_epsilon(expected)} in the median, its own price included, where the labels alone "
+                    f"cost {show_epsilon(alone)} whatever the votes"
+                )
+                raise checks.fail("sanitiser", "set", what, f"{fix} Or ask more questions of more teachers.")
+            self._plans[key] = chosen
         return self._plans[key]
 
     @staticmethod
     def worst_case(plan: publication.Plan) -> tuple[Event, ...]:
-        return (RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="smooth sensitivity (PATE 2018, B)"),)
+        return (plan.event,)
 
     def publish(
         self,
@@ -86,7 +99,9 @@ class Sanitiser:
         with budget.spend(self.worst_case(plan), mechanism="sanitised price", what=PRICE) as spending:
             z = float(spending.noise.gaussian((1,), 1.0, torch.device("cpu"))[0])
             price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), z, adaptive=False)
-            epsilon = price.epsilon(delta)
+            # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.
+            price = replace(price, rdp=_up(price.rdp))
+            epsilon = _up(price.epsilon(delta))
             record = {
                 "epsilon": epsilon,
                 "delta": delta,
@@ -102,3 +117,7 @@ class Sanitiser:
             }
             released.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         return epsilon, spending.id
+
+
+def _up(value: float) -> float:
+    return math.ceil(value * 1000) / 1000

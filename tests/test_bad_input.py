@@ -69,6 +69,7 @@ TOP = [
 PRIVACY = [
     ("privacy.delta=0", "privacy.delta=0", "(0, 1)"),
     ("privacy.delta=1", "privacy.delta=1", "(0, 1)"),
+    ("privacy.delta=1e-16", "privacy.delta=1e-16", "at least 1e-15 with continuous noise"),
     ("privacy.delta=2", "privacy.delta=2", "(0, 1)"),
     ("privacy.delta=nan", "privacy.delta=nan", "finite number"),
     ("privacy.delta=abc", "privacy.delta='abc'", "finite number"),

@@ -183,6 +183,15 @@ def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
         assert Budget.of(again, "discrete").kind == "discrete"
 
 
+def test_a_delta_that_continuous_noise_cannot_keep_opens_no_door(ledger):
+    tiny = {**TERMS, "delta": 1e-16}
+    for kind in ("torch", "discrete"):
+        ledger.open_account(kind, budget_epsilon=90.0, **tiny, planned_events=[EACH], noise=kind)
+    with pytest.raises(ValueError, match=r"privacy\.delta=1e-16"):
+        Budget.of(ledger, "torch")
+    assert Budget.of(ledger, "discrete").kind == "discrete"
+
+
 @pytest.mark.parametrize(
     "prepare,events,error",
     [

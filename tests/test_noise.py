@@ -12,7 +12,7 @@ from scipy import stats
 from vote_laws import TINY, pooled
 
 from pate_torch import discrete_noise
-from pate_torch.noise import Rehearsal
+from pate_torch.noise import LEAST_DELTA, Rehearsal, check_delta
 
 CPU = torch.device("cpu")
 N = 40_000
@@ -54,6 +54,22 @@ def test_gaussian_draws_are_independent_in_pairs_and_of_any_size():
     x = source.gaussian((2 * N,), 1.0, CPU).view(2, N).numpy()
     for power in (1, 2):
         assert abs(np.corrcoef(x**power)[0, 1]) < 5 / math.sqrt(N)
+
+
+def test_continuous_noise_ends_where_its_bits_do_and_bears_no_smaller_delta(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda size: bytes(size))  # the smallest uniform number there is
+    source = Rehearsal()
+    assert float(source.gaussian((1,), 1.0, CPU).abs()) == pytest.approx(8.57, abs=0.005)
+    assert float(source.exponential((1,), CPU)) == pytest.approx(36.74, abs=0.005)
+    assert 2 * stats.norm.sf(8.57) < math.exp(-36.73) < LEAST_DELTA
+    check_delta("torch", LEAST_DELTA)
+    for kind in ("torch", "by opacus"):
+        with pytest.raises(ValueError, match=r"privacy\.delta=9e-16: must be at least 1e-15.*noise=discrete"):
+            check_delta(kind, 9e-16)
+
+
+def test_discrete_noise_bears_any_delta():
+    check_delta("discrete", 1e-300)
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])

@@ -289,7 +289,7 @@ def test_a_proved_distance_is_charged():
 
 def test_a_chain_at_no_proved_distance_is_neither_charged_as_exact_nor_drawn():
     spy = Spy()
-    with pytest.raises(ValueError, match="sampler.distance=None"):
+    with pytest.raises(ValueError, match=r"sampler\.distance=None"):
         convex_exponential_mechanism(
             lambda _: np.zeros(4), n=4, dimension=1, loss_range=1.0, epsilon=1.0, budget=spy,
             sampler=HitAndRun(radius=1.0, steps=1),

@@ -159,7 +159,10 @@ def test_a_figure_that_is_no_number_is_missing(monkeypatch):
 
 def test_owner_lines_show_an_attack_beside_its_bound():
     student, alone = OwnerSummary(membership=MEMBERSHIP).lines()
-    assert student.value == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551); at most 30.0 % for any attack"
+    found = "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
+    assert student.value == f"{found}; any attack's advantage is at most 30.0 % by the guarantee"
+    missed = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage=-0.012))
+    assert OwnerSummary(membership=missed).lines()[0].value.startswith("no signal found: advantage -1.2 %")
     assert alone.value == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
     leak = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage_interval=(0.31, 0.4)))
     assert "ABOVE ITS BOUND" in OwnerSummary(membership=leak).lines()[0].value

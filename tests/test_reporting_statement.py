@@ -30,6 +30,11 @@ def test_epsilon_is_shown_rounded_up(epsilon, shown):
     assert show_epsilon(epsilon) == shown
 
 
+def test_the_two_bounds_on_attacks_go_by_their_names():
+    words = statement.plain_words(demo())[1]
+    assert "its power at 1 % false alarms" in words and "advantage" in words
+
+
 def test_epsilons_beyond_all_use_are_shown_too():
     assert show_epsilon(math.inf) == "infinite"
     assert show_epsilon(2.0**100) == "1267650600228229400000000000000.000"

@@ -93,9 +93,9 @@ def test_paths_are_not_folded():
 
 
 def test_the_budget_left_is_rounded_down():
-    assert show_left(demo(budget_epsilon=4.0, epsilon_charged_ex_post=2.2)) == "1.800"
-    assert show_left(demo(budget_epsilon=4.0, epsilon_charged_ex_post=2.2001)) == "1.799"
-    assert show_left(demo(budget_epsilon=2.0, epsilon_charged_ex_post=2.2)) == "0.000"
+    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2)) == "1.800"
+    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2001)) == "1.799"
+    assert show_left(demo(budget_epsilon=2.0, epsilon_charged=2.2)) == "0.000"
 
 
 def test_names_are_not_read_as_markup():

@@ -26,6 +26,9 @@ ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
 """Where ``choose`` looks: below, conversion costs too much; above, no decay is slow enough."""
 
 
+SOURCE = "smooth sensitivity (PATE 2018, B)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Public parameters. order: the one Renyi order of the release; decay: beta of the smooth sensitivity;
@@ -54,6 +57,13 @@ class Plan:
         """Renyi price of the publication itself, at ``order``."""
         return sanitised_release_cost(self.order, self.decay, self.sigma, self.shift)
 
+    @property
+    def event(self) -> RdpCurve:
+        """What is charged: the same proof's price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
+        orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
+        costs = (sanitised_release_cost(a, self.decay, self.sigma, self.shift) for a in orders)
+        return RdpCurve(orders=tuple(orders), rdp=tuple(costs), source=SOURCE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedPrice:
@@ -65,7 +75,7 @@ class SanitisedPrice:
 
     @property
     def cost(self) -> RdpCurve:
-        return RdpCurve(orders=(self.plan.order,), rdp=(self.plan.cost,), source="smooth sensitivity (PATE 2018, B)")
+        return self.plan.event
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the labels and this publication together, with ``plan.confidence``."""
@@ -111,7 +121,7 @@ def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adap
 
     z: one fresh standard normal from the run's noise source; charge ``plan.cost`` before drawing it. adaptive: whether
     questions depended on earlier answers, which is refused.
-    Guarantee: (a, plan.cost)-Renyi DP at a = plan.order alone; one privacy unit moves one vote in every query.
+    Guarantee: Renyi DP by the curve ``plan.event``; one privacy unit moves one vote in every query.
     Source: PATE 2018, appendix B, cost corrected.
     Raises ValueError where the sensitivity is not bounded (then use the data-independent price).
     """
@@ -167,6 +177,17 @@ def choose(
                     best, plan = value, candidate
     assert plan is not None
     return plan
+
+
+def forecast(plan: Plan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float) -> float:
+    """The epsilon of labels and publication that ``plan`` would publish in the median, for PUBLIC votes like these."""
+    scale = num_queries / len(np.asarray(example_votes))
+    order_A = np.array([plan.order])
+    local_DA = scale * smooth_sensitivity.local_sensitivity(model, example_votes, order_A)
+    smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA, plan.decay)[0])
+    price = scale * float(smooth_sensitivity.published_price(model, example_votes, order_A)[0])
+    ceiling = num_queries * float(data_dependent.data_independent_rdp(model, order_A)[0])
+    return SanitisedPrice(plan=plan, rdp=min(price + smooth * plan.shift, ceiling)).epsilon(delta)
 
 
 def imagined_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:

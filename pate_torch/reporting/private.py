@@ -117,7 +117,8 @@ def _membership_lines(found: Membership | None) -> list[OwnerLine]:
     """What the attack found in the student, what any attack may find, and what it found without privacy."""
     if found is None:
         return []
-    most = "" if found.bound_by_plan is None else f"; at most {percent(found.bound_by_plan)} for any attack"
+    bound = found.bound_by_plan
+    most = "" if bound is None else f"; any attack's advantage is at most {percent(bound)} by the guarantee"
     alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if found.above_bound else ""
     lines = [OwnerLine(name="Attack on the student", value=_show_attack(found.student) + most + alarm)]
     if found.nonprivate is not None:
@@ -126,11 +127,12 @@ def _membership_lines(found: Membership | None) -> list[OwnerLine]:
 
 
 def _show_attack(attack: Attack) -> str:
-    """advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)."""
+    """advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529). Below 0 it is chance, and says so."""
     low, high = attack.advantage_interval
     below, above = attack.auc_interval
     advantage = f"advantage {percent(attack.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
-    return f"{advantage}, AUC {attack.auc:.3f} ({below:.3f} to {above:.3f})"
+    found = "no signal found: " if attack.advantage <= 0 else ""
+    return f"{found}{advantage}, AUC {attack.auc:.3f} ({below:.3f} to {above:.3f})"
 
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:

@@ -170,6 +170,15 @@ class PrivacyFacts:
         return self.epsilon_charged_ex_post if self.private else None
 
     @property
+    def budget_left(self) -> float | None:
+        """The cap less what all releases reserved: what is left by what may be claimed. What votes left unused of
+        mechanisms that keep quiet is not counted: how much depends on them.
+        """
+        if self.budget_epsilon is None or self.epsilon_charged is None:
+            return None
+        return max(0.0, self.budget_epsilon - self.epsilon_charged)
+
+    @property
     def free(self) -> bool:
         """Whether this run added nothing to the account."""
         return self.reused and not any(part.now for part in self.parts)
@@ -232,6 +241,12 @@ def symbols(facts: PrivacyFacts) -> str:
     )
 
 
+_SCALE = (
+    "With no protection it could be 100 %, with perfect protection 1 %. (The advantage, power less false alarms at "
+    "whatever rate of them suits the attack, is another figure, with a bound of its own.)"
+)
+
+
 def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
     """The guarantee for someone who has never seen one, in a few paragraphs."""
     if facts.claimed_epsilon is None:
@@ -246,7 +261,7 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
             f"{facts.unit_words} replaced by any other, whoever looks, and whatever else they know.",
             f"What that means: someone who tests whether a record has one label or another, and is wrong about 1 % of "
             f"those that have the other, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that "
-            f"have the one. With no protection it could be 100 %, with perfect protection 1 %.",
+            f"have the one (its power at 1 % false alarms). {_SCALE}",
             _how(facts),
         )
     many = (
@@ -258,8 +273,8 @@ def plain_words(facts: PrivacyFacts) -> tuple[str, ...]:
         f"This release protects {many} of {facts.dataset}: everything in it would have come out almost as likely "
         f"with {facts.unit_words} {verb}, whoever looks, and whatever else they know.",
         f"What that means: someone who tests whether {facts.unit_words} took part, and is wrong about 1 % of those "
-        f"that did not, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that did. "
-        f"With no protection it could be 100 %, with perfect protection 1 %.",
+        f"that did not, can be right about at most {math.ceil(found * 1000) / 10:.1f} % of those that did (its power "
+        f"at 1 % false alarms). {_SCALE}",
         _how(facts),
     )
 

@@ -127,15 +127,15 @@ def _privacy(report: ReleasedReport) -> list[tuple[str, str]]:
             ("All releases together", f"epsilon = {show_epsilon(report.epsilon_charged)}, same terms{same}{free}{many}")
         )
     if report.budget_epsilon is not None:
-        left, used = "", report.epsilon_charged_ex_post
-        if used is not None:
-            share = min(1.0, used / report.budget_epsilon) if report.budget_epsilon else 1.0
-            left = f" ({share:.0%} used ex post, {show_left(report)} left)"
+        left, reserved = "", report.epsilon_charged
+        if reserved is not None:
+            share = min(1.0, reserved / report.budget_epsilon) if report.budget_epsilon else 1.0
+            left = f" ({share:.0%} reserved, {show_left(report)} left of it)"
         rows.append(("Budget", f"epsilon = {show_epsilon(report.budget_epsilon)}, same terms{left}"))
     return rows
 
 
 def show_left(report: ReleasedReport) -> str:
-    """The cap less what the account has used, rounded down."""
-    cap, used = (Decimal(repr(float(v or 0.0))) for v in (report.budget_epsilon, report.epsilon_charged_ex_post))
-    return str(max(Decimal(0), cap - used).quantize(Decimal("0.001"), rounding=ROUND_FLOOR))
+    """The cap less what the account's releases reserved, rounded down."""
+    cap, reserved = (Decimal(repr(float(v or 0.0))) for v in (report.budget_epsilon, report.epsilon_charged))
+    return str(max(Decimal(0), cap - reserved).quantize(Decimal("0.001"), rounding=ROUND_FLOOR))

@@ -137,14 +137,12 @@ class ReleaseBoard:
 
 
 def _budget_left(report: ReleasedReport) -> list[tuple[float, float]]:
-    """(question, cap less the account's total): one point where only the end is known."""
-    if report.budget_epsilon is None:
+    """(question, cap less what was reserved by then): one point where only the end is known."""
+    if report.budget_epsilon is None or report.budget_left is None:
         return []
     if report.account_curve:
-        return [(q, report.budget_epsilon - value) for q, value in enumerate(report.account_curve, start=1)]
-    if report.epsilon_charged is None:
-        return []
-    return [(report.queries_asked, report.budget_epsilon - report.epsilon_charged)]
+        return [(q, max(0.0, report.budget_epsilon - value)) for q, value in enumerate(report.account_curve, start=1)]
+    return [(report.queries_asked, report.budget_left)]
 
 
 def _described(tag: str, value: float, terms: str) -> Summary:
