@@ -104,7 +104,8 @@ class Pate:
 
     partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
     mean, std: public constants per channel or feature to normalise by; None: those of the public points.
-    second_account: whether these records may be charged to an account of another name, too.
+    second_account: whether these records may be charged to an account of another name, too. allow_chance: whether
+    questions may be asked whose labels would be no better than chance even if all teachers agreed.
     Raises ValueError for whatever cannot work, before anything is charged.
     """
 
@@ -125,6 +126,7 @@ class Pate:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         second_account: bool = False,
+        allow_chance: bool = False,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
         device: torch.device | str = "cpu",
@@ -150,6 +152,7 @@ class Pate:
         self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.second_account = checks.boolean("second_account", second_account)
+        self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
@@ -364,6 +367,7 @@ class Pate:
             journal=self.home / "answers" / f"{self.name}.jsonl",
             num_queries=num_queries,
             calls=rounds,
+            allow_chance=self.allow_chance,
             spec=spec,
             owns_ledger=True,
         )
@@ -428,6 +432,7 @@ class Pate:
             insecure_noise_seed=self.insecure_noise_seed,
             budget_epsilon=self.budget_epsilon,
             second_account=self.second_account,
+            allow_chance=self.allow_chance,
             device=self.device,
             baseline=False,
             quiet=self.quiet,

@@ -61,6 +61,7 @@ def plan(cfg: DictConfig, folder: Path) -> Plan:
         opening_budget=resolved["privacy"]["opening_budget"],
         target_epsilon=resolved["privacy"]["target_epsilon"],
         second_account=resolved["privacy"]["second_account"],
+        allow_chance=resolved["privacy"]["allow_chance"],
         representation=None if resolved["representation"] is None else component(cfg, "representation", Representation),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,

@@ -139,6 +139,7 @@ def build(cfg: DictConfig) -> tuple[Plan, Votes]:
         opening_budget=privacy["opening_budget"],
         target_epsilon=privacy["target_epsilon"],
         second_account=privacy["second_account"],
+        allow_chance=privacy["allow_chance"],
         baseline=False,
         quiet=checks.boolean("quiet", resolved["quiet"]),
     ), votes

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pate_torch import checks, journal
+from pate_torch import chance, checks, journal
 from pate_torch.accounting.events import Event, from_json, to_json
 from pate_torch.budget import Budget, Spending
 from pate_torch.journal import Journal
@@ -92,7 +92,9 @@ class PrivateLabeler:
     account that is open, on its terms (``Budget.of``). journal: the file of released answers: a question asked before
     is answered from it, free of charge and after a restart too. num_queries: the size of a block; calls: in how many
     turns it may be asked, at most (None: one question a turn). Mechanisms that stop end the block, and the next
-    question opens another. owns_ledger: ``close`` closes it too. Any thread of the process may ask, one after another.
+    question opens another. allow_chance: whether to answer where answers would be no better than chance even if all
+    teachers agreed. owns_ledger: ``close`` closes it too. Any thread of the
+    process may ask, one after another.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
@@ -108,6 +110,7 @@ class PrivateLabeler:
         journal: Path | str,
         num_queries: int = 100,
         calls: int | None = None,
+        allow_chance: bool = False,
         spec: DataSpec | None = None,
         owns_ledger: bool = False,
     ) -> None:
@@ -119,6 +122,7 @@ class PrivateLabeler:
         self.ledger, self.account = budget.ledger, budget.account
         self.num_queries = checks.integer("num_queries", num_queries, low=1)
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
+        self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self._owns_ledger = owns_ledger
         budget.check(())  # raises where there is no such account, or it is on other terms
         self._journal = Journal(journal, account=self.account, spec=self.spec)
@@ -311,6 +315,13 @@ class PrivateLabeler:
         size = max(self.num_queries, len(votes))
         self.mechanism.check(
             num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
+        )
+        chance.refuse(
+            self.mechanism,
+            num_teachers=votes.num_teachers,
+            num_classes=votes.num_classes,
+            forced=self.allow_chance,
+            force="allow_chance=True",
         )
         return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
 

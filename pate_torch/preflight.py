@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pate_torch import checks, released, runs
+from pate_torch import chance, checks, released, runs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.data.partition import deal
 from pate_torch.ensembling import identify, reusable
 from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
 from pate_torch.runplan import Plan
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -42,6 +44,7 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
         num_classes=data.spec.num_classes,
         rounds=plan.rounds,
     )
+    _refuse_chance(plan, data, mechanism)
     if plan.census is not None:  # one shard of all records: the partition says which units go with its adjacency
         deal(plan.partition, data.private, 1, plan.seed)
         plan.census.check(data)
@@ -59,6 +62,18 @@ def refuse(plan: Plan, data: Dataset, mechanism: Mechanism, planned: Iterable[Ev
             store.manifest(plan.teachers)  # a wrong id is refused before the fingerprint leaves its key behind
             reusable(plan.teachers, store, identify(plan, data, store), ledger)
         refuse_cap(plan, data.spec.name, planned, ledger)
+
+
+def _refuse_chance(plan: Plan, data: Dataset, mechanism: Mechanism) -> None:
+    """Raise ValueError for labels that are foretold to be no better than chance, unless the owner wants them."""
+    voters, classes = plan.voters, data.spec.num_classes
+    if isinstance(mechanism, Histogram):  # a question's ballots, at most, where how many there are is declared
+        if data.spec.nominal_size is None:
+            return
+        voters = max(1, data.spec.nominal_size * plan.rounds // plan.num_queries)
+        mechanism = Gaussian(sigma=mechanism.sigma, noise=mechanism.noise)
+    if voters:
+        chance.refuse(mechanism, num_teachers=voters, num_classes=classes, forced=plan.allow_chance)
 
 
 def refuse_adjacency(data: Dataset, adjacency: str) -> None:

@@ -70,6 +70,7 @@ class Plan:
     opening_budget: float = 10.0
     target_epsilon: float | None = None
     second_account: bool = False
+    allow_chance: bool = False
     representation: Representation | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
@@ -91,6 +92,7 @@ class Plan:
         check_noise(self.noise, self.insecure_noise_seed)
         check_delta(self.noise, self.delta)
         checks.boolean("privacy.second_account", self.second_account)
+        checks.boolean("privacy.allow_chance", self.allow_chance)
         if self.selection is not None and self.noise != "torch":
             fix = "Use noise=torch, or selection=none."
             raise checks.fail("selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix)

@@ -30,11 +30,13 @@ from pate_torch.types import Votes
 class Sanitiser:
     """agreement: public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
 
-    confidence: that what is published is at least the true price.
+    confidence: that what is published is at least the true price. at_a_loss: publish even where, for votes like
+    these guesses, labels and publication would be dearer than the labels alone.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
+    at_a_loss: bool = False
     _plans: dict[Any, publication.Plan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -43,6 +45,7 @@ class Sanitiser:
         for share in self.agreement:
             checks.between("sanitiser.agreement", share, 0, 1)
         checks.between("sanitiser.confidence", self.confidence, 0.5, 0.999999)
+        checks.boolean("sanitiser.at_a_loss", self.at_a_loss)
 
     def plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
@@ -70,13 +73,13 @@ class Sanitiser:
                 raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
             expected = publication.forecast(chosen, model, guesses, num_queries=num_queries, delta=delta)
             alone = accounting.epsilon(mechanism.worst_case(num_queries), delta).epsilon
-            if expected >= alone:
+            if expected >= alone and not self.at_a_loss:
                 what = (
                     f"would cost more than it saves: for votes like sanitiser.agreement epsilon "
                     f"{show_epsilon(expected)} in the median, its own price included, where the labels alone "
                     f"cost {show_epsilon(alone)} whatever the votes"
                 )
-                raise checks.fail("sanitiser", "set", what, f"{fix} Or ask more questions of more teachers.")
+                raise checks.fail("sanitiser", "set", what, f"{fix} To publish all the same: sanitiser.at_a_loss=true.")
             self._plans[key] = chosen
         return self._plans[key]
 

@@ -205,8 +205,8 @@ RUNS = {
     "confident": {"mechanism": Confident(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
     "rounds": {"strategy": Random(rounds=3), "num_queries": QUERIES},
     "selection": {"selection": selection()},
-    "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser()},
-    "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(), "selection": selection()},
+    "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True)},
+    "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True), "selection": selection()},
     "census": {"census": Census(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "census in rounds": {
         "census": Census(),
@@ -261,7 +261,7 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
 def test_releases_of_one_account_stay_below_its_total(tmp_path):
     """One after the other: each claims its own, and the account all of them, at every moment."""
     steps = [
-        plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser()),
+        plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser(at_a_loss=True)),
         plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
         plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), strategy=Random(rounds=2)),
         plan(tmp_path, "chosen", mechanism=Gaussian(sigma=7.0), selection=selection()),
@@ -360,7 +360,7 @@ def test_a_published_hypothesis(tmp_path):
 
 
 def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
-    pipeline.run(one := plan(tmp_path, "one", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser()))
+    pipeline.run(one := plan(tmp_path, "one", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser(at_a_loss=True)))
     found, said = check(tmp_path, one.folder), read(one.folder, "privacy.json")
     labels, publication = said["composition"]["parts"]
     assert (labels["what"], publication["what"]) == (LABELS, PRICE) and labels["release_id"] == found["release_id"]

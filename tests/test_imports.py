@@ -82,8 +82,9 @@ ALLOWED = {
     "locks": {"checks"},
     "journal": {"types", "checks", "locks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},
+    "chance": {"types", "checks", "noise", "protocols"},
     "labeler": {
-        *("types", "checks", "protocols", "accounting.events", "budget", "journal", "labelling", "pac"),
+        *("types", "chance", "checks", "protocols", "accounting.events", "budget", "journal", "labelling", "pac"),
         *("students.store", "teachers.ensemble"),
     },
     "cli": set(),

@@ -366,7 +366,13 @@ def test_what_is_written_today_is_sound(tmp_path, monkeypatch):
     """Runs of the command and from Python: labels, a price, a choice, labels used again, seeded noise."""
     assert train(tmp_path, "dataset.name=blobs", monkeypatch=monkeypatch, base=TINY).code == 0
     pipeline.run(
-        one := plan(tmp_path / "b", "one", mechanism=Gnmax(sigma=8.0), sanitiser=Sanitiser(), selection=selection())
+        one := plan(
+            tmp_path / "b",
+            "one",
+            mechanism=Gnmax(sigma=8.0),
+            sanitiser=Sanitiser(at_a_loss=True),
+            selection=selection(),
+        )
     )
     labels = json.loads((one.folder / "release" / "summary.json").read_text())["release_id"]
     pipeline.run(plan(tmp_path / "b", "two", labels=labels, selection=selection()))

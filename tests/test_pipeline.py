@@ -308,7 +308,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
             plan,
             mechanism=Gaussian(sigma=8.0),
             num_teachers=60,
-            sanitiser=Sanitiser(),
+            sanitiser=Sanitiser(at_a_loss=True),
             root=plan.root / name,
             folder=plan.root / name / "runs/blobs/gaussian/1",
             **changes,
@@ -331,9 +331,9 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
     discrete = dataclasses.replace(plan, noise="discrete", mechanism=Gaussian(sigma=2.0, noise="discrete"))
     with pytest.raises(ValueError, match="no data-dependent price"):
-        pipeline.run(dataclasses.replace(discrete, sanitiser=Sanitiser()))
+        pipeline.run(dataclasses.replace(discrete, sanitiser=Sanitiser(at_a_loss=True)))
     with pytest.raises(ValueError, match="rounds"):
-        pipeline.run(dataclasses.replace(plan, strategy=Random(rounds=2), sanitiser=Sanitiser()))
+        pipeline.run(dataclasses.replace(plan, strategy=Random(rounds=2), sanitiser=Sanitiser(at_a_loss=True)))
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
 
 

@@ -1,5 +1,6 @@
 """The closing table: fits 80 columns, plain in a pipe, marks what is private, and never flatters."""
 
+import html
 import io
 import re
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from reporting_demo import demo
 
+from pate_torch.reporting.card import card
+from pate_torch.reporting.page import page
 from pate_torch.reporting.private import OwnerSummary
 from pate_torch.reporting.released import Baseline
 from pate_torch.reporting.table import show_closing, show_left
@@ -90,6 +93,20 @@ def test_calculated_parameters_are_shown_to_six_digits():
 def test_paths_are_not_folded():
     path = Path("/" + "long/" * 40 + "report.html")
     assert str(path) in shown(demo(), places={"report": path})
+
+
+@pytest.mark.parametrize("hits,said", [(70, True), (89, True), (90, False)])
+def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, said):
+    lost = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100,
+                examples=None)  # fmt: skip
+    words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
+    assert lost.below_majority == (words if said else None)
+    texts = shown(lost), card(lost).replace("\\", ""), page(lost).replace("\u00a0", " ")
+    for text in texts:
+        seen = re.sub(r"[|\s]+", " ", html.unescape(text))
+        assert (words in seen) == said
+    assert demo(confusion=()).below_majority is None  # no public test labels
+    assert demo(confusion=((0, 10), (90, 0)), class_names=(), student_accuracy=None).below_majority is None
 
 
 def test_the_budget_left_is_rounded_down():

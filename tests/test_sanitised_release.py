@@ -1,15 +1,25 @@
 """The sanitised price: its cost against quadrature over pairs of normals, and its promise."""
 
+import contextlib
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import special
+from scipy.stats import kstest, norm
 
 from pate_torch.accounting import data_dependent, rdp, sanitised_release, smooth_sensitivity
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
 from pate_torch.accounting.sanitised_release import Plan
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise import Rehearsal
+from pate_torch.sanitising import Sanitiser
+from pate_torch.types import Votes
 
 PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
 
@@ -113,9 +123,78 @@ def test_noise_has_the_accounted_scale():
 
 def test_epsilon_includes_the_publication():
     priced = sanitised_release.release(PLAN, Gnmax(sigma=40), VOTES, 0.3, adaptive=False)
-    assert priced.cost.orders == (PLAN.order,) and priced.cost.rdp == (PLAN.cost,)
+    assert dict(zip(priced.cost.orders, priced.cost.rdp, strict=True))[PLAN.order] == PLAN.cost
     assert priced.epsilon(1e-5) == pytest.approx(rdp.to_epsilon([PLAN.order], [priced.rdp + PLAN.cost], 1e-5))
     assert priced.epsilon(1e-5) > rdp.to_epsilon([PLAN.order], [priced.rdp], 1e-5)
+
+
+def test_its_cost_is_charged_at_every_order_where_it_is_finite():
+    """One order alone would drag all that is composed with it there: 8.245 where 3.133 is proved."""
+    plan = Plan(order=6.0, decay=0.02, sigma=20.0)
+    curve = plan.event
+    end = 1 / (1 - math.exp(-2 * plan.decay))
+    assert set(curve.orders) == {6.0, *(a for a in rdp.ORDERS.tolist() if a < end)}
+    for order, cost in list(zip(curve.orders, curve.rdp, strict=True))[::9]:
+        worst = max(
+            normal_divergence(order, gap / plan.sigma, ratio)
+            for ratio in np.exp(np.linspace(-plan.decay, plan.decay, 21))
+            for part in (-1, 1)
+            if (gap := part * min(1, ratio) + plan.shift * (1 - ratio)) is not None
+        )
+        assert cost == pytest.approx(worst, rel=1e-6)
+    guesses = sanitised_release.imagined_votes(5000, 10, Sanitiser().agreement)
+    plan = sanitised_release.choose(Gnmax(sigma=100), guesses, num_queries=2000, delta=1e-6)
+    labels = Gaussian(sigma=100.0).worst_case(2000)
+    total = accounting.epsilon([*labels, *Sanitiser.worst_case(plan)], 1e-6).epsilon
+    alone = accounting.epsilon([*labels, RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="")], 1e-6).epsilon
+    assert total == pytest.approx(3.133, abs=5e-4) and alone == pytest.approx(8.245, abs=5e-4)
+
+
+class Door:
+    """Noise that a test looks at: what is published with it is written, and nobody is charged."""
+
+    private, id = False, "0" * 16
+
+    def __init__(self, seed):
+        self.noise = Rehearsal(insecure_seed=seed)
+
+    @contextlib.contextmanager
+    def spend(self, events, **facts):
+        yield self
+
+
+def test_the_noise_in_the_file_is_of_the_accounted_scale_and_of_no_other(tmp_path):
+    """Read back from what ``publish`` writes, in units of the smooth sensitivity."""
+    model, plan = Gaussian(sigma=40.0), Plan(order=6.0, decay=0.02, sigma=2.0)
+    votes = Votes(torch.tensor(VOTES), 250)
+    price = smooth_sensitivity.published_price(model.outcome_model(), VOTES, [6.0])[0]
+    local = smooth_sensitivity.local_sensitivity(model.outcome_model(), VOTES, [6.0])
+    smooth = smooth_sensitivity.smooth_sensitivity(local, plan.decay)[0]
+    noise = []
+    for seed in range(300):
+        Sanitiser().publish(plan, model, votes, Door(seed), 1e-5, tmp_path)
+        written = json.loads((tmp_path / "sanitised.json").read_text())
+        assert all(round(written[key], 3) == written[key] for key in ("rdp", "epsilon"))  # no last bits
+        noise.append((written["rdp"] - price) / smooth - plan.shift)
+    # Cut off below at a price of 0: compared where nothing is cut.
+    cut = -price / smooth - plan.shift
+    inside = sorted(z for z in noise if z > cut + 0.01)
+
+    def agrees(scale):
+        law = norm(scale=plan.sigma * scale)
+        return kstest(inside, lambda z: (law.cdf(z) - law.cdf(cut)) / law.sf(cut)).pvalue
+
+    assert len(inside) > 200 and agrees(1) > 1e-3
+    assert agrees(0.5) < 1e-6 and agrees(2 / 3) < 1e-3 and agrees(1.5) < 1e-6
+
+
+def test_a_publication_that_costs_more_than_it_saves_is_refused():
+    """The demo's: 1.994 for the labels, 2.513 with the price that was to lower it."""
+    asked = {"num_queries": 20, "num_teachers": 75, "num_classes": 10, "rounds": 1, "delta": 1e-4}
+    with pytest.raises(ValueError, match=r"epsilon 2\.51\d in the median.* cost 1\.994.*sanitiser\.at_a_loss=true"):
+        Sanitiser().plan(Gaussian(sigma=11.0), **asked)
+    assert Sanitiser(at_a_loss=True).plan(Gaussian(sigma=11.0), **asked).order > 1
+    assert Sanitiser().plan(Gaussian(sigma=40.0), **{**asked, "num_queries": 1000, "num_teachers": 250}).order > 1
 
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])

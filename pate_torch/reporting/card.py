@@ -72,7 +72,10 @@ def _accuracy(report: ReleasedReport) -> str:
     if report.label_share is not None:
         rows.append(("released labels", charts.show_share(report.label_share), "questions answered"))
     rows += [(base.name, charts.show_share(base.share), BECAUSE[base.because]) for base in report.baselines]
-    return _table(*rows) if len(rows) > 1 else NOT_MEASURED
+    if len(rows) == 1:
+        return NOT_MEASURED
+    below = f"\n\n**{plain(report.below_majority)}**" if report.below_majority else ""
+    return _table(*rows) + below
 
 
 def _use(report: ReleasedReport) -> str:

@@ -165,10 +165,12 @@ def _accuracy(report: ReleasedReport) -> Markup:
         rows.append(Row(name=base.name, share=base.share, note=BECAUSE[base.because]))
     if not rows:
         return _section("What was learnt", _lead(NOT_MEASURED), id="accuracy")
+    below = tag("p", tag("b", report.below_majority)) if report.below_majority else None
     return _section(
         "What the student learnt",
         _lead("Share of points classified correctly; 95 % Wilson intervals where their number is known."),
         charts.dots(rows, "Accuracies with intervals"),
+        below,
         id="accuracy",
     )
 

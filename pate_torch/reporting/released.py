@@ -20,6 +20,7 @@ import numpy as np
 
 from pate_torch import checks
 from pate_torch.reporting import statement
+from pate_torch.reporting.charts import percent
 from pate_torch.reporting.intervals import Share
 from pate_torch.reporting.statement import PrivacyFacts
 
@@ -198,6 +199,19 @@ class ReleasedReport(PrivacyFacts):
         return tuple(
             Share(value=row[true] / sum(row), size=sum(row)) if sum(row) else None
             for true, row in enumerate(self.confusion)
+        )
+
+    @property
+    def below_majority(self) -> str | None:
+        """In words, that the student is right less often than the commonest class of the test points; else None."""
+        counts = [sum(row) for row in self.confusion]
+        hits = sum(row[true] for true, row in enumerate(self.confusion))
+        most = max(counts, default=0)
+        if self.student_accuracy is None or hits >= most:
+            return None
+        return (
+            f"Below the majority class: always saying {self.class_name(counts.index(most))} would be right for "
+            f"{percent(most / sum(counts))} of the test points."
         )
 
     def class_name(self, label: int) -> str:

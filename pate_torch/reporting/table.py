@@ -86,6 +86,8 @@ def _rows(report: ReleasedReport) -> list[tuple[str, str]]:
     if report.student_share is not None:
         size = f", on {report.student_share.size} test points" if report.student_share.size else ""
         rows.append((f"Accuracy of {report.student}", f"{show_share(report.student_share)}{size}"))
+        if report.below_majority is not None:
+            rows.append(("", report.below_majority))
     if report.label_share is not None:
         rows.append(("Released labels", f"{show_share(report.label_share)} correct"))
     # What a benchmark lets out is the owner's own figures over again: they stand below, marked.
