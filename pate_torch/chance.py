@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+import math
+
+import numpy as np
+from scipy.stats import laplace, norm
 
 from pate_torch import checks
-from pate_torch.noise import Rehearsal
+from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
+from pate_torch.mechanisms import confident, gaussian, interactive
+from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.protocols import Mechanism
-from pate_torch.types import Context, Votes
 
-QUESTIONS = 20_000
+PARTS = 4000
 LEAST_SKILL = 0.05
 """Of the way from guessing to certainty: less is not told from chance by the few hundred labels of a release."""
 
@@ -32,15 +36,30 @@ def refuse(
 
 
 def best_case(mechanism: Mechanism, num_teachers: int, num_classes: int) -> float | None:
-    """The share of answers that are right where all teachers agree on the truth, rehearsed; None: none is given."""
-    asked = max(QUESTIONS // 10, min(QUESTIONS, 2_000_000 // num_classes))
-    truth_Q = torch.arange(asked) % num_classes
-    counts_QC = num_teachers * torch.nn.functional.one_hot(truth_Q, num_classes)
-    kind = getattr(mechanism, "noise", "torch")
-    answers = mechanism.release(
-        Votes(counts_QC, num_teachers), Rehearsal(kind, 0 if kind == "torch" else None), Context(num_queries=asked)
-    )
-    answered_Q = answers.label_Q >= 0
-    if not bool(answered_Q.any()):
-        return None
-    return float((answers.label_Q == truth_Q[: len(answered_Q)])[answered_Q].double().mean())
+    """The probability that an answer is right where all teachers agree on the truth; None where no law is known.
+
+    It is the chance that the truth's noisy count exceeds all others, P = E[F(Z + K)^(C - 1)] over its noise Z ~ F, by
+    the midpoints of equally likely parts. Whole numbers of noise follow the same law but for their grain. Mechanisms
+    that answer exactly or not at all (the sparse vector's) have none.
+    """
+    match _model(mechanism):
+        case Gnmax(sigma=scale) | Confident(sigma=scale):
+            law = norm
+        case Lnmax(scale=scale):
+            law = laplace
+        case Exponential(rate=rate):
+            return 1 / (1 + (num_classes - 1) * math.exp(-rate * num_teachers))
+        case _:
+            return None
+    noise_N = law.ppf((np.arange(PARTS) + 0.5) / PARTS)
+    return float(np.exp((num_classes - 1) * law.logcdf(noise_N + num_teachers / scale)).mean())
+
+
+def _model(mechanism: Mechanism) -> OutcomeModel | None:
+    """The law of a label that is given, be the noise continuous or discrete."""
+    match mechanism:
+        case gaussian.Gaussian() | confident.Confident() | interactive.Interactive():
+            return Gnmax(sigma=mechanism.sigma)
+        case laplacian.Laplace():
+            return Lnmax(scale=mechanism.sigma)
+    return mechanism.outcome_model()

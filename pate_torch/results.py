@@ -26,7 +26,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.accounting.vote_rows import Array
 from pate_torch.ensembling import logits_of_one
-from pate_torch.ledger import CHOICE, Ledger
+from pate_torch.ledger import CHOICE, Account, Ledger
+from pate_torch.ledger_accounts import Charge
 from pate_torch.membership import Membership, Sides, attack
 from pate_torch.protocols import Student
 from pate_torch.reporting import private, released, statement
@@ -136,21 +137,23 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
         "accountant": "none" if guarantee is None else guarantee.route,
         "epsilon_ex_post": None if claim.ex_post is None else claim.ex_post.epsilon,
         "private": claim.private,
-        "parts": tuple(_part(ledger, name, identity, identity in now) for identity in claim.parts),
+        "parts": tuple(_part(account, identity, charge, identity in now) for identity, charge in claim.parts.items()),
         "epsilon_charged": None if total is None else total.epsilon,
         "charged_accountant": None if total is None else total.route,
         "epsilon_charged_ex_post": None if total_ex_post is None else total_ex_post.epsilon,
         "budget_epsilon": account.budget_epsilon,
         "other_releases": tuple(
-            _part(ledger, name, identity, False) for identity in ledger.charges(name) if identity not in claim.parts
+            _part(account, identity, charge, False)
+            for identity, charge in ledger.charges(name).items()
+            if identity not in claim.parts
         ),
     }
 
 
-def _part(ledger: Ledger, name: str, identity: str, now: bool) -> OtherRelease:
+def _part(account: Account, identity: str, charge: Charge, now: bool) -> OtherRelease:
     """One reservation: what it paid for, and its own guarantee."""
-    claim = ledger.claim(name, [identity])
-    charge, guarantee = claim.parts[identity], claim.guarantee
+    alone = replace(account, private=not charge.insecure)  # its noise is its own; the cap is the account's
+    guarantee = alone.claim(charge.planned, capped=account.private)
     what = charge.what if charge.committed or now else f"{charge.what}, interrupted: charged at its worst case"
     if guarantee is None:
         return OtherRelease(release_id=identity, what=f"{what}, {statement.NOT_PRIVATE}: seeded noise", now=now)

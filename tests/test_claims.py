@@ -17,7 +17,7 @@ from test_experiments_dpsgd import clouds as declared
 from test_mechanisms import num_classes, num_teachers
 from test_reporting_released import faults
 
-from pate_torch import Pate, label, pipeline
+from pate_torch import Pate, label, pipeline, results
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.census import Census
 from pate_torch.data.partition import ReplaceOne
@@ -256,6 +256,16 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     found = check(tmp_path, one.folder)
     worst = accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon
     assert found["epsilon"] == pytest.approx(worst, rel=REL) and found["epsilon_charged_ex_post"] < worst / 2
+
+
+def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(tmp_path, monkeypatch):
+    asked, claim = [], Ledger.claim
+    for name in ("a", "b", "c"):
+        pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
+    monkeypatch.setattr(Ledger, "claim", lambda self, *given: asked.append(given) or claim(self, *given))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        found = results.claims(ledger, "blobs", [read(one.folder)["release_id"]])
+    assert len(asked) == 1 and len(found["other_releases"]) == 2
 
 
 def test_releases_of_one_account_stay_below_its_total(tmp_path):

@@ -82,7 +82,7 @@ ALLOWED = {
     "locks": {"checks"},
     "journal": {"types", "checks", "locks"},
     "foreign_votes": {"types", "checks", "ledger", "teachers"},
-    "chance": {"types", "checks", "noise", "protocols"},
+    "chance": {"checks", "accounting.outcomes", "mechanisms", "protocols"},
     "labeler": {
         *("types", "chance", "checks", "protocols", "accounting.events", "budget", "journal", "labelling", "pac"),
         *("students.store", "teachers.ensemble"),
