@@ -131,7 +131,9 @@ class DpSgd:
                 report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
-                    **results.withheld(data, student), records=results.counted(data), seconds=clock.seconds
+                    **results.withheld(data, student),
+                    records=results.counted(dataclasses.replace(data, private=everyone)),
+                    seconds=clock.seconds,
                 )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
                 results.write_release(release, report)
