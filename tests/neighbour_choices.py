@@ -42,6 +42,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SingleStable": {"epsilon": 100.0},
     "PrototypesThenMargin": {"first": 3},
     "Selection": {"validation": 0.3},
+    "Sanitiser": {"at_a_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "TeacherRecipe": {"chunk": 2},
 }
