@@ -425,14 +425,14 @@ def _labeler(home, monkeypatch):
         labeler.answer(points(1, 1)[0])
 
 
-ROUTES = {"train": _train, "labels": _labels, "label": _label, "api": _api, "dpsgd": _dpsgd, "labeler": _labeler}
+COMMANDS = {"train": _train, "labels": _labels, "label": _label, "api": _api, "dpsgd": _dpsgd, "labeler": _labeler}
 
 
 def reserved(home) -> int:
     return ledger_entries(home).count("reserve")
 
 
-@pytest.mark.parametrize("route", [name for name in ROUTES if name != "labeler"])
+@pytest.mark.parametrize("route", [name for name in COMMANDS if name != "labeler"])
 def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, nothing_runs, route):
     pipeline.run(plan(tmp_path, "before"))
     charged, mechanism = reserved(tmp_path), "histogram" if route == "api" else "gaussian"
@@ -442,11 +442,11 @@ def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, 
     nothing_runs()
     claimed = runs.claim(tmp_path / "runs" / "blobs" / mechanism / "one")
     with claimed, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
-        ROUTES[route](tmp_path, monkeypatch)
+        COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", COMMANDS)
 def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothing_runs, route):
     pipeline.run(plan(tmp_path, "before"))
     charged = reserved(tmp_path)
@@ -461,7 +461,7 @@ def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothi
     nothing_runs()
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(ValueError, match=r"files cannot be locked \(No locks available\).*local disk"):
-        ROUTES[route](tmp_path, monkeypatch)
+        COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
 
 

@@ -182,7 +182,7 @@ def test_printed_noise_is_on_the_count_of_ones():
 def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(source, plan):
     with pytest.raises(ValueError, match="replace_one"):
         study(source).run(dataclasses.replace(plan, partition=AddRemove()))
-    own = dataclasses.replace(source, benchmark=False)
+    own = dataclasses.replace(source, benchmark=False, publish_split=True, publish_test=True)
     with pytest.raises(ValueError, match="not a public benchmark"):
         study(own).run(plan)
     with pytest.raises(ValueError, match="repeats"):

@@ -153,9 +153,9 @@ def plan(tmp_path):
         folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
         seed=0,
         num_teachers=12,
-        num_queries=20,
+        num_queries=80,
         delta=1e-4,
-        opening_budget=100.0,
+        opening_budget=1000.0,
         quiet=True,
     )
 
