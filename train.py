@@ -2,7 +2,7 @@
 
 import sys
 
-from pate_torch.command import train
+from pate_torch.cli.train import train
 
 if __name__ == "__main__":
     sys.exit(train())

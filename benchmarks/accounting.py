@@ -20,7 +20,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from pate_torch.accounting import data_dependent, exact, price_of_q, smooth_sensitivity, vote_rows
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
-from pate_torch.rng import numpy_stream
+from pate_torch.core.rng import numpy_stream
 
 TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
 ORDERS = 1 + np.geomspace(0.05, 200, 100)

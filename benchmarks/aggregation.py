@@ -21,9 +21,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pate_torch.core.rng import torch_stream
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
-from pate_torch.rng import torch_stream
+from pate_torch.noise.source import Rehearsal
 from pate_torch.teachers.voting import count
 from pate_torch.types import Context, Votes
 

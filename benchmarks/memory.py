@@ -25,7 +25,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     import numpy as np
     import torch
 
-    from pate_torch.rng import torch_stream
+    from pate_torch.core.rng import torch_stream
     from pate_torch.teachers.training import TeacherRecipe, train
     from pate_torch.types import DataSpec, PrivateData, Shards
 

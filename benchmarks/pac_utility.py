@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from pate_torch.core.rng import numpy_stream
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
 from pate_torch.pac.boosting import high_confidence
 from pate_torch.pac.classes import Listed, Stump, Stumps, Thresholds, erm, error_counts, representatives
@@ -28,7 +29,6 @@ from pate_torch.pac.sample import BelowGuarantee, Sample, without_replacement
 from pate_torch.pac.semi_private import sspp
 from pate_torch.pac.stable import flipping_gamma
 from pate_torch.protocols import HypothesisClass
-from pate_torch.rng import numpy_stream
 
 EPSILON = 1.0
 TARGET = 0.37

@@ -23,7 +23,7 @@ def rank(teachers: int, steps: int) -> None:
     import numpy as np
     import torch
 
-    from pate_torch.rng import torch_stream
+    from pate_torch.core.rng import torch_stream
     from pate_torch.teachers import distributed
     from pate_torch.teachers.training import TeacherRecipe, train
     from pate_torch.types import DataSpec, PrivateData, Shards

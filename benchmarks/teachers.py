@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch import networks
-from pate_torch.augment import Affine, warp
-from pate_torch.rng import torch_stream
+from pate_torch.core.rng import torch_stream
+from pate_torch.features.augmentation import Affine, warp
 from pate_torch.teachers.engine import gather_chunk, train_stacked
 from pate_torch.teachers.training import TeacherRecipe, chunk_size, train
 from pate_torch.types import DataSpec, PrivateData, Shards

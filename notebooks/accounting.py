@@ -32,8 +32,8 @@ import torch
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp, sanitised_release
 from pate_torch.accounting.price import price
-from pate_torch.audit import audit
-from pate_torch.audit_pairs import worst_pairs
+from pate_torch.audit.command import audit
+from pate_torch.audit.pairs import worst_pairs
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian

@@ -29,10 +29,10 @@ from sklearn.decomposition import PCA
 from sklearn.semi_supervised import LabelSpreading
 
 from pate_torch.accounting.epsilon import epsilon
+from pate_torch.aggregation import Guide, label
 from pate_torch.budget import Budget
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
-from pate_torch.labelling import Guide, label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.committee import Committee

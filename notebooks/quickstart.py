@@ -30,7 +30,7 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.reporting.statement import headline, plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.transduction import Transduction
+from pate_torch.voters.transductive import Transduction
 
 digits = Digits().load()
 small_changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # that leave a digit what it is

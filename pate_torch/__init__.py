@@ -8,16 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pate_torch import moved
+
 if TYPE_CHECKING:
-    from pate_torch.api import Pate as Pate
+    from pate_torch.estimator import Pate as Pate
     from pate_torch.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.students.export import load_student as load_student
 
 _HOMES = {
-    "Pate": "pate_torch.api",
+    "Pate": "pate_torch.estimator",
     "PrivateLabeler": "pate_torch.labeler",
     "load_student": "pate_torch.students.export",
 }
+
+moved.install()
 
 __all__ = ["Pate", "PrivateLabeler", "load_student"]
 

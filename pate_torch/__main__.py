@@ -2,7 +2,7 @@
 
 import sys
 
-from pate_torch.cli import main
+from pate_torch.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,10 +25,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pate_torch import checks
 from pate_torch.accounting.events import Event
-from pate_torch.ledger import LABELS, Ledger, Reservation
-from pate_torch.noise import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
+from pate_torch.core import checks
+from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
+from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
 from pate_torch.protocols import silent
 from pate_torch.types import Answers, Rehearsed, Sensitivity
 

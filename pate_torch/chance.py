@@ -7,8 +7,8 @@ import math
 import numpy as np
 from scipy.stats import laplace, norm
 
-from pate_torch import checks
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
+from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.protocols import Mechanism

@@ -11,25 +11,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, networks, released
-from pate_torch.census import Records
+from pate_torch import networks, release_store
+from pate_torch.config import Plan
+from pate_torch.core import checks
+from pate_torch.core.progress import Clock, Stages
 from pate_torch.data.partition import deal
-from pate_torch.foreign_votes import Register
-from pate_torch.graph import coordinates
-from pate_torch.leanings import Leanings
+from pate_torch.features.neighbors import coordinates
 from pate_torch.ledger import Ledger
 from pate_torch.networks import beneath
-from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard
-from pate_torch.runplan import Plan
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
 from pate_torch.teachers.training import Losses, train
-from pate_torch.teachers.transduction import Jointly
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import Dataset, PrivateData, Shards, Votes
+from pate_torch.voters.gradient_sums import Leanings
+from pate_torch.voters.reverse_knn import Records
+from pate_torch.voters.transductive import Jointly
+from pate_torch.voters.votes_file import Register
 
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
 """What rank 0 of a torchrun tells the others to do."""
@@ -200,7 +201,7 @@ def _manner(plan: Plan) -> str:
     if plan.transduction is None:
         return ""
     learnt = {} if plan.representation is None else dataclasses.asdict(plan.representation) | {"seed": plan.seed}
-    return released.key({"transduction": dataclasses.asdict(plan.transduction), "representation": learnt})[:16]
+    return release_store.key({"transduction": dataclasses.asdict(plan.transduction), "representation": learnt})[:16]
 
 
 def consult(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch import checks, locks
+from pate_torch.core import checks, locks
 from pate_torch.types import DataSpec
 
 FORMAT = "pate_torch.journal/1"

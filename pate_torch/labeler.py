@@ -27,11 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pate_torch import chance, checks, journal
+from pate_torch import chance, journal
 from pate_torch.accounting.events import Event, from_json, to_json
+from pate_torch.aggregation import refuse_unpriced
 from pate_torch.budget import Budget, Spending
+from pate_torch.core import checks
 from pate_torch.journal import Journal
-from pate_torch.labelling import refuse_unpriced
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp

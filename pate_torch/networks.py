@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 Description = dict[str, Any]
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch import foreign_votes, preflight, released, results, runs
+from pate_torch import preflight, release_store, results, run_folders
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.budget import Budget
+from pate_torch.config import Plan, calibrated, fitted
+from pate_torch.core.progress import Clock, Stages
 from pate_torch.data.partition import deal
 from pate_torch.ensembling import (
     DONE,
@@ -33,20 +35,19 @@ from pate_torch.ensembling import (
     nonprivate_with_peers,
     obtain_teachers,
 )
-from pate_torch.foreign_votes import Register
 from pate_torch.ledger import Ledger
-from pate_torch.progress import Clock, Stages
 from pate_torch.protocols import Mechanism, Student
 from pate_torch.releasing import fit_student, obtain_release
 from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_private_folder, write_owner_summary
 from pate_torch.reporting.released import Baseline, ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.runplan import Plan, calibrated, fitted
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Ballots, Dataset, Release, Votes
+from pate_torch.voters import votes_file
+from pate_torch.voters.votes_file import Register
 
 __all__ = ["Plan", "run"]
 
@@ -78,9 +79,9 @@ def _run(plan: Plan) -> ReleasedReport:
         if plan.labels is not None:
             preflight.refuse_reuse(plan, data)
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan), create=False))
-            release, record = released.read(plan.root, plan.labels, data.pool, data.spec, ledger)
+            release, record = release_store.read(plan.root, plan.labels, data.pool, data.spec, ledger)
             opened.enter_context(claimed(plan))
-            released.refuse_used_folder(plan.folder, release.id)
+            release_store.refuse_used_folder(plan.folder, release.id)
             reused = True
             if plan.selection is not None:
                 # The choice is charged: on the account's own terms, and refused before anything is trained.
@@ -90,7 +91,7 @@ def _run(plan: Plan) -> ReleasedReport:
         else:
             brought = None
             if plan.votes is not None:
-                brought = foreign_votes.read(plan.votes, num_classes=data.spec.num_classes, num_points=len(data.pool))
+                brought = votes_file.read(plan.votes, num_classes=data.spec.num_classes, num_points=len(data.pool))
                 plan = dataclasses.replace(plan, num_teachers=brought.num_teachers, baseline=False)
             mechanism = calibrated(plan)
             planned = worst_case(plan, mechanism, data)
@@ -175,11 +176,11 @@ def claimed(plan: Plan) -> Iterator[None]:
     store = TeacherStore(plan.root)
     with contextlib.ExitStack() as held:
         with store.writing():  # so that a run that begins is not taken for one that was killed
-            held.enter_context(runs.claim(plan.folder))
-            runs.sweep(plan.root)
+            held.enter_context(run_folders.claim(plan.folder))
+            run_folders.sweep(plan.root)
         preflight.refuse_finished(plan)
         store.sweep()
-        released.discard_torn(plan.folder)
+        release_store.discard_torn(plan.folder)
         yield
 
 

@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pate_torch import chance, checks, released, runs
+from pate_torch import chance, release_store, run_folders
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.config import Plan
+from pate_torch.core import checks
 from pate_torch.data.partition import deal
 from pate_torch.ensembling import identify, reusable
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.protocols import Checkable, Mechanism, StudentAlgorithm
-from pate_torch.runplan import Plan
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset
@@ -121,7 +122,7 @@ def refuse_cap(plan: Plan, name: str, planned: Iterable[Event], ledger: Ledger |
 def refuse_finished(plan: Plan) -> None:
     """Raise ValueError where the run's folder holds a finished release, before anything is trained."""
     if (plan.folder / "release" / "summary.json").exists():
-        released.refuse_used_folder(plan.folder)
+        release_store.refuse_used_folder(plan.folder)
 
 
 def refuse_other_ledger(plan: Plan, name: str, ledger: Ledger) -> None:
@@ -157,5 +158,5 @@ def refuse_reuse(plan: Plan, data: Dataset) -> None:
     """
     if plan.selection is not None:
         refuse_adjacency(data, plan.partition.adjacency)
-    runs.find_release(plan.root, plan.labels)
+    run_folders.find_release(plan.root, plan.labels)
     refuse_students(plan, data)

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pate_torch import labelling, released
-from pate_torch.belief import beliefs, shares
+from pate_torch import aggregation, release_store
+from pate_torch.aggregation import Guide
 from pate_torch.budget import Budget
+from pate_torch.config import Plan
+from pate_torch.core.progress import Stages
 from pate_torch.ensembling import Teachers, census, learn_features
-from pate_torch.labelling import Guide
-from pate_torch.progress import Stages
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.runplan import Plan
-from pate_torch.slopes import Slopes
+from pate_torch.students.label_posterior import beliefs, shares
 from pate_torch.students.store import save as save_student
 from pate_torch.types import Ballots, Dataset, Release, Votes
+from pate_torch.voters.gradients import Slopes
 
 Fit = Callable[[str, StudentAlgorithm], Student]
 """Trains one named student on the labels of a release."""
@@ -40,13 +40,17 @@ def obtain_release(
     witness: PRIVATE. Told the votes behind the answers, where they are given now.
     """
     facts = _facts(plan, data, teachers, mechanism, budget)
-    same = released.find_same(plan.root, facts["key"], data.pool, data.spec, budget.ledger) if budget.private else None
+    same = (
+        release_store.find_same(plan.root, facts["key"], data.pool, data.spec, budget.ledger)
+        if budget.private
+        else None
+    )
     if same is not None:
         release, record = same
-        released.refuse_used_folder(plan.folder, release.id)
+        release_store.refuse_used_folder(plan.folder, release.id)
         stages.say(f"Reusing release {release.id}: same questions, mechanism and teachers. It costs nothing.")
         return release, record, True
-    released.refuse_used_folder(plan.folder)
+    release_store.refuse_used_folder(plan.folder)
 
     stage = stages("Fitting the guiding student") if plan.guided else None
 
@@ -65,10 +69,10 @@ def obtain_release(
     written: dict[str, Any] = {}
 
     def seal(release: Release) -> dict[str, str]:
-        written.update(released.write(plan.folder / "release", release, facts, data.spec))
-        return released.digests(written)
+        written.update(release_store.write(plan.folder / "release", release, facts, data.spec))
+        return release_store.digests(written)
 
-    release = labelling.label(
+    release = aggregation.label(
         votes=teachers.votes,
         pool=data.pool,
         spec=data.spec,
@@ -100,10 +104,10 @@ def _facts(plan: Plan, data: Dataset, teachers: Teachers, mechanism: Mechanism, 
     if plan.guided:
         asking["refit"] = _configuration(plan.refit)
     declared = plan.census.declared(data) if isinstance(plan.census, Slopes) else None
-    pool = released.digest(data.pool)
+    pool = release_store.digest(data.pool)
     same = {"teachers": teachers.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": plan.seed}
     return {
-        "key": released.key(same),
+        "key": release_store.key(same),
         "dataset": data.spec.name,
         "pool_sha256": pool,
         "teachers_id": teachers.id,

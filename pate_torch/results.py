@@ -25,10 +25,10 @@ from pate_torch.accounting.data_dependent import theorem_rdp
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.accounting.vote_rows import Array
+from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.ensembling import logits_of_one
-from pate_torch.ledger import CHOICE, Account, Ledger
-from pate_torch.ledger_accounts import Charge
-from pate_torch.membership import Membership, Sides, attack
+from pate_torch.ledger.accounts import Charge
+from pate_torch.ledger.ledger import CHOICE, Account, Ledger
 from pate_torch.protocols import Student
 from pate_torch.reporting import private, released, statement
 from pate_torch.reporting.card import write_card

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from pate_torch import checks, released
+from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import sanitised_release as publication
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_epsilon
 from pate_torch.budget import Budget
-from pate_torch.ledger import PRICE
+from pate_torch.core import checks
+from pate_torch.ledger.ledger import PRICE
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Votes
 
@@ -118,7 +119,7 @@ class Sanitiser:
                 "sigma": plan.sigma,
                 "private": spending.private,
             }
-            released.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+            release_store.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         return epsilon, spending.id
 
 

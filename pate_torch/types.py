@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch import checks
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 
 NO_ANSWER = -1
 ADJACENCIES = ("add_remove", "replace_one")

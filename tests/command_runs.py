@@ -8,7 +8,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from pate_torch import command
+from pate_torch.cli import train as command
 
 TINY = [
     *("dataset.private=120", "dataset.public=40", "dataset.test=20", "num_teachers=6", "num_queries=4", "query=random"),

@@ -23,31 +23,32 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import Pate, label, labelling, pipeline, released
+from pate_torch import Pate, aggregation, pipeline, release_store
 from pate_torch.accounting.events import from_json
 from pate_torch.budget import Budget
-from pate_torch.census import Census
+from pate_torch.core.progress import Stages
 from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
 from pate_torch.journal import Journal
+from pate_torch.label import command as label
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Ledger
-from pate_torch.ledger_chain import Chain
+from pate_torch.ledger.chain import Chain
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.noise import Rehearsal
-from pate_torch.progress import Stages
+from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.medoids import Medoids
 from pate_torch.queries.random import Random
-from pate_torch.slopes import Slopes
 from pate_torch.students.carried import Carried
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.checkpoints import Checkpoints
 from pate_torch.teachers.store import ID, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import DataSpec, Votes
+from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.reverse_knn import Census
 
 
 def blobs() -> Tensors:
@@ -149,8 +150,8 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
         (pipeline, ("save_file", "look", "fit_student", "show_closing")),
-        (labelling, ("label",)),
-        (released, ("write",)),
+        (aggregation, ("label",)),
+        (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (Gaussian, ("release",)),
         (Rehearsal, ("gaussian",)),
@@ -304,7 +305,7 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
         (Ledger, ("open_account", "reserve", "record", "resume", "commit")),
         (Chain, ("append",)),
         (Journal, ("append",)),
-        (released, ("write",)),
+        (release_store, ("write",)),
         (Rehearsal, ("gaussian",)),
     ):
         for method in methods:
@@ -357,9 +358,9 @@ def _wrong_record(
         "planned": record["planned"] == reserved[identity]["events"],
         "incurred": identity not in committed or record["incurred"] == committed[identity]["events"],
         "known to the ledger": identity not in committed
-        or released.digests(record) == released.digests(committed[identity]),
+        or release_store.digests(record) == release_store.digests(committed[identity]),
     }
-    for name, digest in released.digests(record).items():
+    for name, digest in release_store.digests(record).items():
         (file,) = folder.glob(f"{name.removesuffix('_sha256')}.*")
         checks[name] = hashlib.sha256(file.read_bytes()).hexdigest() == digest
     return [f"{folder}: {name}" for name, holds in checks.items() if not holds]

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import label, pipeline, preflight, runs
+from pate_torch import pipeline, preflight, run_folders
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.api import Pate
 from pate_torch.data.partition import deal
+from pate_torch.estimator import Pate
 from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.label import command as label
 from pate_torch.pipeline import Plan
 from pate_torch.queries.passive import Passive
 from pate_torch.teachers.voting import count
@@ -103,7 +104,7 @@ def _refuse_unsuited(route: str, plan: Plan, data: Dataset) -> None:
 def reuse(plan: Plan) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
     pipeline.run(dataclasses.replace(plan, selection=None))
-    (_, record), *_ = runs.releases(plan.root)
+    (_, record), *_ = run_folders.releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
         pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))

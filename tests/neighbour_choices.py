@@ -20,7 +20,7 @@ import numpy as np
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from pate_torch.command import configuration
+from pate_torch.cli.train import configuration
 from pate_torch.pipeline import Plan
 
 CONF = Path(configuration()).resolve()

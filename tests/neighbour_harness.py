@@ -26,21 +26,22 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import api, pipeline, progress, results, sanitising, selecting
+from pate_torch import estimator, pipeline, results, sanitising
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
+from pate_torch.core import progress
 from pate_torch.experiments import dpsgd
 from pate_torch.experiments.dpsgd import EntropyOptimizer
-from pate_torch.leanings import WHOLE, Leanings
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.students import rounds
+from pate_torch.students import rounds, selection
 from pate_torch.types import Sensitivity
+from pate_torch.voters.gradient_sums import WHOLE, Leanings
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
 
@@ -111,7 +112,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, slope, draw = VoteMechanism._opened, Leanings.slope, selecting.draw
+    opened, slope, draw = VoteMechanism._opened, Leanings.slope, selection.draw
     publish, add_noise, errors = sanitising.publication.release, EntropyOptimizer.add_noise, exponential.error_counts
     ids = itertools.count(1)
 
@@ -163,7 +164,7 @@ def watched(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(Leanings, "slope", of_records)
-        patch.setattr(selecting, "draw", of_students)
+        patch.setattr(selection, "draw", of_students)
         patch.setattr(sanitising.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "error_counts", of_hypotheses)
@@ -174,7 +175,7 @@ def watched(watch: Watch) -> Iterator[None]:
         for module in (results, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
-        patch.setattr(api, "_now", lambda: f"{next(ids)}")
+        patch.setattr(estimator, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(tensorboard, "confusion_figure", lambda _: None)
         patch.setattr(tensorboard, "examples_figure", lambda _: None)

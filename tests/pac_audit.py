@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.stats import chi2
 
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.classes import Enumerable, distinct
 from pate_torch.pac.sample import Sample
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pate_torch.augment import Affine
+from pate_torch.features.augmentation import Affine
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 

@@ -21,23 +21,24 @@ from test_api import clouds as points
 from test_claims import pate, selection
 from test_experiments_dpsgd import clouds
 
-from pate_torch import Pate, label, pipeline, runs
-from pate_torch.census import Census
-from pate_torch.command import configuration
+from pate_torch import Pate, pipeline, run_folders
+from pate_torch.cli.train import configuration
+from pate_torch.config import Plan
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
-from pate_torch.ledger import CHOICE, LABELS, Ledger
+from pate_torch.label import command as label
+from pate_torch.ledger.ledger import CHOICE, LABELS, Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.noise import NoiseSource, Rehearsal
-from pate_torch.runplan import Plan
-from pate_torch.slopes import Slopes
+from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
+from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.reverse_knn import Census
 
 
 def released(plan) -> str:
@@ -408,7 +409,7 @@ def _label(home, monkeypatch):
 
 
 def _api(home, monkeypatch):
-    monkeypatch.setattr("pate_torch.api._now", lambda: "one")
+    monkeypatch.setattr("pate_torch.estimator._now", lambda: "one")
     one = Pate("blobs", classes=3, num_teachers=0, teacher=Census(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
@@ -440,7 +441,7 @@ def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, 
         shutil.rmtree(tmp_path)
         charged = 0
     nothing_runs()
-    claimed = runs.claim(tmp_path / "runs" / "blobs" / mechanism / "one")
+    claimed = run_folders.claim(tmp_path / "runs" / "blobs" / mechanism / "one")
     with claimed, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
         COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged

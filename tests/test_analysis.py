@@ -11,9 +11,9 @@ from pate_torch.analysis import sample_sizes as sizes
 from pate_torch.analysis.figures import margin_correlation, margin_distribution
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
 from pate_torch.analysis.stability import by_teachers, on_average_stability, one_by_one
+from pate_torch.core.rng import torch_stream
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import Rehearsal
-from pate_torch.rng import torch_stream
+from pate_torch.noise.source import Rehearsal
 from pate_torch.teachers.engine import batches
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Context, DataSpec, Votes

@@ -11,13 +11,13 @@ import torch
 from scipy import stats
 from vote_laws import CERTAIN
 
-from pate_torch import audit as audit_module
-from pate_torch.audit import _bound, audit, audit_outcomes, load, main
-from pate_torch.audit_pairs import Pair, Setting, worst_pairs
+from pate_torch.audit import command as audit_module
+from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
+from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.mechanisms import single_stable, stability
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.types import Votes
 
 NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "mechanism").glob("*.yaml"))

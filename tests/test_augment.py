@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.augment import Affine, warp
+from pate_torch.features.augmentation import Affine, warp
 
 
 def stream(seed=0):

@@ -10,7 +10,9 @@ import pytest
 import torch
 from command_runs import TINY, ledger_entries, train, written
 
-from pate_torch import checks, compose, released, runs
+from pate_torch import release_store, run_folders
+from pate_torch.cli import hydra_config
+from pate_torch.core import checks
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Ledger
 from pate_torch.types import DataSpec, PrivateData, Votes
@@ -185,7 +187,7 @@ COMPOSITION = [
     ("refit=nosuch", "refit='nosuch'", "_target_"),
     ("mechanism._target_=os.system", "mechanism._target_='os.system'", "mechanism=<name>"),
     ("mechanism._target_=pate_torch.nothing.X", "mechanism._target_='pate_torch.nothing.X'", "mechanism=<name>"),
-    ("mechanism._target_=pate_torch.rng.derive", "mechanism"),
+    ("mechanism._target_=pate_torch.core.rng.derive", "mechanism"),
     ("seed", "'seed'", "EQUAL"),
     ("mechanism.sigma=${recommended.nope}", "mechanism.sigma", "recommended.nope"),
     ("recommended=null", "recommended"),
@@ -495,10 +497,10 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: checks.integer("n", True),
         lambda: checks.items("list", "abc"),
         lambda: checks.mapping("map", [1]),
-        lambda: runs.checked_root(""),
-        lambda: runs.checked_id("labels", "0123456789ABCDEF"),
-        lambda: runs.run_folder("home", "../x", "gaussian"),
-        lambda: compose.device("cpu:x"),
+        lambda: run_folders.checked_root(""),
+        lambda: run_folders.checked_id("labels", "0123456789ABCDEF"),
+        lambda: run_folders.run_folder("home", "../x", "gaussian"),
+        lambda: hydra_config.device("cpu:x"),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused(build):
@@ -510,7 +512,7 @@ def test_values_of_a_wrong_kind_are_refused(build):
 def test_a_release_that_is_not_there_is_refused(tmp_path):
     data = Tensors(**GOOD).load()
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="no such release"):
-        released.read(tmp_path, "0123456789abcdef", data.pool, data.spec, ledger)
+        release_store.read(tmp_path, "0123456789abcdef", data.pool, data.spec, ledger)
 
 
 def test_every_configuration_key_of_the_top_level_is_tried():

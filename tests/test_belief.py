@@ -11,16 +11,16 @@ import torch
 from scipy import stats
 from vote_laws import CERTAIN, TINY, law
 
-from pate_torch import pipeline, released
+from pate_torch import pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.audit import audit
-from pate_torch.audit_pairs import worst_pairs
-from pate_torch.belief import beliefs, lead
+from pate_torch.audit.command import audit
+from pate_torch.audit.pairs import worst_pairs
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
+from pate_torch.students.label_posterior import beliefs, lead
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import label_loss, pose, released_loss
 from pate_torch.types import Context, DataSpec, NoisyCounts, Votes
@@ -187,7 +187,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
     data = plan.source.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
-        release, _ = released.read(plan.root, report.release_id, data.pool, data.spec, ledger)
+        release, _ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
     assert release.noisy.sigma == 4.0
     assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
     again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")

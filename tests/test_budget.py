@@ -17,15 +17,15 @@ from test_mechanisms import CONF, build, kinds, num_classes, num_teachers, rando
 from test_slopes import leanings
 
 import pate_torch
-from pate_torch import labelling, released
+from pate_torch import aggregation, release_store
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
 from pate_torch.budget import Budget, Rehearsal, Spending, _Charged
 from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
-from pate_torch.ledger_chain import Chain
+from pate_torch.ledger.chain import Chain
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
 from pate_torch.mechanisms.soft_stability import SoftVotes
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
 from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, DataSpec, PublicPool, Sensitivity, Votes
 
@@ -358,8 +358,8 @@ def label(door, folder, **changes):
     written = []
 
     def seal(release):
-        written.append(released.write(folder, release, {"dataset": "svhn"}, SPEC))
-        return released.digests(written[-1])
+        written.append(release_store.write(folder, release, {"dataset": "svhn"}, SPEC))
+        return release_store.digests(written[-1])
 
     given = {
         "votes": votes(6),
@@ -372,7 +372,7 @@ def label(door, folder, **changes):
         "seed": 0,
         "seal": seal,
     }
-    return labelling.label(**given | changes), written
+    return aggregation.label(**given | changes), written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -734,7 +734,7 @@ def test_answers_without_a_draw_are_not_admitted(ledger):
 def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     with pytest.raises(ValueError, match=words):
-        labelling.label(
+        aggregation.label(
             votes=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
             budget=budget(ledger), num_queries=2, seed=0,
         )  # fmt: skip

@@ -17,28 +17,29 @@ from test_api import clouds
 from test_students import CPU, IMAGES, images
 from vote_laws import TINY, Recorder, law
 
-from pate_torch import Pate, command, compose, networks, pipeline, released, roll
+from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
-from pate_torch.audit_pairs import Pair
-from pate_torch.belief import shares
-from pate_torch.census import Census, Records, cells
+from pate_torch.audit.pairs import Pair
+from pate_torch.cli import hydra_config
+from pate_torch.cli import train as command
+from pate_torch.core.parallel import one_thread
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.graph import neighbour_graph
+from pate_torch.features.contrastive import encode
+from pate_torch.features.neighbors import neighbour_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import beneath, headless
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.statement import PrivacyFacts, plain_words
-from pate_torch.representation import encode
 from pate_torch.students import carrying
 from pate_torch.students.carried import Carried
+from pate_torch.students.label_posterior import shares
 from pate_torch.students.supervised import Supervised
-from pate_torch.threads import one_thread
 from pate_torch.types import (
     LABEL_UNIT,
     ONE_BALLOT,
@@ -51,6 +52,8 @@ from pate_torch.types import (
     PublicPool,
     Votes,
 )
+from pate_torch.voters import records as roll
+from pate_torch.voters.reverse_knn import Census, Records, cells
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
@@ -391,7 +394,7 @@ def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose.plan(hydra_compose("config", overrides=[*overrides, *places]), folder)
+        return hydra_config.plan(hydra_compose("config", overrides=[*overrides, *places]), folder)
 
 
 @pytest.fixture(scope="module")
@@ -425,7 +428,7 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
     data = plan.source.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, _ = released.read(home, release_id, data.pool, data.spec, ledger)
+        release, _ = release_store.read(home, release_id, data.pool, data.spec, ledger)
         before = ledger.spent("digits").epsilon
     assert release.cell_RP.shape == (2, len(data.pool)) and release.rounds == (40, 40)
     assert release.cell_RP[0].max() < 40 <= release.cell_RP[1].min()
@@ -442,7 +445,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     home, plan, report = run
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         data = plan.source.load()
-        release, _ = released.read(home, report.release_id, data.pool, data.spec, ledger)
+        release, _ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
     squares = float((release.noisy.counts_QC - exact_QC).double().square().sum())
@@ -474,7 +477,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
     try:
         file.write_text("\n".join(lines) + "\n")
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            released.read(home, record["release_id"], data.pool, data.spec, ledger)
+            release_store.read(home, record["release_id"], data.pool, data.spec, ledger)
     finally:
         file.write_text(whole)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import Pate, chance, label
+from pate_torch import Pate, chance
+from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.exponential import Exponential
@@ -16,7 +17,7 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.types import Context, Votes
 
 ASKED = 20_000

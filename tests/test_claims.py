@@ -17,12 +17,12 @@ from test_experiments_dpsgd import clouds as declared
 from test_mechanisms import num_classes, num_teachers
 from test_reporting_released import faults
 
-from pate_torch import Pate, label, pipeline, results
+from pate_torch import Pate, pipeline, results
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.census import Census
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.experiments.dpsgd import DpSgd
-from pate_torch.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
+from pate_torch.label import command as label
+from pate_torch.ledger.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -33,11 +33,12 @@ from pate_torch.queries.random import Random
 from pate_torch.reporting.released import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
 from pate_torch.sanitising import Sanitiser
-from pate_torch.selecting import Selection
-from pate_torch.slopes import Slopes
+from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
+from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.reverse_knn import Census
 
 DELTA = 1e-4
 REL = 1e-9

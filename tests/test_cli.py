@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import pate_torch
-from pate_torch import cli, runs_command
+from pate_torch.cli import list_runs as runs_command
+from pate_torch.cli import main as cli
 
 
 def pate(*words):
@@ -16,7 +17,7 @@ def pate(*words):
 
 
 def test_help_names_every_command_without_loading_torch():
-    code = "import sys; from pate_torch.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    code = "import sys; from pate_torch.cli.main import main; main(['--help']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for name in ("train", "label", "audit", "plan", "ledger", "export", "runs"):

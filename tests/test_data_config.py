@@ -7,7 +7,7 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from pate_torch.augment import Affine
+from pate_torch.features.augmentation import Affine
 from pate_torch.networks import NETWORKS
 from pate_torch.protocols import DatasetSource
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pate_torch.diffusion import Diffusion, Places
-from pate_torch.graph import diffused, leading, neighbour_graph, spectral
+from pate_torch.features.diffusion import Diffusion, Places
+from pate_torch.features.neighbors import diffused, leading, neighbour_graph, spectral
 
 
 def moons(count=300, seed=0):

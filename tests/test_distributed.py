@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from teacher_world import differing, recipe, records, shards_of, spec
 
-from pate_torch.graph import coordinates
+from pate_torch.features.neighbors import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
-from pate_torch.teachers.transduction import Transduction
+from pate_torch.voters.transductive import Transduction
 
 HERE = Path(__file__).parent
 

@@ -28,10 +28,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from vote_laws import CERTAIN
 
-from pate_torch import audit, cli, command, ledger_command
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.shown import show_epsilon
-from pate_torch.audit_pairs import worst_pairs
+from pate_torch.audit import command as audit
+from pate_torch.audit.pairs import worst_pairs
+from pate_torch.cli import main as cli
+from pate_torch.cli import train as command
+from pate_torch.ledger import command as ledger_command
 from pate_torch.mechanisms.gaussian import Gaussian
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")

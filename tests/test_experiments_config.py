@@ -8,12 +8,14 @@ import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from pate_torch import command, compose, pipeline
+from pate_torch import pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
+from pate_torch.cli import hydra_config
+from pate_torch.cli import train as command
 from pate_torch.data.labels_only import LabelsOnly
-from pate_torch.teachers.transduction import Transduction
 from pate_torch.teachers.trunk import PublicStart
+from pate_torch.voters.transductive import Transduction
 
 EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
 
@@ -23,7 +25,7 @@ def configured(home: Path, *overrides: str):
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return compose.plan(cfg, folder), compose.study(cfg)
+    return hydra_config.plan(cfg, folder), hydra_config.study(cfg)
 
 
 def run(home: Path, *overrides: str):

@@ -9,15 +9,15 @@ from opacus import GradSampleModule
 from scipy import stats
 
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.config import Plan
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.experiments import Study
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.random import Random
-from pate_torch.runplan import Plan
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pate_torch.accounting import gdp
+from pate_torch.config import Plan
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.experiments import Study
@@ -18,7 +19,6 @@ from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.passive import Passive
-from pate_torch.runplan import Plan
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 

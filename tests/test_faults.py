@@ -21,11 +21,11 @@ from command_runs import TINY, ledger_entries, train
 from killed_runs import half_written, lines, plan, readable, reservations, unsound
 from safetensors.torch import load_file, save_file
 
-from pate_torch import pipeline, preflight, released
+from pate_torch import pipeline, preflight, release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.ledger import Ledger, LedgerError
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.teachers.store import TeacherStore
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     with Ledger(home / "ledger.sqlite") as ledger:
         assert summary["epsilon_charged"] == ledger.spent("blobs").epsilon
         data = killed_runs.blobs().load()
-        release, _ = released.read(home, summary["release_id"], data.pool, data.spec, ledger)
+        release, _ = release_store.read(home, summary["release_id"], data.pool, data.spec, ledger)
     assert release.label_Q.tolist() in readable(home).values()
 
 
@@ -334,7 +334,7 @@ def full_disk(*_, **__):
     [
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.checkpoints.save_file", 0),
-        ("pate_torch.released.replace", 1),
+        ("pate_torch.release_store.replace", 1),
         ("pate_torch.pipeline.save_file", 1),
         ("pate_torch.releasing.save_student", 1),
         ("pate_torch.results.write_release", 1),
@@ -353,7 +353,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         # A release that was written down is found again; one that was not stays charged, beside the new one.
-        lost = place == "pate_torch.released.replace"
+        lost = place == "pate_torch.release_store.replace"
         assert (account.releases, account.open) == (1, int(lost))
 
 

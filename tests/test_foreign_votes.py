@@ -14,11 +14,11 @@ from test_pipeline import plan as plan_fixture
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.foreign_votes import Register, read
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Votes
+from pate_torch.voters.votes_file import Register, read
 
 K, P, C = 12, 7, 3
 plan = plan_fixture

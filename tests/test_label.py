@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from pate_torch import label
 from pate_torch.accounting import gdp
+from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 
 P, K, C = 30, 50, 3
 

@@ -17,7 +17,7 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
 from pate_torch.students.supervised import Supervised

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from pate_torch import pipeline, preflight
-from pate_torch.augment import Affine
 from pate_torch.data.digits import Digits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.contrastive import Representation
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
-from pate_torch.representation import Representation
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.trunk import PublicStart

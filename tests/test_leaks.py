@@ -21,16 +21,17 @@ from command_runs import train
 from killed_runs import plan, reservations
 from safetensors.torch import load_file
 
-from pate_torch import augment, ensembling, pipeline
+from pate_torch import ensembling, pipeline
 from pate_torch.accounting import gdp
-from pate_torch.augment import Affine
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
+from pate_torch.features import augmentation
+from pate_torch.features.augmentation import Affine
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.laplace import Laplace
-from pate_torch.noise import NoiseSource, Rehearsal
+from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
 
@@ -484,8 +485,8 @@ def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
     first = load_file(file)["counts_QC"]
     file.unlink()
     drawn = []
-    monkeypatch.setattr(augment.Affine, "draw", lambda *a, **k: drawn.append(1))
-    monkeypatch.setattr(augment, "warp", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr(augmentation.Affine, "draw", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr(augmentation, "warp", lambda *a, **k: drawn.append(1))
     pipeline.run(dataclasses.replace(one, folder=one.folder.with_name("again"), mechanism=Gaussian(sigma=3.0)))
     assert torch.equal(load_file(file)["counts_QC"], first)
     assert not drawn

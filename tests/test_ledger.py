@@ -21,9 +21,9 @@ import pytest
 from pate_torch.accounting import gdp
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Gaussian, Laplace, PureDP
-from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError, default_path
-from pate_torch.ledger_chain import Chain
-from pate_torch.ledger_command import main
+from pate_torch.ledger.chain import Chain
+from pate_torch.ledger.command import main
+from pate_torch.ledger.ledger import BudgetExceeded, Ledger, LedgerError, default_path
 
 MU = math.sqrt(2) / 40
 PLAN = (Gaussian(mu=MU, count=286),)
@@ -380,7 +380,7 @@ def test_a_process_killed_inside_a_transaction_leaves_nothing(path, ledger):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from pate_torch.ledger_chain import Chain\n"
+        "from pate_torch.ledger.chain import Chain\n"
         "chain = Chain(Path(sys.argv[1]))\n"
         "chain.news()\n"
         "with chain.writing():\n"
@@ -660,7 +660,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
-    monkeypatch.setattr("pate_torch.ledger_file.WAIT_S", 0.01)
+    monkeypatch.setattr("pate_torch.ledger.database.WAIT_S", 0.01)
     with Ledger(path) as other, ledger._chain.writing():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):

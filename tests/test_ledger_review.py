@@ -19,11 +19,11 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import BoundedRange, Gaussian, RdpCurve
 from pate_torch.budget import Budget
-from pate_torch.ledger import CHOICE, LABELS, PRICE, Ledger
-from pate_torch.ledger_accounts import priced
-from pate_torch.ledger_chain import Chain
-from pate_torch.ledger_command import main
-from pate_torch.ledger_review import review
+from pate_torch.ledger.accounts import priced
+from pate_torch.ledger.chain import Chain
+from pate_torch.ledger.command import main
+from pate_torch.ledger.ledger import CHOICE, LABELS, PRICE, Ledger
+from pate_torch.ledger.review import review
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
 from pate_torch.sanitising import Sanitiser
 

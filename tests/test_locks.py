@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from pate_torch import locks, runs
+from pate_torch import run_folders
+from pate_torch.core import locks
 from pate_torch.teachers.store import ABANDONED, TeacherStore
 
 
@@ -133,17 +134,17 @@ def test_what_a_killed_run_left_half_written_is_swept_and_nothing_else(tmp_path)
         for name in (*half, *whole):
             (run / "release" / name).write_text("")
     (dead / ".lock").write_text('[1, "there", "then"]')
-    with runs.claim(living):
+    with run_folders.claim(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
         (living / "release" / ".labels.csv.partial").write_text("")
-        runs.sweep(tmp_path)
+        run_folders.sweep(tmp_path)
         assert (living / "release" / ".labels.csv.partial").exists()
     assert sorted(path.name for path in (dead / "release").iterdir()) == sorted(whole)
     assert not (dead / ".lock").exists() and not (living / ".lock").exists()
 
 
 def test_a_claim_that_came_to_nothing_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyError), runs.claim(tmp_path / "run"):
+    with pytest.raises(KeyError), run_folders.claim(tmp_path / "run"):
         raise KeyError
     assert not (tmp_path / "run").exists()
 

@@ -15,7 +15,7 @@ from vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, poo
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import total_pure, total_rho
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import NO_ANSWER, Context, Votes
 

@@ -14,13 +14,13 @@ from test_pipeline import again, blobs, summary
 from test_pipeline import plan as plan_fixture
 
 from pate_torch import ensembling, pipeline
+from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
-from pate_torch.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
 from pate_torch.reporting.intervals import concordance, difference
 from pate_torch.reporting.statement import advantage_bound, attack_bound
-from pate_torch.selecting import Selection
+from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
 

@@ -116,7 +116,7 @@ def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = CENSUS | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
     monkeypatch.setattr(Plan, "_check_census", lambda self: None)
-    monkeypatch.setattr("pate_torch.census.of_each_record", lambda shards, said: said)
+    monkeypatch.setattr("pate_torch.voters.reverse_knn.of_each_record", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
 
@@ -126,7 +126,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 
     case = SLOPES | {"partition": "replace_one"}
     assert not faults(case)
-    monkeypatch.setattr("pate_torch.slopes.one_vector", short)
+    monkeypatch.setattr("pate_torch.voters.gradients.one_vector", short)
     monkeypatch.setattr(descent, "one_vector", short)
     assert "L2" in faults(case, times=4)
 
@@ -134,7 +134,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = CENSUS | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
-    for module in ("pate_torch.data.units", "pate_torch.census"):
+    for module in ("pate_torch.data.units", "pate_torch.voters.reverse_knn"):
         monkeypatch.setattr(f"{module}.unit_names", lambda private, adjacency: private.unit_id)
     assert "where it says" in faults(case, times=12)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pate_torch import networks
-from pate_torch.rng import torch_stream
+from pate_torch.core.rng import torch_stream
 
 IMAGES = (3, 16, 16)
 

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 from vote_laws import TINY, pooled
 
-from pate_torch import discrete_noise
-from pate_torch.noise import LEAST_DELTA, Rehearsal, check_delta
+from pate_torch.noise import discrete
+from pate_torch.noise.source import LEAST_DELTA, Rehearsal, check_delta
 
 CPU = torch.device("cpu")
 N = 40_000
@@ -177,7 +177,7 @@ def test_discrete_gaussian_is_not_a_rounded_one():
 @pytest.mark.parametrize("kind,scale", [("gaussian", 2.0), ("laplace", 3.0)])
 def test_law_is_exact_however_few_bits_are_drawn_first(kind, scale, bits):
     """With 4 bits nearly every draw needs the refinement that 63 bits never need in a lifetime."""
-    z = discrete_noise._signed((4000,), kind, Fraction(scale), bits)
+    z = discrete._signed((4000,), kind, Fraction(scale), bits)
     assert goodness(z.numpy(), kind, scale) > TINY
     assert goodness(z.numpy(), kind, scale * 1.5) < TINY
 
@@ -205,7 +205,7 @@ def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:
 @pytest.mark.parametrize("kind,scale", [("gaussian", 1.0), ("gaussian", 40.1), ("gaussian", 0.3), ("laplace", 45.0798)])
 def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
     with mpmath.workdps(80):
-        table = discrete_noise._table(kind, Fraction(scale), bits)
+        table = discrete._table(kind, Fraction(scale), bits)
         exact = exact_cdf(kind, Fraction(scale), len(table.low))
         for low, value, high in zip(table.low, exact, table.high, strict=True):
             assert low <= value * 2**bits <= high
@@ -214,7 +214,7 @@ def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
 
 
 def test_lookup_decides_only_what_the_bits_decide():
-    table = discrete_noise._table("gaussian", Fraction(2), 8)
+    table = discrete._table("gaussian", Fraction(2), 8)
     with mpmath.workdps(30):
         exact = exact_cdf("gaussian", Fraction(2), 40)
     undecided = 0
@@ -259,8 +259,8 @@ def rejection(sigma: Fraction, rng: np.random.Generator) -> int:
 def test_agrees_with_the_rejection_sampler():
     rng = np.random.default_rng(0)
     slow = np.array([rejection(Fraction(5, 2), rng) for _ in range(3000)])
-    fast = discrete_noise.gaussian((N,), Fraction(5, 2)).numpy()
-    other = discrete_noise.gaussian((N,), Fraction(4)).numpy()
+    fast = discrete.gaussian((N,), Fraction(5, 2)).numpy()
+    other = discrete.gaussian((N,), Fraction(4)).numpy()
     edges = [-np.inf, -4.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 4.5, np.inf]
     counts = [np.histogram(np.clip(z, -50, 50), np.clip(edges, -99, 99))[0] for z in (slow, fast, other)]
     assert stats.chi2_contingency(counts[:2]).pvalue > TINY
@@ -268,6 +268,6 @@ def test_agrees_with_the_rejection_sampler():
 
 
 def test_discrete_parameter_is_exactly_the_one_priced():
-    assert discrete_noise._scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
-    assert discrete_noise.gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
-    assert discrete_noise.laplace((0, 4), Fraction(1)).shape == (0, 4)
+    assert discrete._scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
+    assert discrete.gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
+    assert discrete.laplace((0, 4), Fraction(1)).shape == (0, 4)

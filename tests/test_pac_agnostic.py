@@ -13,7 +13,7 @@ from pate_torch.accounting.events import BoundedRange, Delta, PureDP
 from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import (
     RELABEL_FACTOR,
     _minimum_queries,

@@ -18,8 +18,8 @@ import pytest
 from pac_audit import Table
 from scipy import stats
 
-from pate_torch.audit import audit_outcomes
-from pate_torch.noise import Rehearsal
+from pate_torch.audit.command import audit_outcomes
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import agnostic
 from pate_torch.pac.agnostic import RELABEL_FACTOR, ag_priv_cl, plan_ag_priv_cl
 from pate_torch.pac.sample import Sample

@@ -11,7 +11,7 @@ from scipy.stats import kstest
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import delta as accounting_delta
 from pate_torch.accounting.events import BoundedRange, Delta
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
 from pate_torch.pac.classes import Listed, Thresholds

@@ -9,7 +9,7 @@ from pac_audit import Spy, all_laws, fit, neighbours, sample_of, universe, worst
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, PureDP
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds, sauer_shelah
 from pate_torch.pac.sample import BelowGuarantee, Sample

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pate_torch import rng
+from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne, deal
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import PrivateData, Shards

@@ -9,11 +9,11 @@ import stat
 import pytest
 import torch
 
-from pate_torch import pipeline, preflight, released, sanitising
+from pate_torch import pipeline, preflight, release_store, sanitising
 from pate_torch.accounting import gdp, rdp
-from pate_torch.augment import Affine
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
+from pate_torch.features.augmentation import Affine
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -23,7 +23,7 @@ from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.random import Random
 from pate_torch.sanitising import Sanitiser
-from pate_torch.selecting import Selection
+from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import PrivateData
@@ -117,7 +117,7 @@ def test_released_labels_are_the_release(plan):
     rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data = plan.source.load()
-    release, _ = released.read(
+    release, _ = release_store.read(
         plan.root, summary(plan)["release_id"], data.pool, data.spec, Ledger(plan.root / "ledger.sqlite")
     )
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import labelling, pipeline
+from pate_torch import aggregation, pipeline
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.audit import audit_outcomes
+from pate_torch.audit.command import audit_outcomes
 from pate_torch.budget import Budget
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tensors import Tensors
-from pate_torch.ledger import Reservation
+from pate_torch.ledger.ledger import Reservation
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.passive import Passive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -81,7 +81,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
     terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
-        labelling.label(
+        aggregation.label(
             votes=votes,
             pool=data.pool,
             spec=data.spec,

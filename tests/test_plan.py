@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 from scipy.stats import norm
 
-from pate_torch import plan as command
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import BoundedRange
-from pate_torch.command import configuration
+from pate_torch.cli.train import configuration
 from pate_torch.data.digits import Digits
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.mnist import Mnist
@@ -25,10 +24,11 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.planning import sheet as sheets
-from pate_torch.planning.choice import best
-from pate_torch.planning.declared import Declared
-from pate_torch.planning.pilot import Crowd, Pilot, imagine, rehearse
+from pate_torch.plan import command as command
+from pate_torch.plan import sheet as sheets
+from pate_torch.plan.choice import best
+from pate_torch.plan.declared import Declared
+from pate_torch.plan.pilot import Crowd, Pilot, imagine, rehearse
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "descent"}

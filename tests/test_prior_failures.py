@@ -26,7 +26,7 @@ from pate_torch.accounting.data_dependent import gnmax_valid, pure_curve, theore
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
 from pate_torch.accounting.outcomes import Gnmax
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.types import NO_ANSWER, Context, Votes
 
 PACKAGE = Path(__file__).parent.parent / "pate_torch"

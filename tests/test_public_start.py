@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.augment import Affine
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.diffusion import Diffusion
 from pate_torch.ensembling import identify
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.contrastive import Representation
+from pate_torch.features.diffusion import Diffusion
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
-from pate_torch.representation import Representation
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe, train

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from scipy.optimize import minimize
 
-from pate_torch import rng
+from pate_torch.core import rng
 from pate_torch.protocols import QueryState, QueryStrategy
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.coreset import Coreset

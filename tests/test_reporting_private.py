@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pate_torch import results
 from pate_torch.accounting.outcomes import Gnmax, Lnmax
-from pate_torch.membership import Attack, Membership
+from pate_torch.audit.membership import Attack, Membership
 from pate_torch.reporting.private import (
     OwnerSummary,
     PrivateBoard,

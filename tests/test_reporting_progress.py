@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pate_torch import progress
-from pate_torch.progress import Stages, clock
+from pate_torch.core import progress
+from pate_torch.core.progress import Stages, clock
 
 
 class Terminal(io.StringIO):
@@ -124,7 +124,8 @@ def test_impossible_counts_are_refused(done, total):
 
 
 def test_a_real_pipe_gets_plain_lines():
-    code = "from pate_torch.progress import Stages\nwith Stages() as s:\n p = s('Work')\n [p(i, 20) for i in range(21)]"
+    code = "from pate_torch.core.progress import Stages\nwith Stages() as s:\n p = s('Work')\n "
+    code += "[p(i, 20) for i in range(21)]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "" and done.stderr.startswith("Work ...\n") and "\x1b" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Work: 20/20 done in")

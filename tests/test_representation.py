@@ -10,19 +10,20 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
-from pate_torch import graph, networks, representation
-from pate_torch.augment import Affine
+from pate_torch import networks
+from pate_torch.core.parallel import one_thread
+from pate_torch.core.rng import member, torch_stream
+from pate_torch.features import contrastive, neighbors
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.contrastive import Representation, contrast, encode, transfer
+from pate_torch.features.views import View, as_affine, strong_view, weak_view, widened
 from pate_torch.networks import beneath, headless, last_linear
 from pate_torch.protocols import StudentTask
-from pate_torch.representation import Representation, contrast, encode, transfer
-from pate_torch.rng import member, torch_stream
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import pose
 from pate_torch.teachers.trunk import PublicStart
-from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec
-from pate_torch.views import View, as_affine, strong_view, weak_view, widened
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(
@@ -66,7 +67,7 @@ def test_an_encoder_is_the_seed_s_and_the_points_alone():
     x, _ = digits(80)
     recipe = dataclasses.replace(RECIPE, steps=3)
     first = recipe.learn(x, SPEC, seed=0).state_dict()
-    representation._LEARNT.clear()
+    contrastive._LEARNT.clear()
     torch.manual_seed(99)
     again, other = (recipe.learn(x, SPEC, seed=seed).state_dict() for seed in (0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -77,7 +78,7 @@ def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
     x, _ = digits(80)
     calls: list[tuple[int, int]] = []
     recipe = dataclasses.replace(RECIPE, steps=4)
-    representation._LEARNT.clear()
+    contrastive._LEARNT.clear()
     first = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
     with torch.no_grad():
         next(first.parameters()).zero_()
@@ -90,13 +91,13 @@ def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
 def test_several_encoders_are_those_of_their_seeds_side_by_side():
     x, _ = digits(120)
     recipe = dataclasses.replace(RECIPE, steps=5, encoders=3)
-    representation._LEARNT.clear()
+    contrastive._LEARNT.clear()
     calls: list[tuple[int, int]] = []
     features = recipe.features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
     assert calls[-1] == (15, 15)
     parts = []
     for k in range(3):  # the slow twin: one after the other, learnt anew
-        representation._LEARNT.clear()
+        contrastive._LEARNT.clear()
         with one_thread():
             parts.append(dataclasses.replace(recipe, encoders=1).features(x, SPEC, seed=member(4, k)))
     assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
@@ -185,19 +186,19 @@ def dense(points: torch.Tensor, neighbours: int) -> torch.Tensor:
 
 
 def test_the_graph_is_its_dense_twin(monkeypatch):
-    monkeypatch.setattr(graph, "_BLOCK", 7 * 40)  # several blocks
+    monkeypatch.setattr(neighbors, "_BLOCK", 7 * 40)  # several blocks
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    ours = graph.neighbour_graph(points, 5)
+    ours = neighbors.neighbour_graph(points, 5)
     torch.testing.assert_close(ours @ torch.eye(40), dense(points, 5).float(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="two points"):
-        graph.neighbour_graph(points[:1])
+        neighbors.neighbour_graph(points[:1])
 
 
 def test_spreading_solves_its_equation():
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     seeds = torch.zeros(40, 2)
     seeds[0, 0] = seeds[1, 1] = 1
-    ours = graph.spread(graph.neighbour_graph(points, 5), seeds, reach=0.8)
+    ours = neighbors.spread(neighbors.neighbour_graph(points, 5), seeds, reach=0.8)
     exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * dense(points, 5), seeds.double())
     torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
 
@@ -206,19 +207,22 @@ def test_spectral_rows_span_the_leading_eigenvectors():
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     points[:20] += 6
     points[20:40] -= 6
-    ours = graph.spectral(graph.neighbour_graph(points, 5), 3, torch.Generator().manual_seed(1))
+    ours = neighbors.spectral(neighbors.neighbour_graph(points, 5), 3, torch.Generator().manual_seed(1))
     vectors = torch.linalg.eigh(dense(points, 5)).eigenvectors[:, -3:]
     rows = vectors / vectors.norm(dim=1, keepdim=True)
     # The same subspace up to rotation: inner products of rows agree.
     torch.testing.assert_close(ours @ ours.T, (rows @ rows.T).float(), atol=2e-3, rtol=0)
-    assert graph.spectral(graph.neighbour_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (5, 5)
+    assert neighbors.spectral(neighbors.neighbour_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (
+        5,
+        5,
+    )
 
 
 def test_balancing_gives_each_class_its_share():
     mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
     mass[0] = 0
     target = torch.tensor([0.5, 0.3, 0.2])
-    share = graph.balanced(mass, target)
+    share = neighbors.balanced(mass, target)
     torch.testing.assert_close(share.sum(1), torch.ones(50))
     torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
 
@@ -226,12 +230,12 @@ def test_balancing_gives_each_class_its_share():
 @pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
 def test_principal_axes_keep_the_distances_of_their_plane(shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    kept = graph.principal(x, 4)
+    kept = neighbors.principal(x, 4)
     u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     exact = u[:, :4] * s[:4]
     kept, exact = kept.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
     torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(graph.principal(x, 90), x - x.mean(0))
+    torch.testing.assert_close(neighbors.principal(x, 90), x - x.mean(0))
 
 
 # Views ------------------------------------------------------------------------------------------------------------

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.belief import beliefs
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import QueryState
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
-from pate_torch.released import write
+from pate_torch.release_store import write
 from pate_torch.releasing import student_task
+from pate_torch.students.label_posterior import beliefs
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import NoisyCounts, Release

@@ -17,7 +17,7 @@ from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
 from pate_torch.accounting.sanitised_release import Plan
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 from pate_torch.sanitising import Sanitiser
 from pate_torch.types import Votes
 

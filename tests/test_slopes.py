@@ -17,29 +17,31 @@ from test_census import configured, encoder
 from test_students import IMAGES, images
 from vote_laws import TINY, Recorder
 
-from pate_torch import Pate, command, networks, pipeline, released, rng
+from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import Gaussian
-from pate_torch.audit_pairs import worst_pairs
-from pate_torch.census import Census
+from pate_torch.audit.pairs import worst_pairs
+from pate_torch.cli import train as command
+from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.leanings import GRID, WHOLE, Leanings, _whole_weights, whole
+from pate_torch.features.contrastive import Representation, among, encode
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import Beside
-from pate_torch.noise import NoiseSource, Rehearsal
+from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
-from pate_torch.representation import Representation, among, encode
-from pate_torch.slopes import Frame, Slopes
 from pate_torch.students.carried import Carried
 from pate_torch.students.export import export
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.types import Ballots, Context, Dataset, Evaluation, PrivateData, PublicPool, Votes, one_vector
+from pate_torch.voters.gradient_sums import GRID, WHOLE, Leanings, _whole_weights, whole
+from pate_torch.voters.gradients import Frame, Slopes
+from pate_torch.voters.reverse_knn import Census
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
@@ -387,7 +389,7 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     home, plan, report = run
     data = plan.source.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, _ = released.read(home, report.release_id, data.pool, data.spec, ledger)
+        release, _ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     assert release.score_RPC.shape == (2, len(data.pool), 10) and release.census_rounds == 2
     for turn, asked in enumerate(release.query_Q.split(40)):
         labels = release.label_Q[40 * turn : 40 * turn + 40]
@@ -529,7 +531,7 @@ def test_edited_scores_are_refused(run, edit):
         else:
             save_file({"score_RPC": (score.flip(0) if edit == "swap" else score[:, :-1]).contiguous()}, file)
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            released.read(home, report.release_id, data.pool, data.spec, ledger)
+            release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     finally:
         file.write_bytes(whole)
 

@@ -15,7 +15,8 @@ from sklearn.datasets import make_moons
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from pate_torch import command, networks, protocols
+from pate_torch import networks, protocols
+from pate_torch.cli import train as command
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.alignment import Alignment
 from pate_torch.students.carrying import trusted

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from teacher_world import differing, recipe, records, shards_of, spec
 
 from pate_torch import networks
-from pate_torch.augment import warp
+from pate_torch.core.rng import torch_stream
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.features.augmentation import warp
 from pate_torch.protocols import silent
-from pate_torch.rng import torch_stream
 from pate_torch.teachers import engine, processes, stacked, training
 from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from pate_torch.threads import one_thread, side_by_side
+from pate_torch.core.parallel import one_thread, side_by_side
 
 CPU = torch.device("cpu")
 

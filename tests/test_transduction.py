@@ -12,12 +12,12 @@ from teacher_world import recipe, records, shards_of, spec
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
-from pate_torch.graph import coordinates, neighbour_graph
+from pate_torch.features.neighbors import coordinates, neighbour_graph
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.teachers.transduction import Transduction
 from pate_torch.types import PrivateData
+from pate_torch.voters.transductive import Transduction
 
 SHARDS = [*(list(range(k * 9, k * 9 + 9)) for k in range(10)), []]
 

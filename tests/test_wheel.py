@@ -74,7 +74,7 @@ def test_its_metadata_is_true(built):
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         facts = Parser().parsestr(archive.read(name).decode())
         (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "pate = pate_torch.cli:main" in archive.read(entry).decode()
+        assert "pate = pate_torch.cli.main:main" in archive.read(entry).decode()
     assert (facts["Name"], facts["License-Expression"]) == ("pate-torch", "Apache-2.0")
     assert facts["License-File"] == "LICENSE"
     assert {part.strip() for part in facts["Requires-Python"].split(",")} == {">=3.11", "<3.14"}
@@ -100,7 +100,7 @@ def installed(built, tmp_path_factory):
 
 def test_it_is_the_wheel_that_is_used(installed):
     environment, elsewhere = installed
-    code = "import pate_torch, pate_torch.command as c; print(pate_torch.__file__); print(c.configuration())"
+    code = "import pate_torch, pate_torch.cli.train as c; print(pate_torch.__file__); print(c.configuration())"
     done = run(sys.executable, "-c", code, env=environment, cwd=elsewhere)
     package, configuration = map(Path, done.stdout.split())
     assert package.is_relative_to(environment["PATE_SITE"]), done.stderr

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch.noise import Rehearsal
+from pate_torch.noise.source import Rehearsal
 
 NO_ANSWER = -1
 TINY = 1e-9

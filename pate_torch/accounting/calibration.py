@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from scipy.optimize import brentq
 
-from pate_torch import checks
 from pate_torch.accounting.epsilon import routes
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 
 _LOW, _HIGH = 1e-9, 1e12
 _MARGIN = 1e-11  # relative: what is returned still fits after the rounding of whoever prices it again

@@ -7,18 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pate_torch import checks
 from pate_torch.accounting import gdp, pld, rdp
-from pate_torch.accounting.events import (
-    ZCDP,
-    BoundedRange,
-    Delta,
-    Event,
-    Gaussian,
-    Laplace,
-    PureDP,
-    merged,
-)
+from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, merged
+from pate_torch.core import checks
 
 CAP = "cap"
 """Not a route of composition: the account's cap, which its filter keeps."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, ClassVar, Union
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pate_torch import checks
 from pate_torch.accounting import data_dependent, outcome_laws, vote_rows
 from pate_torch.accounting.outcomes import Lnmax, OutcomeModel
 from pate_torch.accounting.vote_rows import Array, Counts
+from pate_torch.core import checks
 
 SECONDS, BYTES = 25.0, 0.75 * 2**30
 """What ``affordable`` allows, of one core: half a minute and a gigabyte, with what else there is to do."""

@@ -25,9 +25,9 @@ from functools import cached_property
 
 import numpy as np
 
-from pate_torch import checks
 from pate_torch.accounting import gdp, rdp
 from pate_torch.accounting.events import Delta, Event, Gaussian, merged
+from pate_torch.core import checks
 
 KINDS = ("gdp", "rdp")
 

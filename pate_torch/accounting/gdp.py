@@ -17,8 +17,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtri_exp
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, merged
+from pate_torch.core import checks
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)

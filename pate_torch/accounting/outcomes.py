@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)

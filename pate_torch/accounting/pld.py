@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, merged
+from pate_torch.core import checks
 
 _INTERVAL = 1e-4
 _CELLS = 2e6

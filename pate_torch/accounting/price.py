@@ -6,11 +6,11 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
-from pate_torch import checks
 from pate_torch.accounting import data_dependent, exact, vote_rows
 from pate_torch.accounting.exact import Direction
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.accounting.vote_rows import Array
+from pate_torch.core import checks
 
 Method = Literal["theorem", "exact"]
 METHODS = ("theorem", "exact")

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
-from pate_torch import checks
 from pate_torch.accounting import data_dependent
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax, OutcomeModel
 from pate_torch.accounting.vote_rows import Array, Counts
+from pate_torch.core import checks
 
 Function = Callable[[Array], Array]
 Curve = Callable[[Array, Array], Array]

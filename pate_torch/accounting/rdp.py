@@ -14,18 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar
 
-from pate_torch import checks
-from pate_torch.accounting.events import (
-    ZCDP,
-    BoundedRange,
-    Delta,
-    Event,
-    Gaussian,
-    Laplace,
-    PureDP,
-    RdpCurve,
-    merged,
-)
+from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, RdpCurve, merged
+from pate_torch.core import checks
 
 Array = NDArray[np.float64]
 

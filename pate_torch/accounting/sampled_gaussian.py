@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from pate_torch import checks
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import RdpCurve
+from pate_torch.core import checks
 
 _REACH = 16.0
 """Standard deviations beyond [0, order]: 1e-57 of the mass, where the excess below is about (rate / z)^2 of it."""

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
-from pate_torch import checks
 from pate_torch.accounting import data_dependent, rdp, smooth_sensitivity, vote_rows
 from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.core import checks
 
 ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
 """Where ``choose`` looks: below, conversion costs too much; above, no decay is slow enough."""

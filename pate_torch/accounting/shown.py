@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 import numpy as np
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 _WIDE = Context(prec=400)
 """Every digit of the largest float, and three more."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.types import Votes
 
 Floats = NDArray[np.float64]

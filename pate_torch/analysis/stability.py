@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch import checks, networks
-from pate_torch.rng import derive, numpy_stream
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.rng import derive, numpy_stream
 from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe

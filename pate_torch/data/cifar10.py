@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchvision import datasets
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.data import benchmark, locations
 from pate_torch.types import Dataset
 

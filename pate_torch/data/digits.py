@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
 from pate_torch.types import Dataset
 

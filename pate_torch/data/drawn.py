@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from pate_torch import rng
+from pate_torch.core import rng
 from pate_torch.data import benchmark
 from pate_torch.types import Dataset
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from PIL import ImageFont
 from torch import Tensor
 
-from pate_torch import checks
-from pate_torch.augment import Affine, warp
+from pate_torch.core import checks
 from pate_torch.data import benchmark, drawn, locations
+from pate_torch.features.augmentation import Affine, warp
 from pate_torch.types import Dataset
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from PIL import ImageFont
 from torch import Tensor
 
-from pate_torch import checks, rng
-from pate_torch.augment import Affine
+from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, drawn, locations
+from pate_torch.features.augmentation import Affine
 from pate_torch.types import Dataset
 
 SUFFIXES = (".otf", ".ttf", ".woff")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.data import roles
 from pate_torch.types import Dataset
 

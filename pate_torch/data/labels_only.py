@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PrivateData, PublicPool
 

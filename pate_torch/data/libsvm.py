@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.data import roles, units
 from pate_torch.types import Dataset
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 ENVIRONMENT = "PATE_DATA"
 DEFAULT_ROOT = "data"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from torchvision import datasets
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.data import benchmark, locations
 from pate_torch.types import Dataset
 

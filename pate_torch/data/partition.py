@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import LABEL_UNIT, PrivateData, Shards
 

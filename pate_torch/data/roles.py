@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.units import keyed_hash

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.data import roles, units
 from pate_torch.types import Dataset
 

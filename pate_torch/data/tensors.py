@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.data import benchmark, locations, roles, units
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from pate_torch import rng
+from pate_torch.core import rng
 from pate_torch.types import PrivateData
 
 

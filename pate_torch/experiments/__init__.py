@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from pate_torch.runplan import Plan
+from pate_torch.config import Plan
 
 
 @runtime_checkable

@@ -29,20 +29,21 @@ from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from pate_torch import checks, networks, pipeline, preflight, released, results
+from pate_torch import networks, pipeline, preflight, release_store, results
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.config import Plan, fitted
+from pate_torch.core import checks
+from pate_torch.core.progress import Clock, Stages
+from pate_torch.core.rng import torch_stream
 from pate_torch.data.units import one_per_unit
 from pate_torch.ledger import Ledger
-from pate_torch.noise import NoiseSource
-from pate_torch.progress import Clock, Stages
+from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.reporting.private import OwnerSummary, make_private_folder, write_owner_summary
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
-from pate_torch.rng import torch_stream
-from pate_torch.runplan import Plan, fitted
 from pate_torch.students.store import save
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
@@ -113,7 +114,7 @@ class DpSgd:
             root = self._root(plan, data, stages)
             plan = dataclasses.replace(plan, root=root)
             with pipeline.claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger:
-                released.refuse_used_folder(plan.folder)
+                release_store.refuse_used_folder(plan.folder)
                 store = TeacherStore(root)
                 fingerprint = store.content(everyone)
                 budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")

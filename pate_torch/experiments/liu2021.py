@@ -22,18 +22,19 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from pate_torch import checks, labelling
+from pate_torch import aggregation
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.budget import Budget
+from pate_torch.config import Plan
+from pate_torch.core import checks
+from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
 from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021_tables import Cell, Facts
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.progress import Stages
 from pate_torch.protocols import DatasetSource, QueryStrategy, StudentTask
-from pate_torch.runplan import Plan
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset, Release, Votes
 
@@ -180,7 +181,7 @@ class Liu2021Table4:
         """One release and the student that learns from it."""
         seed = plan.seed + split
         mechanism: Any = Gaussian(sigma=ask.sigma)
-        release = labelling.label(
+        release = aggregation.label(
             votes=votes,
             pool=data.pool,
             spec=data.spec,

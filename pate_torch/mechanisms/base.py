@@ -8,11 +8,11 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from pate_torch import checks
 from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, Ballots, Context, Sensitivity, Votes
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pate_torch import checks
 from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import answer_event
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import Answers, Context, Votes
 
 

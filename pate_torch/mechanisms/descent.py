@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from pate_torch import checks
 from pate_torch.accounting.events import Event
-from pate_torch.leanings import SHORTEST, WHOLE, Leanings
+from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import Answers, Context, Sensitivity, one_vector
+from pate_torch.voters.gradient_sums import SHORTEST, WHOLE, Leanings
 
 
 @dataclass(frozen=True, kw_only=True)

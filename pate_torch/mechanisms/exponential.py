@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pate_torch import checks
 from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import Answers, Context, Votes
 
 

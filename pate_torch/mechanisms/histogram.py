@@ -9,7 +9,7 @@ import torch
 
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, NoisyCounts, Sensitivity
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pate_torch import checks
 from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import Answers, Context, Votes
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import NO_ANSWER, ONE_VOTE, Answers, Context, Sensitivity, Votes
 
 

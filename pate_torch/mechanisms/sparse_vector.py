@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pate_torch import checks
 from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
+from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 
 
 def distance(counts_QC: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 
 

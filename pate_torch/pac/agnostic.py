@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
 from pate_torch.budget import Door
+from pate_torch.core import checks
 from pate_torch.mechanisms.stability import Stability
-from pate_torch.noise import NoiseSource
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import erm, error_counts, representatives
 from pate_torch.pac.exponential import Chosen, gumbel_max

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
 from pate_torch.budget import Door
+from pate_torch.core import checks
 from pate_torch.pac.classes import error_counts
 from pate_torch.pac.exponential import Chosen, gumbel_max
 from pate_torch.pac.nets import smallest

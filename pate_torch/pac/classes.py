@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.pac.planar import on_positive_side
 from pate_torch.pac.sample import Bools, Floats, Ints, points
 from pate_torch.protocols import HypothesisClass

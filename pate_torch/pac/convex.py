@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Delta, Event
 from pate_torch.budget import Door
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import VACUOUS, Chosen
 from pate_torch.pac.sample import Floats, pay, warn_below
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
 from pate_torch.budget import Door
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import error_counts
 from pate_torch.pac.sample import Floats, Ints, Sample, pay, require_replace_one, warn_below
 from pate_torch.protocols import HypothesisClass

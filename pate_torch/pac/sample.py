@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch import checks
 from pate_torch.accounting.events import Event
 from pate_torch.budget import Door
-from pate_torch.ledger import HYPOTHESIS
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.ledger.ledger import HYPOTHESIS
+from pate_torch.noise.source import NoiseSource
 from pate_torch.types import Sensitivity
 
 Bools = NDArray[np.bool_]

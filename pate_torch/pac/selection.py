@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from pate_torch import checks
 from pate_torch.accounting.events import BoundedRange, Event
 from pate_torch.budget import Door
-from pate_torch.ledger import CHOICE
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.ledger.ledger import CHOICE
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import gumbel_max
 from pate_torch.pac.sample import REPLACE_ONE, Ints, refuse_discrete
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pate_torch import checks
 from pate_torch.budget import Door
+from pate_torch.core import checks
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.exponential import Chosen, exponential_mechanism
 from pate_torch.pac.nets import log_sauer_shelah, net_size, uniform_size

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from pate_torch import checks
 from pate_torch.accounting.events import Delta, Event, PureDP
 from pate_torch.budget import Door
-from pate_torch.noise import NoiseSource
+from pate_torch.core import checks
+from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import error_counts, representatives
 from pate_torch.pac.exponential import gumbel_max, log_law

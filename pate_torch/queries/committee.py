@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
 from pate_torch.queries.geometry import features
 from pate_torch.queries.order import open_points, share, shuffled

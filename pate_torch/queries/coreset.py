@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.protocols import QueryState
 from pate_torch.queries.geometry import features, squared_distances
 from pate_torch.queries.order import share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.graph import coordinates
+from pate_torch.features.neighbors import coordinates
 from pate_torch.protocols import QueryState
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
 from pate_torch.queries.geometry import features, kmeans, squared_distances
 from pate_torch.queries.order import open_points, share, shuffled

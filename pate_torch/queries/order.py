@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
 
 

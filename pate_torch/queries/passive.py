@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.protocols import QueryState
 from pate_torch.queries.order import open_points, share
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch import checks, rng
-from pate_torch.graph import neighbour_graph, spectral
+from pate_torch.core import checks, rng
+from pate_torch.features.neighbors import neighbour_graph, spectral
 from pate_torch.protocols import QueryState
 from pate_torch.queries.geometry import features, kmeans, neighbour_distance, squared_distances
 from pate_torch.queries.order import open_points, share

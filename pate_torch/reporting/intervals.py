@@ -7,7 +7,7 @@ from math import sqrt
 
 from scipy.optimize import brentq
 
-from pate_torch import checks
+from pate_torch.core import checks
 
 Z95 = 1.959963984540054
 

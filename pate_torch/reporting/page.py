@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pate_torch.accounting.shown import show_delta, show_epsilon
-from pate_torch.progress import clock
+from pate_torch.core.progress import clock
 from pate_torch.reporting import charts, statement
 from pate_torch.reporting.charts import Line, Row
 from pate_torch.reporting.markup import Child, Markup, join, tag

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch import checks
-from pate_torch.membership import Attack, Membership
+from pate_torch.audit.membership import Attack, Membership
+from pate_torch.core import checks
 from pate_torch.reporting.charts import percent, show_share, thinned
 from pate_torch.reporting.intervals import Share
 from pate_torch.reporting.released import strict_json

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.reporting import statement
 from pate_torch.reporting.charts import percent
 from pate_torch.reporting.intervals import Share

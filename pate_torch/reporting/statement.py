@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pate_torch import checks
 from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.core import checks
 from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"

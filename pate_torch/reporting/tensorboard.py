@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.reporting.card import card
 from pate_torch.reporting.charts import thinned
 from pate_torch.reporting.released import ReleasedReport

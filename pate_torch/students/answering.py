@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pate_torch import checks, networks
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.features.contrastive import Representation, among, encode
 from pate_torch.protocols import Student, StudentTask
-from pate_torch.representation import Representation, among, encode
 
 _SMALLEST = 1e-30
 """Probabilities below, of which float32 knows few digits, are not fitted."""

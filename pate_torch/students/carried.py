@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pate_torch import checks
+from pate_torch.core import checks
+from pate_torch.features.contrastive import Representation
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.representation import Representation
 from pate_torch.students.answering import answering
 from pate_torch.students.carrying import REACH, carried, trusted
 from pate_torch.students.ensemble import Ensemble

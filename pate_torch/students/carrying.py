@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.graph import balanced, coordinates, neighbour_graph, spread
+from pate_torch.features.contrastive import Representation, encode
+from pate_torch.features.neighbors import balanced, coordinates, neighbour_graph, spread
 from pate_torch.networks import beneath
 from pate_torch.protocols import Student
-from pate_torch.representation import Representation, encode
 from pate_torch.students.training import Problem, label_loss
 
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less

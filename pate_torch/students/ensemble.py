@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pate_torch import checks, networks, rng
+from pate_torch import networks
+from pate_torch.core import checks, rng
+from pate_torch.core.parallel import side_by_side
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.threads import side_by_side
 from pate_torch.types import DataSpec
 
 

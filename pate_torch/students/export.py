@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks
+from pate_torch.core import checks
 from pate_torch.protocols import Student
 from pate_torch.students import store
 from pate_torch.types import DataSpec

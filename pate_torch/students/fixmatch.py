@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import checks
+from pate_torch.core import checks
+from pate_torch.features.views import strong_view, weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import Alignment
 from pate_torch.students.carrying import carried, carried_loss, trusted
 from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
-from pate_torch.views import strong_view, weak_view
 
 
 @dataclass(frozen=True, kw_only=True)

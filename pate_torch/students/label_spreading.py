@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from pate_torch import checks
+from pate_torch.core import checks
+from pate_torch.features.views import weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import expected_shares
 from pate_torch.students.carrying import carried, carried_loss, trusted
 from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
-from pate_torch.views import weak_view
 
 
 @dataclass(frozen=True, kw_only=True)

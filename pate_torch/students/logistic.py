@@ -9,7 +9,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from pate_torch import checks, networks
+from pate_torch import networks
+from pate_torch.core import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.students.opinion import LINEAR, cross_validated, scale
 from pate_torch.students.training import pose

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pate_torch.features.contrastive import digest
 from pate_torch.protocols import Student, StudentTask
-from pate_torch.representation import digest
 
 
 def by_round(task: StudentTask) -> list[StudentTask]:

@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from pate_torch import checks, networks
+from pate_torch import networks
+from pate_torch.core import checks
 from pate_torch.protocols import Student
 from pate_torch.types import DataSpec
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from pate_torch.features.views import weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
-from pate_torch.views import weak_view
 
 
 @dataclass(frozen=True, kw_only=True)

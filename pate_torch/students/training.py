@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import checks, networks, rng
-from pate_torch.augment import Affine
+from pate_torch import networks
+from pate_torch.core import checks, rng
+from pate_torch.core.parallel import one_thread
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.contrastive import PRECISIONS, Representation, mixed, transfer
+from pate_torch.features.views import as_affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.representation import PRECISIONS, Representation, mixed, transfer
 from pate_torch.students.opinion import doubted
-from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec
-from pate_torch.views import as_affine
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
@@ -159,7 +160,7 @@ class GradientStudent(ABC):
     """A student trained by gradient descent; a subclass gives the loss.
 
     network, network_options: see networks.build. steps, batch_size: labelled points a step. ema: decay of the averaged
-    weights. augment: pate_torch.augment.Affine or a mapping of its fields; None: no geometric distortion.
+    weights. augment: pate_torch.features.augmentation.Affine or a mapping of its fields; None: no geometric distortion.
     representation: learn the network's trunk from the public points first, without labels. label_noise: share of
     wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None: on feature rows
     what a second opinion finds (``opinion.doubted``), on images none. precision: float32, bfloat16

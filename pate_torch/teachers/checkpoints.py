@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from pate_torch.core.files import content, private_folder, read_tensors, replacing
 from pate_torch.teachers.engine import Chunk, Trained
-from pate_torch.teachers.files import content, private_folder, read_tensors, replacing
 from pate_torch.teachers.recipe import TeacherRecipe
 
 

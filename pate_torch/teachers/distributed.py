@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers.ensemble import Ensemble, spec_from
-from pate_torch.teachers.transduction import Jointly
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, Votes
+from pate_torch.voters.transductive import Jointly
 
 TIMEOUT = timedelta(hours=12)
 """A rank waits this long for slower ones; a dead peer is noticed at once, by its closed connection."""

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import augment, networks
+from pate_torch import networks
+from pate_torch.core.rng import torch_stream
+from pate_torch.features import augmentation
 from pate_torch.protocols import silent
-from pate_torch.rng import torch_stream
 from pate_torch.teachers import stacked
 from pate_torch.teachers.optimisers import make_optimiser
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -121,7 +122,7 @@ class Feed:
         x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
         if maps is not None:
             assert self.recipe.augment is not None
-            flat = augment.warp(x.flatten(0, 1), maps.flatten(0, 1), self.recipe.augment.padding)
+            flat = augmentation.warp(x.flatten(0, 1), maps.flatten(0, 1), self.recipe.augment.padding)
             x = flat.view(x.shape)
         return x.sub_(self.mean).div_(self.std)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from sklearn.base import clone, is_classifier
 from torch import Tensor, nn
 
-from pate_torch import checks, rng
+from pate_torch.core import checks, rng
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers import voting
 from pate_torch.teachers.engine import Feed, gather_chunk

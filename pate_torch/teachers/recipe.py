@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from pate_torch import checks, networks
-from pate_torch.augment import Affine
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.features.augmentation import Affine
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 
@@ -69,7 +70,9 @@ class TeacherRecipe:
             checks.mapping("augment", self.augment, fields(Affine))
             object.__setattr__(self, "augment", Affine(**self.augment))
         if self.augment is not None and not isinstance(self.augment, Affine):
-            raise checks.fail("augment", self.augment, "must be null or the fields of pate_torch.augment.Affine")
+            raise checks.fail(
+                "augment", self.augment, "must be null or the fields of pate_torch.features.augmentation.Affine"
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import checks, networks
+from pate_torch import networks
+from pate_torch.core import checks
 
 Parameters = dict[str, Tensor]
 

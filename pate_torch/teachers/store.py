@@ -26,10 +26,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch import checks, locks
+from pate_torch.core import checks, locks
+from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing
 from pate_torch.protocols import silent
 from pate_torch.teachers.ensemble import Ensemble, spec_from
-from pate_torch.teachers.files import content, file_digest, private_folder, read_tensors, replacing
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData, Votes
 

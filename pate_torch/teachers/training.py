@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pate_torch import checks, networks
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, stacked
 from pate_torch.teachers.checkpoints import Checkpoints
@@ -21,7 +23,6 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.processes import may_fork, train_chunks
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.threads import one_thread
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 __all__ = ["TeacherRecipe", "train"]

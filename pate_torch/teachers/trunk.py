@@ -16,15 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch import checks, networks
-from pate_torch.augment import Affine
-from pate_torch.diffusion import Diffusion, Places
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.rng import torch_stream
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.contrastive import Representation, encode
+from pate_torch.features.diffusion import Diffusion, Places
+from pate_torch.features.views import View
 from pate_torch.networks import headless
 from pate_torch.protocols import Progress, silent
-from pate_torch.representation import Representation, encode
-from pate_torch.rng import torch_stream
 from pate_torch.types import DataSpec, PrivateData, Shards
-from pate_torch.views import View
 
 _BLOCK = 4096  # records distorted at once
 _BATCH = 1024  # points whose distances to all public points are held at once

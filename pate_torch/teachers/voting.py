@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pate_torch import checks
-from pate_torch.threads import one_thread
+from pate_torch.core import checks
+from pate_torch.core.parallel import one_thread
 from pate_torch.types import Votes
 
 WIDTH = 2048

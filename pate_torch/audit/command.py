@@ -1,0 +1,353 @@
+"""Does the executed mechanism keep the epsilon that is claimed for it?
+
+    python -m pate_torch.audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
+
+Runs the mechanism many times on neighbouring votes and prints the largest epsilon that the outcomes *prove*, beside
+the one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0)
+shows that these votes and so many runs found none. Exit code 2: a wrong argument.
+
+Half of the runs choose the outcome sets, the other half test them: for each set E tried and each direction,
+P(E) <= e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high) with Clopper-Pearson bounds that hold jointly
+over everything tested (Bonferroni). Source: Jagielski, Ullman & Oprea 2020 (arXiv 2006.07709); Ding et al. 2018.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from scipy import stats
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import rdp
+from pate_torch.accounting.events import Event
+from pate_torch.audit.pairs import Pair, Setting, worst_pairs
+from pate_torch.core import checks
+from pate_torch.noise.source import Rehearsal
+from pate_torch.protocols import Mechanism
+from pate_torch.types import Answers, Context
+
+Outcomes = NDArray[np.int64]
+STOPPED = -2
+"""The outcome of a query that was not asked, because the mechanism had stopped."""
+
+CANDIDATES = 8
+"""Outcome sets tested on the second half, over both directions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The strongest proof found: epsilon >= ``epsilon``, from an outcome set seen ``p`` and ``q`` of the time."""
+
+    epsilon: float
+    direction: str
+    p: float
+    q: float
+    pair: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """What the runs proved about the mechanism, beside what is claimed for it. ``faults``: what needs no statistics."""
+
+    mechanism: str
+    proven: float
+    claimed: float
+    delta: float
+    confidence: float
+    runs: int
+    queries: int
+    evidence: Evidence
+    faults: tuple[str, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """False when the claim is refuted."""
+        return self.proven <= self.claimed and not self.faults
+
+
+def audit_outcomes(
+    left: Outcomes,
+    right: Outcomes,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    groups: Sequence[int] | None = None,
+) -> Evidence:
+    """The largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
+
+    left, right: int64 [runs] or [runs, queries], outcomes of neighbouring inputs, one independent run a row. groups:
+    columns with the same law (they share one score). Zero when nothing is proven. Raises ValueError for other shapes.
+    """
+    checks.between("delta", delta, 0, 1)
+    checks.between("confidence", confidence, 0, 1, open_=True)
+    sides = [np.atleast_2d(np.asarray(side).T).T for side in (left, right)]
+    if sides[0].shape[1] != sides[1].shape[1] or min(map(len, sides)) < 4:
+        raise ValueError("outcomes: both samples need the same number of columns and at least 4 runs")
+    chosen = [side[: len(side) // 2] for side in sides]
+    tested = [side[len(side) // 2 :] for side in sides]
+    level = (1 - confidence) / CANDIDATES
+    candidates: list[tuple[float, int, float, int]] = []
+    scores = [_additive(*chosen, groups=groups), _joint(*chosen)]
+    for which, score in enumerate(scores):
+        values = [score(side) for side in chosen]
+        for a, sign in ((0, 1), (1, -1)):
+            p, q = np.sort(sign * values[a]), np.sort(sign * values[1 - a])
+            cuts = np.unique(np.quantile(p, 1 - np.geomspace(1e-5, 1, 80), method="closest_observation"))
+            hits = [len(side) - np.searchsorted(side, cuts) for side in (p, q)]
+            bounds = _bound(hits[0], len(p), hits[1], len(q), delta, level)
+            candidates += [(float(e), a, float(t), which) for e, t in zip(bounds, cuts, strict=True)]
+    best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
+    for _, a, cut, which in sorted(candidates, reverse=True)[:CANDIDATES]:
+        p_R, q_R = ((1 - 2 * a) * scores[which](tested[side]) >= cut for side in (a, 1 - a))
+        proven = float(_bound(p_R.sum(), len(p_R), q_R.sum(), len(q_R), delta, level))
+        if proven > best.epsilon:
+            best = Evidence(epsilon=proven, direction=("left", "right")[a], p=float(p_R.mean()), q=float(q_R.mean()))
+    return best
+
+
+def _bound(p_hits: Any, p_runs: int, q_hits: Any, q_runs: int, delta: float, level: float) -> NDArray[np.float64]:
+    """ln((p_low - delta) / q_high), both Clopper-Pearson bounds holding together at 1 - level; -inf proves nothing."""
+    p_low = np.where(p_hits == 0, 0.0, stats.beta.ppf(level / 2, np.maximum(p_hits, 1), p_runs - p_hits + 1))
+    q_high = np.where(q_hits == q_runs, 1.0, stats.beta.isf(level / 2, q_hits + 1, np.maximum(q_runs - q_hits, 1)))
+    return np.where(p_low > delta, np.log(np.maximum(p_low - delta, 1e-300) / q_high), -np.inf)
+
+
+Score = Callable[[Outcomes], NDArray[np.float64]]
+
+
+def _log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Distinct values and the smoothed log ratio of their frequencies."""
+    values, index = np.unique(np.concatenate([left, right]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(values)) + 0.5 for part in (index[: len(left)], index[len(left) :])]
+    return values, np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
+
+
+def _lookup(values: NDArray[np.int64], ratio: NDArray[np.float64], outcomes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The ratio of each outcome; 0 for one never seen while choosing."""
+    index = np.clip(np.searchsorted(values, outcomes), 0, len(values) - 1)
+    return np.where(values[index] == outcomes, ratio[index], 0.0)
+
+
+def _additive(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> Score:
+    """Sum over queries of each answer's log ratio: the likelihood ratio when queries are independent."""
+    columns = np.arange(left.shape[1]) if groups is None else np.asarray(groups)
+    tables = {g: _log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)}
+
+    def score(outcomes: Outcomes) -> NDArray[np.float64]:
+        total = np.zeros(len(outcomes))
+        for g, table in tables.items():
+            total += _lookup(*table, outcomes[:, columns == g]).sum(1)
+        return np.round(total, 9)  # equal outcomes in another order are one outcome
+
+    return score
+
+
+def _joint(left: Outcomes, right: Outcomes) -> Score:
+    """The log ratio of the whole row: for queries that depend on each other. Rows are named by a random hash."""
+    weights = np.random.default_rng(0).integers(1, 1 << 62, left.shape[1], dtype=np.int64) | 1
+
+    def name(outcomes: Outcomes) -> NDArray[np.int64]:
+        with np.errstate(over="ignore"):
+            return ((outcomes + 3) * weights).sum(1)
+
+    table = _log_ratio(name(left), name(right))
+
+    def score(outcomes: Outcomes) -> NDArray[np.float64]:
+        return _lookup(*table, name(outcomes))
+
+    return score
+
+
+def audit(
+    mechanism: Mechanism,
+    pairs: Sequence[Pair],
+    *,
+    runs: int,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    independent: bool = False,
+) -> AuditResult:
+    """Run the mechanism on every pair and compare what the outcomes prove with what ``worst_case`` claims.
+
+    independent: the answers to different queries are independent given the votes, so that all runs can be drawn as
+    rows of one call.
+    """
+    checks.integer("runs", runs, low=100)
+    queries = pairs[0].queries
+    assert all(pair.queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
+    worst = mechanism.worst_case(queries, 1)
+    claimed = accounting.epsilon(worst, delta).epsilon
+    best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
+    faults: dict[str, None] = {}
+    constant = True
+    for pair in pairs:
+        sides = {}
+        for side in ("left", "right"):
+            sides[side], events = _sample(mechanism, pair, side, runs, independent)
+            once, again = (_sample(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
+            if np.array_equal(once, again) and not _chance(sides[side], len(once)):
+                faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
+            if any((rdp.curve(e) > rdp.curve(worst) * (1 + 1e-9)).any() for e in events):
+                faults["the events incurred cost more than the worst case that was charged"] = None
+            constant &= len(np.unique(sides[side], axis=0)) == 1
+        level = 1 - (1 - confidence) / len(pairs)
+        found = audit_outcomes(sides["left"], sides["right"], delta=delta, confidence=level, groups=pair.groups)
+        if found.epsilon > best.epsilon:
+            best = Evidence(**{**asdict(found), "pair": pair.name})
+    if constant:
+        faults["every run of every input gave the same answers: no noise is seen"] = None
+    return AuditResult(
+        mechanism=mechanism.name,
+        proven=best.epsilon,
+        claimed=claimed,
+        delta=delta,
+        confidence=confidence,
+        runs=runs,
+        queries=queries,
+        evidence=best,
+        faults=tuple(faults),
+    )
+
+
+def _sample(
+    mechanism: Mechanism,
+    pair: Pair,
+    side: str,
+    runs: int,
+    independent: bool,
+) -> tuple[Outcomes, set[tuple[Event, ...]]]:
+    """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
+    noise = Rehearsal(getattr(mechanism, "noise", "torch"))
+    context = Context(num_queries=pair.queries, student_QC=pair.student_QC)
+    votes, one_more = pair.votes(side), pair.adjacency == "add_remove"
+    if independent:
+        many = Context(
+            num_queries=pair.queries, student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1)
+        )
+        answers = mechanism.release(votes.take(torch.arange(pair.queries).repeat(runs)), noise, many)
+        prices = {mechanism.release(votes, noise, context).events for _ in range(32)}
+        return _encode(answers, runs * pair.queries, one_more).reshape(runs, pair.queries), prices
+    rows, prices = [], set()
+    for _ in range(runs):
+        answers = mechanism.release(votes, noise, context)
+        rows.append(_encode(answers, pair.queries, one_more))
+        prices.add(answers.events)
+    return np.stack(rows), prices
+
+
+def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
+    """All that a release shows, as one integer per query. one_more: a ballot was added, and its number alone tells."""
+    label_Q = answers.label_Q.cpu().numpy()
+    if answers.score_Q is not None:
+        label_Q = label_Q + 1_000 * np.round(np.nan_to_num(answers.score_Q.cpu().numpy(), nan=-1) * 1e9).astype(int)
+    if answers.noisy is not None:  # a pair of votes moves one between the first two classes: their difference tells
+        counts_QC = answers.noisy.counts_QC.cpu().numpy()
+        apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])
+        label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy.sigma / 2)).astype(int)
+    if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
+        score_QC = answers.score_PC.cpu().double().numpy()
+        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not one_more))).astype(int)
+    if answers.from_student_Q is not None:
+        label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
+    return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED)
+
+
+def _chance(outcomes: Outcomes, runs: int) -> bool:
+    """Whether so many runs can be equal twice by chance, more often than once in 1e9."""
+    _, counts = np.unique(outcomes, axis=0, return_counts=True)
+    collision = float(((counts / len(outcomes)) ** 2).sum())
+    return runs * math.log(collision) > math.log(1e-9)
+
+
+def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, Setting]:
+    """A mechanism from its YAML, with the values an audit needs in place of a data set's. Raises ValueError."""
+    from hydra.utils import get_class
+
+    from pate_torch.cli.train import configuration
+
+    folder = Path(configuration()) / "mechanism"
+    checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])
+    setting = Setting.of(name)
+    given = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
+    noise = given.pop("noise", "torch")
+    known = OmegaConf.load(folder / f"{name}.yaml")
+    for key in given:
+        checks.one_of("mechanism key", str(key), [str(k) for k in known if k != "_target_"])
+    root = OmegaConf.create(
+        {
+            "mechanism": OmegaConf.merge(known, setting.overrides, given),
+            "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
+            "privacy": {"delta": delta},
+            "partition": {"name": "add_remove"},
+            "noise": noise,
+        }
+    )
+    values = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
+    return get_class(values.pop("_target_"))(**values), setting  # hydra's instantiate would wrap the ValueError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0: nothing found; 1: the claim is refuted; 2: a wrong argument."""
+    parser = argparse.ArgumentParser(prog="python -m pate_torch.audit", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, then any of its keys")
+    parser.add_argument("--runs", type=int, help="runs on each side of each pair")
+    parser.add_argument("--queries", type=int, help="queries in each run")
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_intermixed_args(arguments)
+    try:
+        names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
+        rest = [s for s in args.settings if not s.startswith("mechanism=")]
+        if len(names) != 1 or not all("=" in s for s in rest):
+            raise ValueError("give mechanism=<name> once, then key=value settings")
+        mechanism, setting = load(names[0], rest, checks.delta("delta", args.delta))
+        queries = checks.integer("queries", args.queries or setting.queries, low=1)
+        pairs = worst_pairs(mechanism, queries)
+        for pair in pairs:
+            pair.check(mechanism)
+        result = audit(
+            mechanism,
+            pairs,
+            runs=args.runs or setting.runs,
+            delta=args.delta,
+            confidence=args.confidence,
+            independent=setting.independent(mechanism),
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(describe(result)) if args.json else text(result, mechanism))
+    return 0 if result.sound else 1
+
+
+def describe(result: AuditResult) -> dict[str, Any]:
+    """The result as plain values."""
+    return {**asdict(result), "sound": result.sound}
+
+
+def text(result: AuditResult, mechanism: Mechanism) -> str:
+    """The result as a few lines for a person."""
+    seen = result.evidence
+    lines = [
+        f"{mechanism}",
+        f"{result.queries} queries a run, {result.runs} runs on each side of each pair, delta {result.delta:g}",
+        f"claimed epsilon  {result.claimed:.4f}",
+        f"proven epsilon   {result.proven:.4f}  (at {result.confidence:.0%} over everything tried)",
+    ]
+    if result.proven > 0:
+        lines.append(f"strongest on     {seen.pair}, {seen.direction} side: {seen.p:.4g} against {seen.q:.4g}")
+    lines += [f"FAULT: {fault}" for fault in result.faults]
+    lines.append("no fault found" if result.sound else "REFUTED: the executed mechanism is not the one priced")
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""Can the records behind a released student be told from others by looking at it? One simple attack, for the owner.
+
+PRIVATE: it reads private records, so what it finds stays with the owner; no ledger charges it and nothing of it is
+released.
+
+The attack calls a record a member where the model is surer of its true label than a cut. Members are records that
+teachers learnt from; the others come from the same source and reached no teacher. Half of either chooses the cut, the
+other half is judged by it, and the other way round, so that a model which knows nothing of its records scores zero on
+average. It is a *lower* bound by one attack: a better one may find more, and finding nothing proves nothing. What
+bounds all of them is the guarantee, beside which it is shown.
+
+Source: Yeom et al. 2018 (arXiv 1709.01604), the attack; Carlini et al. 2022 (arXiv 2112.03570), its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.rng import numpy_stream
+from pate_torch.data.units import hold_out, one_per_unit, take, unit_names
+from pate_torch.reporting.intervals import concordance, difference
+from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
+
+Scores = NDArray[np.float64]
+
+Logits = Callable[[Tensor], Tensor]
+"""A model under attack: raw points [B, ...] to logits [B, C]."""
+
+FEWEST = 20
+"""Records of each kind below which nothing is said."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sides:
+    """PRIVATE. x, y of members and of others, as in PrivateData. ValueError: too few, or a record on both sides."""
+
+    member_x: Tensor
+    member_y: Tensor
+    other_x: Tensor
+    other_y: Tensor
+
+    def __post_init__(self) -> None:
+        for name, x, y in (("members", self.member_x, self.member_y), ("others", self.other_x, self.other_y)):
+            if len(x) != len(y):
+                raise ValueError(f"membership: {name} must have as many labels ({len(y)}) as points ({len(x)})")
+            checks.integer(f"membership.{name}", len(x), low=FEWEST, fix="Fewer tell nothing.")
+        if self.member_x.shape[1:] != self.other_x.shape[1:] or self.member_x.dtype != self.other_x.dtype:
+            raise ValueError("membership: members and others must be points of one shape and type")
+        known = set(_contents(self.member_x, self.member_y))
+        if both := sum(record in known for record in _contents(self.other_x, self.other_y)):
+            raise ValueError(f"membership: {both} of the others are members; they must be records no teacher has seen")
+
+    def __repr__(self) -> str:
+        return "Sides(content withheld)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """PRIVATE. What one attack found in one model, each with its 95 % interval over the records, the model being given.
+
+    advantage: share of members called members, less that of the others; auc: the probability that the model is surer
+    of a member than of another. Chance: 0 and 1/2.
+    """
+
+    members: int
+    others: int
+    advantage: float
+    advantage_interval: tuple[float, float]
+    auc: float
+    auc_interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """PRIVATE. The attack on the released student and, for contrast, on a model without privacy (None: there is none).
+
+    bound: on the student's advantage, for any attack, by its epsilon and delta alone; bound_by_plan: by everything that
+    is known of its plan, at most that. Both are averages over the noise, and over a coin for each record that decides
+    on which side it is; None where no guarantee holds. held_out: whether the others were kept from the teachers for
+    this test, or are the test set, which may differ from the private records on its own account.
+    """
+
+    student: Attack
+    nonprivate: Attack | None
+    bound: float | None
+    bound_by_plan: float | None
+    held_out: bool
+
+    @property
+    def above_bound(self) -> bool:
+        """Whether the student's whole interval lies above its bound: a fault, or two kinds that were never alike."""
+        bounds = [bound for bound in (self.bound, self.bound_by_plan) if bound is not None]
+        return bool(bounds) and self.student.advantage_interval[0] > min(bounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTest:
+    """records: at most so many of each kind. held_out: share of the private units that no teacher learns from, to be
+    the others; 0 takes the test set, which costs the teachers nothing but may come from elsewhere.
+    """
+
+    name: str = "standard"
+    records: int = 2000
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.integer("membership.records", self.records, low=FEWEST)
+        checks.between("membership.held_out", self.held_out, 0, 0.9)
+
+    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData | None]:
+        """(the data without the records held out, those records; None where the test set is used)."""
+        if self.held_out == 0:
+            return data, None
+        if data.private.unit == LABEL_UNIT:
+            fix = "Set membership.held_out=0."
+            raise checks.fail("membership.held_out", self.held_out, "has no members to find: features are public", fix)
+        rest, others = hold_out(data.private, self.held_out, adjacency, seed, "membership")
+        return replace(data, private=rest), others
+
+    def sides(self, data: Dataset, shards: Shards, others: PrivateData | None, seed: int) -> Sides | None:
+        """Members from the shards, one record of each unit; None where there is nothing to compare."""
+        if data.private.unit == LABEL_UNIT:
+            return None
+        private, used = data.private, shards.index_KS[shards.mask_KS].numpy()
+        x, y = data.evaluation.x, data.evaluation.y
+        if others is not None:
+            fresh = one_per_unit(others, shards.adjacency)
+            x, y = fresh.x, fresh.y
+        known = set(_contents(private.x, private.y, used))
+        unseen = [row for row, record in enumerate(_contents(x, y)) if record not in known]
+        first = np.unique(unit_names(private, shards.adjacency)[used], return_index=True)[1]
+        members = take(private, self._some(used[first], seed, "members"))
+        rows = torch.from_numpy(self._some(np.array(unseen, dtype=np.int64), seed, "others"))
+        if min(len(members), len(rows)) < FEWEST:
+            return None
+        return Sides(members.x, members.y, x[rows], y[rows])
+
+    def _some(self, rows: NDArray[np.int64], seed: int, kind: str) -> NDArray[np.int64]:
+        return np.sort(numpy_stream(seed, "membership", kind).permutation(rows)[: self.records])
+
+
+def _contents(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
+    """A hash of each record in these rows (None: of all)."""
+    points, labels = x.cpu().numpy(), y.cpu().numpy()
+    chosen = range(len(y)) if rows is None else rows
+    return [blake2b(points[row].tobytes() + labels[row].tobytes(), digest_size=16).digest() for row in chosen]
+
+
+def attack(logits: Logits, sides: Sides, seed: int = 0) -> Attack:
+    """PRIVATE. The attack on a model. seed: how the records are halved."""
+    members = margins(logits(sides.member_x), sides.member_y)
+    return compare(members, margins(logits(sides.other_x), sides.other_y), seed)
+
+
+def margins(logits_BC: Tensor, y: Tensor) -> Scores:
+    """How sure a model is of the true labels: ln(p / (1 - p)), float64 [B]; it falls as the loss -ln p grows.
+
+    From the logits, z_y - ln of the sum of e^z over the other classes: p itself rounds to 1 where it matters.
+    """
+    logits_BC, true = logits_BC.cpu().double(), y.cpu()[:, None]
+    rest = logits_BC.scatter(1, true, -torch.inf).logsumexp(1)
+    return (logits_BC.gather(1, true)[:, 0] - rest).nan_to_num(nan=0.0).numpy()
+
+
+def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
+    """How well scores tell members from others: larger ones are taken for members'. Each side needs two scores."""
+    found = _judged(member_M, other_O, seed)
+    rates = found[0] / len(member_M), found[1] / len(other_O)
+    ranks = rankdata(np.concatenate([member_M, other_O]))[: len(member_M)].sum()
+    auc = (ranks - len(member_M) * (len(member_M) + 1) / 2) / (len(member_M) * len(other_O))
+    return Attack(
+        members=len(member_M),
+        others=len(other_O),
+        advantage=rates[0] - rates[1],
+        advantage_interval=difference(rates[0], len(member_M), rates[1], len(other_O)),
+        auc=float(auc),
+        auc_interval=concordance(float(auc), len(member_M), len(other_O)),
+    )
+
+
+def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
+    """(members called members, others called members), each by a cut that the other half chose."""
+    stream = numpy_stream(seed, "membership", "halves")
+    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, other_O)]
+    hits = alarms = 0
+    for judged in (0, 1):
+        cut = best_cut(halves[0][1 - judged], halves[1][1 - judged])
+        hits += int((halves[0][judged] >= cut).sum())
+        alarms += int((halves[1][judged] >= cut).sum())
+    return hits, alarms
+
+
+def best_cut(member_M: Scores, other_O: Scores) -> float:
+    """The cut whose test "score >= cut" has the largest advantage on these; infinite where none has any."""
+    values = np.unique(np.concatenate([member_M, other_O])) / 2
+    cuts = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbours: a gap is cut in its middle
+    share = [1 - np.searchsorted(np.sort(side), cuts) / len(side) for side in (member_M, other_O)]
+    return float(cuts[::-1][np.argmax((share[0] - share[1])[::-1])])  # the highest of equals: the fewest false alarms

@@ -1,0 +1,207 @@
+"""Neighbouring votes on which each mechanism shows most, and the settings under which it answers at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.mechanisms.single_stable import SingleStable
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.protocols import Mechanism
+from pate_torch.types import ONE_BALLOT, Ballots, Votes, one_vector
+from pate_torch.voters.gradient_sums import GRID, Leanings
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pair:
+    """Two neighbouring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
+
+    adjacency: of ballots, of which one in the whole table is added, removed or moved; None: votes.
+    """
+
+    name: str
+    left_QC: Tensor
+    right_QC: Tensor
+    student_QC: Tensor | None = None
+    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.adjacency is not None:
+            moved_QC = self.left_QC - self.right_QC
+            changes, net = int(moved_QC.abs().sum()), int(moved_QC.sum())
+            near = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net == 0
+            if self.left_QC.shape != self.right_QC.shape or not near:
+                raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one ballot in the whole table)")
+            return
+        moved_Q = (self.left_QC - self.right_QC).abs().sum(1)
+        if self.left_QC.shape != self.right_QC.shape or bool((moved_Q > 2).any()):
+            raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one vote may move in each query)")
+        if int(self.left_QC[0].sum()) != int(self.right_QC[0].sum()):
+            raise ValueError(f"pair {self.name!r}: both sides need the same teachers")
+
+    @property
+    def queries(self) -> int:
+        return len(self.left_QC)
+
+    @property
+    def groups(self) -> list[int]:
+        """Queries with equal rows on both sides share a number."""
+        rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
+        return [rows.index(row) for row in rows]
+
+    def votes(self, side: str) -> Votes | Ballots | Leanings:
+        counts_QC = self.left_QC if side == "left" else self.right_QC
+        if self.adjacency is not None:
+            return Ballots(counts_QC, ONE_BALLOT[self.adjacency], torch.arange(len(counts_QC)))
+        return Votes(counts_QC, int(counts_QC[0].sum()))
+
+    def check(self, mechanism: Mechanism) -> None:
+        """The mechanism's own check of the plan. Raises ValueError."""
+        votes = self.votes("left")
+        teachers = votes.num_teachers if isinstance(votes, Votes) else 0
+        mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlopePair(Pair):
+    """One record more, or another in its place: alone, of length 1, where the one public point that is asked lies.
+
+    scale: see ``Leanings``.
+    """
+
+    left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
+    right_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
+    adjacency: str
+    scale: float
+
+    def votes(self, side: str) -> Leanings:
+        there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
+        z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
+        return Leanings(z_ND, y_N, torch.ones(1, 1), _CLASSES, one_vector(self.adjacency, _CLASSES), self.scale)
+
+
+_CLASSES = 50  # of a slope at the start: then e_y - p has length .99
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Queries in a run, runs, and values in place of the YAML's under which the mechanism answers and can be seen."""
+
+    queries: int = 2
+    runs: int = 500_000
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str) -> Setting:
+        # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the
+        # threshold and the failing test both to the ends of their noise; over many failures it would drown.
+        sparse = {"epsilon": 12.0, "max_failures": 1}
+        return {
+            "stability": cls(queries=8, runs=20_000, overrides=sparse),
+            "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
+            "single_stable": cls(overrides={"epsilon": 1.0, "delta": 1e-7}),
+            # Later steps start where noise has led, and there a slope is shorter.
+            "descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
+        }.get(name, cls())
+
+    @staticmethod
+    def independent(mechanism: Mechanism) -> bool:
+        """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
+        return not isinstance(mechanism, SparseVector | Descent) and getattr(mechanism, "max_answers", None) is None
+
+
+def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
+    """The pairs for one mechanism: where its tests are undecided, and where an unlikely answer is much likelier."""
+    if isinstance(mechanism, SparseVector):
+        plan = mechanism.calibration(queries)
+        return _distance_pairs(plan.threshold, 2 * plan.scale, queries)
+    if isinstance(mechanism, SingleStable):
+        return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
+    if isinstance(mechanism, Confident | Interactive):
+        return _screened_pairs(mechanism, queries)
+    if isinstance(mechanism, Descent):
+        scale = 1 / (mechanism.first * mechanism.sigma)  # logits whose noise is 1
+        return [SlopePair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
+    if isinstance(mechanism, Histogram):
+        return _ballot_pairs(mechanism, queries)
+    sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
+    teachers = 2 * math.ceil(4 * sigma) + 20
+    return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
+
+
+def _ballot_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
+    """One ballot more, or one that has moved: to another class, and (with two questions) to another question."""
+    left_QC = torch.full((queries, 2), 2 * math.ceil(4 * mechanism.sigma))
+    ways = {"one more": [(0, 0, 1)]}
+    if mechanism.adjacency == "replace_one":
+        ways = {"to another class": [(0, 0, 1), (0, 1, -1)]}
+        if queries > 1:
+            ways["to another question"] = [(0, 0, 1), (1, 0, -1)]
+    pairs = []
+    for name, changes in ways.items():
+        right_QC = left_QC.clone()
+        for question, label, change in changes:
+            right_QC[question, label] += change
+        pairs.append(Pair(name=name, left_QC=left_QC, right_QC=right_QC, adjacency=mechanism.adjacency))
+    return pairs
+
+
+def _with_gap(teachers: int, gap: float) -> tuple[int, int]:
+    top = min(teachers, (teachers + round(gap)) // 2)
+    return top, teachers - top
+
+
+def _pair(name: str, counts: tuple[int, int], queries: int, student: tuple[float, float] | None = None) -> Pair:
+    """The same two counts in every query; on the right one vote has moved from the first class to the second."""
+    left_QC = torch.tensor([counts]).repeat(queries, 1)
+    student_QC = None if student is None else torch.tensor([student], dtype=torch.float64).repeat(queries, 1)
+    return Pair(name=name, left_QC=left_QC, right_QC=left_QC + torch.tensor([-1, 1]), student_QC=student_QC)
+
+
+def _screened_pairs(mechanism: Confident | Interactive, queries: int) -> list[Pair]:
+    """About the threshold, with the answer undecided or not; beyond it, the answer alone."""
+    # A student who is sure of the second class expects none of the first: the excess is then the first class's count.
+    student = (0.0, 1.0) if isinstance(mechanism, Interactive) else None
+    edge = max(2, math.ceil(mechanism.threshold))
+    far = max(2, math.ceil(mechanism.threshold + 6 * mechanism.screen_sigma))
+    low, edge, far = (max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6))
+    decided = [
+        _pair(f"beyond the threshold, gap {gap} sigma", (far + round(gap * mechanism.sigma), far), queries, student)
+        for gap in (2, 3)
+    ]
+    return [
+        _pair("at the threshold", (edge, edge // 2), queries, student),
+        _pair("at the threshold, undecided", (edge, edge), queries, student),
+        _pair("below the threshold, undecided", (low, low), queries, student),
+        _pair("beyond the threshold, undecided", (far, far), queries, student),
+        *decided,
+    ]
+
+
+def _distance_pairs(threshold: float, width: float, queries: int) -> list[Pair]:
+    """Distances at the threshold, moved all one way or the last against the others; and a winner that changes."""
+    near = round(threshold)
+    high, low = _at_distance(near + 1, near), _at_distance(near, near)
+    pairs = [Pair(name="all moved one way", left_QC=high.repeat(queries, 1), right_QC=low.repeat(queries, 1))]
+    if queries > 1:
+        left_QC = torch.cat([high.repeat(queries - 1, 1), low])
+        right_QC = torch.cat([low.repeat(queries - 1, 1), high])
+        pairs.append(Pair(name="the last moved against the others", left_QC=left_QC, right_QC=right_QC))
+    half = round(threshold + 2 * width) + 2
+    return [*pairs, _pair("the winner changes", (half + 1, half), queries)]
+
+
+def _at_distance(distance: int, near: int) -> Tensor:
+    """Two-class votes [1, 2] of 4 near + 40 teachers whose winner stands for ``distance`` moved votes and no more."""
+    teachers = 4 * near + 40
+    top = teachers // 2 + distance + 1
+    return torch.tensor([[top, teachers - top]])

@@ -1,0 +1,140 @@
+"""From a resolved configuration to the components of a run. Hydra is known here and in the commands, nowhere else.
+
+Every component is instantiated by its ``_target_``: run only configurations you trust.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import UnionType
+from typing import Any, cast
+
+import hydra.utils
+import torch
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pate_torch import run_folders
+from pate_torch.audit.membership import MembershipTest
+from pate_torch.config import Partition, RecordVoting
+from pate_torch.core import checks
+from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.experiments import Study
+from pate_torch.features.contrastive import Representation
+from pate_torch.pipeline import Plan
+from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.sanitising import Sanitiser
+from pate_torch.students.selection import Selection
+from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.voters.transductive import Transduction
+
+
+def plan(cfg: DictConfig, folder: Path) -> Plan:
+    """The components that ``cfg`` names. Raises ValueError, with the offending key, when it cannot be built."""
+    try:
+        resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        where = getattr(error, "full_key", "") or "configuration"
+        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
+    voting = component(cfg, "voting", Transduction | RecordVoting) if "_target_" in resolved["voting"] else None
+    return Plan(
+        source=_source(cfg),
+        partition=component(cfg, "partition", Partition),
+        recipe=component(cfg, "teacher", TeacherRecipe),
+        mechanism=component(cfg, "mechanism", Mechanism),
+        strategy=component(cfg, "query", QueryStrategy),
+        student=component(cfg, "student", StudentAlgorithm),
+        refit=component(cfg, "refit", StudentAlgorithm),
+        root=run_folders.checked_root(resolved["paths"]["root"]),
+        folder=folder,
+        seed=resolved["seed"],
+        num_teachers=resolved["num_teachers"],
+        num_queries=resolved["num_queries"],
+        fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
+        teachers=resolved["teachers"],
+        labels=resolved["labels"],
+        votes=None if resolved["votes"] is None else Path(checks.text("votes", resolved["votes"])),
+        noise=resolved["noise"],
+        insecure_noise_seed=resolved["insecure_noise_seed"],
+        delta=resolved["privacy"]["delta"],
+        budget_epsilon=resolved["privacy"]["budget_epsilon"],
+        opening_budget=resolved["privacy"]["opening_budget"],
+        target_epsilon=resolved["privacy"]["target_epsilon"],
+        second_account=resolved["privacy"]["second_account"],
+        allow_chance=resolved["privacy"]["allow_chance"],
+        representation=None if resolved["representation"] is None else component(cfg, "representation", Representation),
+        selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
+        sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
+        membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
+        transduction=voting if isinstance(voting, Transduction) else None,
+        census=voting if isinstance(voting, RecordVoting) else None,
+        device=device(resolved["device"]),
+        baseline=checks.boolean("baseline", resolved["baseline"]),
+        quiet=checks.boolean("quiet", resolved["quiet"]),
+    )
+
+
+def _source(cfg: DictConfig) -> DatasetSource:
+    """The data set, under the promise for labels alone where that is chosen."""
+    source: DatasetSource = component(cfg, "dataset", DatasetSource)
+    return LabelsOnly(source=source) if checks.boolean("labels_only", cfg.labels_only) else source
+
+
+def study(cfg: DictConfig) -> Study | None:
+    """What takes the place of one run, or None."""
+    return None if cfg.study is None else component(cfg, "study", Study)
+
+
+def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
+    """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
+
+    kind: the protocol it must keep. Raises ValueError for a target that is not there or makes something else.
+    """
+    given = cfg[key]
+    if not OmegaConf.is_dict(given) or "_target_" not in given:
+        shown = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+        raise checks.fail(key, shown, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>.")
+    try:
+        made = hydra.utils.instantiate(given, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError):
+            raise ValueError(checks.under(key, cause)) from error
+        if isinstance(cause, TypeError):
+            known = ", ".join(name for name in map(str, given) if name != "_target_")
+            raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {known}.") from error
+        if cause is None or isinstance(cause, ImportError):
+            raise _no_such(key, given["_target_"], " ".join(str(cause or error).split())) from error
+        raise ValueError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+    if not isinstance(made, kind):
+        wanted = getattr(kind, "__name__", str(kind))
+        raise _no_such(key, given["_target_"], f"makes {type(made).__name__}, not a {wanted}")
+    return made
+
+
+def _no_such(key: str, target: str, why: str) -> ValueError:
+    return checks.fail(f"{key}._target_", target, why, f"Name one of conf/{key}, as in {key}=<name>.")
+
+
+def device(name: object) -> torch.device:
+    """``auto`` is the first CUDA device, else Apple's, else the CPU."""
+    text = str(name)
+    if text == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    allowed = "must be auto, cpu, cuda, cuda:<n> or mps"
+    try:
+        chosen = torch.device(text)
+    except RuntimeError as error:
+        raise checks.fail("device", name, allowed) from error
+    if chosen.type not in ("cpu", "cuda", "mps"):
+        raise checks.fail("device", name, allowed)
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[chosen.type]
+    if count == 0:
+        what = chosen.type.upper()
+        raise checks.fail("device", name, f"no {what} device is available here", "Use device=cpu or device=auto.")
+    if (chosen.index or 0) >= count:
+        raise checks.fail("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
+    return chosen

@@ -1,0 +1,87 @@
+"""The ``pate`` command: one word for every command of the package. Standard library only until one is chosen."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+COMMANDS = {
+    "train": ("pate_torch.cli.train", "train", "train teachers, label, fit a student: the same as train.py"),
+    "label": ("pate_torch.label.command", "main", "answer a file of votes and nothing more"),
+    "audit": ("pate_torch.audit.command", "main", "what epsilon the executed mechanism is proven to spend"),
+    "plan": ("pate_torch.plan.command", "main", "what a choice would cost, before anything is spent"),
+    "ledger": (
+        "pate_torch.ledger.command",
+        "main",
+        "the privacy ledger: verify, show, review, export, backup, raise-cap, close",
+    ),
+    "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
+    "runs": ("pate_torch.cli.list_runs", "main", "past runs with their epsilon and accuracy"),
+}
+
+
+HUNG_UP = 141
+"""What a shell reports of a program whose pipe was closed: 128 + SIGPIPE."""
+
+
+def usage() -> str:
+    """What ``pate --help`` shows."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, _, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: pate COMMAND ...",
+            "",
+            "Differentially private deep learning by PATE.",
+            "",
+            *lines,
+            "",
+            "pate COMMAND --help says more. Runs, teachers and the ledger lie under PATE_HOME (default: outputs).",
+        ]
+    )
+
+
+def piped(command: Callable[[], int]) -> int:
+    """Its exit code; where who reads its output has gone, as after ``| head``, it ends without a word."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # Python would try again to write what is left
+            os.dup2(nowhere, stream.fileno())
+        return HUNG_UP
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. 2: there is no such command."""
+    return piped(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        print(f"error: there is no command {name!r} (there are {', '.join(COMMANDS)}).{hint}", file=sys.stderr)
+        return 2
+    module, function, _ = COMMANDS[name]
+    before = sys.argv
+    sys.argv = [f"pate {name}", *rest]  # Hydra and argparse both read it
+    try:
+        return int(getattr(importlib.import_module(module), function)() or 0)
+    finally:
+        sys.argv = before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What everything else stands on: argument checks, seeded streams, threads, progress, files, locks."""

@@ -1,0 +1,165 @@
+"""Progress of every long stage: bars with the time left on a terminal, plain lines in a pipe, nothing when quiet.
+
+    with Stages() as stages:
+        train(..., progress=stages("Training 250 teachers"))
+
+A stage is a ``protocols.Progress``: it is called as stage(done, total), as often as its caller likes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from pate_torch.core import checks
+
+SHORT = 2.0  # seconds in which a stage needs no line but its last
+
+
+def clock(seconds: float) -> str:
+    """12.3 -> '12 s', 83 -> '1:23', 4000 -> '1:06:40'."""
+    whole = int(seconds + 0.5)
+    hours, rest = divmod(whole, 3600)
+    if hours:
+        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+    return f"{rest // 60}:{rest % 60:02d}" if rest >= 60 else f"{rest} s"
+
+
+class _Stage:
+    """One stage, which knows when it began."""
+
+    def __init__(self, stages: Stages, name: str) -> None:
+        self.stages, self.name = stages, name
+        self.began, self.done, self.total = time.monotonic(), 0, 0
+        self.task: TaskID | None = None
+        self.next_line = 0.1  # the share of the work at which the next plain line is due
+        self.last_line = self.began
+
+    def __call__(self, done: int, total: int) -> None:
+        checks.integer("total", total, low=0)
+        checks.integer("done", done, low=0, high=total)
+        if done < self.done:  # begun again, as a student is that guides several rounds
+            self.began = self.last_line = time.monotonic()
+            self.next_line = 0.1
+        self.done, self.total = done, total
+        self.stages._show(self)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Stages:
+    """A factory of stages that share one display. ``quiet`` shows nothing; ``stream`` defaults to standard error.
+
+    In a pipe a stage prints at most one line per tenth of its work, and one each ``every`` seconds where a tenth
+    takes longer, so that a log of an hour's run stays readable.
+    """
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, every: float = 60.0) -> None:
+        self.quiet = checks.boolean("quiet", quiet)
+        self.every = checks.positive("every", every)
+        self.stream = sys.stderr if stream is None else stream
+        self.live: Progress | None = None
+        console = Console(file=self.stream)
+        # Not Console.is_terminal: FORCE_COLOR would draw bars into a file.
+        if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
+            self.live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                _TimeLeft(),
+                console=console,
+            )
+
+    def __enter__(self) -> Stages:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, name: str) -> _Stage:
+        """A new stage, shown at once, so that what runs is named before its first step is done."""
+        stage = _Stage(self, name)
+        if self.live is not None:
+            stage.task = self.live.add_task(escape(name), total=None)
+        elif not self.quiet:
+            self._line(f"{name} ...")
+        return stage
+
+    def say(self, line: str) -> None:
+        """One line that is no stage: what was found and reused, for instance."""
+        if self.live is not None:
+            self.live.console.print(Text(line))
+        elif not self.quiet:
+            self._line(line)
+
+    def _show(self, stage: _Stage) -> None:
+        if self.live is not None and stage.task is not None:
+            self.live.update(stage.task, completed=stage.done, total=stage.total)
+        elif not self.quiet:
+            self._plain(stage)
+
+    def _plain(self, stage: _Stage) -> None:
+        share = stage.done / stage.total if stage.total else 1.0
+        late = time.monotonic() - stage.last_line >= self.every
+        due = share >= stage.next_line and stage.seconds >= SHORT
+        over = share >= 1 and stage.next_line <= 1  # told once
+        if stage.done == 0 or not (due or late or over):
+            return
+        stage.last_line = time.monotonic()
+        stage.next_line = 2.0 if share >= 1 else (int(share * 10 + 1e-9) + 1) / 10
+        took = clock(stage.seconds)
+        if share >= 1:
+            self._line(f"{stage.name}: {stage.done}/{stage.total} done in {took}")
+        else:
+            left = clock(stage.seconds * (1 - share) / share)
+            self._line(f"{stage.name}: {stage.done}/{stage.total} ({share:.0%}), {took} so far, about {left} left")
+
+    def _line(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """Rich's estimate, with the word that says what it is."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.finished else Text.assemble(super().render(task), " left")
+
+
+@dataclass(eq=False)
+class Clock:
+    """Seconds per stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - began, 3)

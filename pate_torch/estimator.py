@@ -1,0 +1,516 @@
+"""PATE in a notebook: the stages of a run on one's own tensors, with the same ledger, folders and refusals.
+
+pate = Pate("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
+pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
+pate.label(pool_x, num_queries=100)           # charged, then drawn
+student = pate.fit_student("fixmatch")        # free, as often as you like
+student.predict(x_new)
+pate.epsilon, pate.report(test_x, test_y)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pate_torch import preflight, results, run_folders
+from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
+from pate_torch.config import Partition, Plan, RecordVoting
+from pate_torch.core import checks
+from pate_torch.core.progress import Clock, Stages
+from pate_torch.data import locations, tensors
+from pate_torch.data.partition import AddRemove, deal
+from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
+from pate_torch.features.contrastive import Representation
+from pate_torch.labeler import PrivateLabeler
+from pate_torch.ledger import Account, Ledger
+from pate_torch.pipeline import claimed, open_budget, worst_case
+from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
+from pate_torch.queries.random import Random
+from pate_torch.releasing import fit_student, obtain_release
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.students.fixmatch import FixMatch
+from pate_torch.students.label_spreading import LabelSpreading
+from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import GradientStudent
+from pate_torch.students.vat import Vat
+from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import Stored, TeacherStore
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.voters.transductive import Transduction
+
+STUDENTS: dict[str, type[GradientStudent]] = {
+    "fixmatch": FixMatch,
+    "label_spreading": LabelSpreading,
+    "supervised": Supervised,
+    "vat": Vat,
+}
+
+GUIDE_STEPS = 200
+"""Of the student that guides rounds of questions."""
+
+TeacherKind = TeacherRecipe | RecordVoting | Callable[[], nn.Module] | Any
+
+
+@dataclass(frozen=True, eq=False)
+class _InMemory:
+    """A data set that is already here."""
+
+    data: Dataset
+
+    @property
+    def name(self) -> str:
+        return self.data.spec.name
+
+    def load(self) -> Dataset:
+        return self.data
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """A release with what is needed to learn from it and to report it."""
+
+    plan: Plan
+    data: Dataset
+    release: Release
+    record: dict[str, Any]
+    reused: bool
+
+
+class Pate:
+    """One private data set, its teachers and what is released from them.
+
+    name: whose account is charged; all releases from the same records belong under one name. classes: all of them, by
+    name or by number: declared, never read off the private labels. mechanism: any of ``pate_torch.mechanisms``, its
+    sigma in votes. delta, budget_epsilon: the account's terms, fixed when it opens (None: 10, or the cap it has).
+    home: where teachers, ledger and releases lie (None: PATE_HOME, or outputs).
+
+    teacher: a TeacherRecipe; any scikit-learn classifier, cloned for every shard; or a function that makes a
+    torch.nn.Module from normalised points to logits, trained as ``recipe`` says; or Census(), with mechanism=
+    Histogram(...), or Slopes(size=...), with mechanism=Descent(...), and without num_teachers: the records answer for
+    themselves. None: a small network for the data.
+    Recipes' teachers are kept under home and found again; the others live as long as this object.
+
+    partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
+    mean, std: public constants per channel or feature to normalise by; None: those of the public points.
+    second_account: whether these records may be charged to an account of another name, too. allow_chance: whether
+    questions may be asked whose labels would be no better than chance even if all teachers agreed.
+    Raises ValueError for whatever cannot work, before anything is charged.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        classes: Sequence[str] | int,
+        num_teachers: int | None = None,
+        mechanism: Mechanism,
+        delta: float,
+        budget_epsilon: float | None = None,
+        home: Path | str | None = None,
+        teacher: TeacherKind = None,
+        recipe: TeacherRecipe | None = None,
+        partition: Partition | None = None,
+        unit: str = "record",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        second_account: bool = False,
+        allow_chance: bool = False,
+        seed: int = 0,
+        insecure_noise_seed: int | None = None,
+        device: torch.device | str = "cpu",
+        quiet: bool = True,
+    ) -> None:
+        locations.check_name(name)
+        if (mean is None) != (std is None):
+            raise checks.fail("std", std, "must be given together with mean")
+        if isinstance(teacher, nn.Module):
+            raise checks.fail("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
+                              f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
+        self.name, self.mechanism, self.unit = name, mechanism, unit
+        names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
+        self.class_names = tuple(map(str, names))
+        self.home = run_folders.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
+        self.teacher, self.recipe = teacher, recipe
+        self.partition: Partition = AddRemove() if partition is None else partition
+        census = isinstance(teacher, RecordVoting)
+        if census and num_teachers:
+            raise checks.fail(
+                "num_teachers", num_teachers, "goes with teachers; where records answer there are none", "Omit it."
+            )
+        self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
+        self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
+        self.second_account = checks.boolean("second_account", second_account)
+        self.allow_chance = checks.boolean("allow_chance", allow_chance)
+        self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
+        self.device, self.quiet = torch.device(device), quiet
+        self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
+        self._private: PrivateData | None = None
+        self._spec: DataSpec | None = None
+        self._stored: Stored | None = None
+        self._panel: Panel | None = None
+        self._labelled: _Labelled | None = None
+        self._student: tuple[str, Student] | None = None
+        self._clock = Clock()
+
+    def __repr__(self) -> str:
+        return f"Pate({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism.name!r})"
+
+    # ---- the stages ---------------------------------------------------------------------------------------------
+
+    def fit_teachers(
+        self,
+        x: Tensor | np.ndarray,
+        y: Tensor | np.ndarray,
+        *,
+        unit_id: Sequence[str] | np.ndarray | None = None,
+        public_x: Tensor | np.ndarray | None = None,
+    ) -> Pate:
+        """Train one teacher per shard, or find those trained before in the same way on the same records; for a census
+        and for slopes, take in the records.
+
+        x: uint8 images [N, Ch, H, W] or rows [N, D]; y: integers [N]; unit_id: stable names [N] of the units (None: a
+        hash of the record, so equal records are one unit). public_x: public points whose statistics normalise the
+        private ones, where no constants were given (None: images by 1/2 and 1/4, rows as they are).
+        """
+        held_x = tensors.points("x", torch.as_tensor(x))
+        held_y = tensors.labels("y", torch.as_tensor(y), len(held_x), len(self.class_names))
+        private = PrivateData(held_x, held_y, tensors.unit_ids(unit_id, held_x, held_y, self.unit), self.unit)
+        public = held_x[:0] if public_x is None else tensors.points("public_x", torch.as_tensor(public_x))
+        spec = self._describe(held_x, public)
+        data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
+        self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
+        if isinstance(self.teacher, RecordVoting):
+            return self
+        if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
+            recipe = self.teacher or _recipe(spec)
+            recipe.check(spec)
+            plan = replace(self._plan(data, 1, Random()), recipe=recipe)
+            with self._open() as ledger, Stages(quiet=self.quiet) as stages:
+                store = TeacherStore(self.home)
+                self._stored, _ = obtain_ensemble(plan, data, store, ledger, stages, self._clock)
+        else:
+            self._panel = self._fit_panel(private, spec)
+        return self
+
+    def label(
+        self,
+        pool_x: Tensor | np.ndarray,
+        num_queries: int = 100,
+        *,
+        strategy: QueryStrategy | None = None,
+        refit: str | StudentAlgorithm | None = None,
+        voting: Transduction | None = None,
+        representation: Representation | None = None,
+    ) -> Release:
+        """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
+
+        strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
+        several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
+        supervised, a small network). voting: how a recipe's teachers answer for all public points together (None: for
+        each by itself). representation: how features of the public points are learnt, in which questions are chosen and
+        a census lies (None: the points as they are). The same questions to the same teachers are answered from the
+        earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
+        """
+        private, spec = self._fitted()
+        self._clock = Clock()  # an earlier call's stages are no part of this one
+        pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
+        if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
+            raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
+        mean, std = self._constants or tensors.statistics(pool.x)
+        spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
+        data = Dataset(spec, private, pool, _unknown(spec, private.x))
+        plan = self._plan(data, num_queries, Random() if strategy is None else strategy)
+        if refit is not None:
+            plan = replace(plan, refit=_named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}))
+        if voting is not None and self._stored is None:
+            fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
+            raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
+        plan = replace(plan, transduction=voting, representation=representation)
+        planned = worst_case(plan, self.mechanism, data)
+        preflight.refuse(plan, data, self.mechanism, planned, training=False)
+        with claimed(plan), self._open() as ledger, Stages(quiet=self.quiet) as stages:
+            store = TeacherStore(self.home)
+            budget = open_budget(plan, ledger, data, planned, store.content(private))
+            with self._clock("votes"):
+                teachers = self._asked(plan, data, ledger, stages)
+            with self._clock("labels"):
+                release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
+            teachers.remember(ledger.head())
+        self._labelled, self._student = _Labelled(plan, data, release, record, reused), None
+        return release
+
+    def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
+        """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
+
+        algorithm: a name of ``STUDENTS`` (with ``options`` for its fields), or any StudentAlgorithm.
+        Raises ValueError if no question was answered.
+        """
+        done = self._released()
+        if options and not isinstance(algorithm, str):
+            raise checks.fail("options", sorted(options), "go with an algorithm's name only", "Set them on the object.")
+        chosen = _named("algorithm", algorithm, {"network": _network(done.data.spec), **options})
+        plan = replace(done.plan, student=chosen)
+        preflight.refuse_students(plan, done.data)
+        board = ReleaseBoard(plan.folder / "release" / "tensorboard", private=done.record["private"])
+        with Stages(quiet=self.quiet) as stages, board as shown, self._clock("student"):
+            name, student, _ = fit_student(plan, done.data, done.release, stages, shown)
+        self._student = name, student
+        return student
+
+    def report(
+        self,
+        test_x: Tensor | np.ndarray | None = None,
+        test_y: Tensor | np.ndarray | None = None,
+        *,
+        pool_y: Tensor | np.ndarray | None = None,
+    ) -> ReleasedReport:
+        """Everything releasable about the last release and its student, written into its folder too.
+
+        test_x, test_y: public points to measure the student on; pool_y: the pool's true labels, to measure the
+        released ones. They are used for nothing else.
+        """
+        done = self._released()
+        spec, pool = done.data.spec, done.data.pool
+        evaluation = _unknown(spec, pool.x)
+        if (test_x is None) != (test_y is None):
+            raise checks.fail("test_y", None, "must be given together with test_x")
+        if test_x is not None and test_y is not None:
+            held = tensors.points("test_x", torch.as_tensor(test_x))
+            known = tensors.labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
+            evaluation = Evaluation(held, known)
+        if pool_y is not None:
+            truth = tensors.labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
+            evaluation = replace(evaluation, pool_y=truth)
+        name, student = self._student or ("", None)
+        with self._open() as ledger:
+            report = results.report(
+                data=replace(done.data, evaluation=evaluation),
+                release=done.release,
+                record=done.record,
+                paid=[] if done.reused else [done.release.id],
+                student=student,
+                student_name=name,
+                ledger=ledger,
+                seconds=self._clock.seconds,
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        results.write_release(self.folder, report)
+        return report
+
+    def membership(
+        self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
+    ) -> Membership:
+        """PRIVATE. How well an attack on the student tells its records from others, and what its price leaves to any.
+
+        other_x, other_y: records of the same kind that no teacher has seen; records: at most so many of each side. See
+        ``audit.membership``; it is for the owner's eyes, and a choice made by it is a release nobody charged.
+        """
+        done, (private, spec) = self._released(), self._fitted()
+        if self._student is None:
+            raise ValueError("student: there is none yet. Call fit_student() first.")
+        held = tensors.points("other_x", torch.as_tensor(other_x))
+        known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
+        shards = deal(self.partition, private, max(1, self.num_teachers), self.seed)
+        test = MembershipTest(records=records)
+        sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
+        if sides is None:
+            raise checks.fail("other_x", len(held), f"must be at least {FEWEST} records that are no members")
+        return results.membership(
+            sides,
+            student=self._student[1],
+            nonprivate=None,
+            events=done.release.planned,
+            delta=self.delta,
+            seed=self.seed,
+            private_run=done.record["private"],
+            held_out=False,
+        )
+
+    def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
+        """These teachers behind a PrivateLabeler: any question, one or many at a time (see there). Close it after use.
+
+        Its journal of released answers lies under home, and survives a restart.
+        """
+        private, spec = self._fitted()
+        if isinstance(self.teacher, RecordVoting):
+            fix = "Use teachers, or label()."
+            raise checks.fail(
+                "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
+            )
+        rounds = num_queries if calls is None else calls
+        data = Dataset(spec, private, PublicPool(private.x[:0]), _unknown(spec, private.x))
+        plan = self._plan(data, checks.integer("num_queries", num_queries, low=1), Random())
+        planned = self.mechanism.worst_case(num_queries, rounds)
+        ledger = self._open()
+        store = TeacherStore(self.home)
+        budget = open_budget(plan, ledger, data, planned, store.content(private))
+        if self._stored is not None:
+            store.set_ledger_head(self._stored.id, ledger.head())
+        voters = self._stored.ensemble if self._stored is not None else self._panel
+        assert voters is not None
+        return PrivateLabeler(
+            voters.votes,
+            mechanism=self.mechanism,
+            budget=replace(budget, run=f"labeler {self.name}"),
+            journal=self.home / "answers" / f"{self.name}.jsonl",
+            num_queries=num_queries,
+            calls=rounds,
+            allow_chance=self.allow_chance,
+            spec=spec,
+            owns_ledger=True,
+        )
+
+    # ---- where it stands ----------------------------------------------------------------------------------------
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee of everything released so far, at the account's delta: what was reserved, composed, or the cap
+        where that is less; 0 before anything was, infinite once noise was seeded.
+        """
+        account = self.account
+        if account is None:
+            return 0.0
+        return math.inf if account.guarantee is None else account.guarantee.epsilon
+
+    @property
+    def account(self) -> Account | None:
+        """The account as it stands; None before the first release."""
+        path = self.home / "ledger.sqlite"
+        if not path.exists():
+            return None
+        with Ledger(path, create=False) as ledger:
+            return next((account for account in ledger.accounts() if account.name == self.name), None)
+
+    @property
+    def folder(self) -> Path:
+        """The release folder of the last release: everything in it may be published."""
+        return self._released().plan.folder / "release"
+
+    # ---- parts --------------------------------------------------------------------------------------------------
+
+    def _describe(self, x: Tensor, public: Tensor) -> DataSpec:
+        constants = self._constants or (tensors.statistics(public) if len(public) else _plain(x))
+        mean, std = constants
+        return DataSpec(
+            name=self.name,
+            num_classes=len(self.class_names),
+            input_shape=tuple(x.shape[1:]),
+            class_names=self.class_names,
+            mean=mean,
+            std=std,
+        )
+
+    def _plan(self, data: Dataset, num_queries: int, strategy: QueryStrategy) -> Plan:
+        return Plan(
+            source=_InMemory(data),
+            partition=self.partition,
+            recipe=self.recipe or TeacherRecipe(),
+            mechanism=self.mechanism,
+            strategy=strategy,
+            student=Supervised(network=_network(data.spec)),
+            refit=Supervised(network=_guide(data.spec), steps=GUIDE_STEPS),
+            root=self.home,
+            folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
+            seed=self.seed,
+            num_teachers=max(1, self.num_teachers),
+            census=self.teacher if isinstance(self.teacher, RecordVoting) else None,
+            num_queries=num_queries,
+            delta=self.delta,
+            noise=getattr(self.mechanism, "noise", "torch"),
+            insecure_noise_seed=self.insecure_noise_seed,
+            budget_epsilon=self.budget_epsilon,
+            second_account=self.second_account,
+            allow_chance=self.allow_chance,
+            device=self.device,
+            baseline=False,
+            quiet=self.quiet,
+        )
+
+    def _fit_panel(self, private: PrivateData, spec: DataSpec) -> Panel:
+        shards = deal(self.partition, private, self.num_teachers, self.seed)
+        with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
+            progress = stages(f"Training {self.num_teachers} teachers")
+            if hasattr(self.teacher, "get_params"):
+                return fit_estimators(self.teacher, private, spec, shards, seed=self.seed, progress=progress)
+            if not callable(self.teacher):
+                allowed = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
+                raise checks.fail("teacher", type(self.teacher).__name__, allowed)
+            recipe = self.recipe or TeacherRecipe()
+            return fit_modules(
+                self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
+            )
+
+    def _asked(self, plan: Plan, data: Dataset, ledger: Ledger, stages: Stages) -> Teachers:
+        """PRIVATE. The teachers with their votes on the pool."""
+        store = TeacherStore(self.home)
+        if plan.census is not None:
+            return convene(plan, data, store, ledger, stages)
+        if self._stored is None:
+            assert self._panel is not None
+            return enrol(self._panel.votes(data.pool.x), self.name, store, ledger)
+        return consult(plan, data, self._stored, store, stages, reused=True)
+
+    def _open(self) -> Ledger:
+        make_private_folder(self.home, "store")
+        return Ledger(self.home / "ledger.sqlite")
+
+    def _fitted(self) -> tuple[PrivateData, DataSpec]:
+        here = isinstance(self.teacher, RecordVoting) or self._stored is not None or self._panel is not None
+        if self._private is None or self._spec is None or not here:
+            raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
+        return self._private, self._spec
+
+    def _released(self) -> _Labelled:
+        if self._labelled is None:
+            raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
+        return self._labelled
+
+
+def _now() -> str:
+    """A folder of its own for every call: ``runs.run_id`` would give all those of one batch job the same."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+
+
+def _unknown(spec: DataSpec, like: Tensor) -> Evaluation:
+    """Nothing to measure on."""
+    return Evaluation(like[:0], torch.zeros(0, dtype=torch.int64))
+
+
+def _plain(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Constants that come from no data at all."""
+    width = x.shape[1]
+    return ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
+
+
+def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
+    """A student algorithm, made from its name with these options where it is named."""
+    return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options) if isinstance(algorithm, str) else algorithm
+
+
+def _recipe(spec: DataSpec) -> TeacherRecipe:
+    return TeacherRecipe(network=_guide(spec))
+
+
+def _guide(spec: DataSpec) -> str:
+    """A network that trains in a second: of teachers, and of students that only guide."""
+    return "lean_cnn" if spec.is_image else "mlp"
+
+
+def _network(spec: DataSpec) -> str:
+    """A published student's network for data of this shape."""
+    if not spec.is_image:
+        return "mlp"
+    return "small_cnn" if min(spec.input_shape[1:]) < 16 else "cnn"

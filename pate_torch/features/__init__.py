@@ -1,0 +1,1 @@
+"""Features of points, learnt or computed from public points alone."""

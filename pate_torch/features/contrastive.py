@@ -1,0 +1,227 @@
+"""Features learnt from public points without any label, so at no cost in privacy.
+
+Two distorted copies of a point must be told to belong together among the copies of the other points of the batch.
+Used to choose what to ask (points that stand for a cluster), to start a student or teachers from, or as a frozen
+input. Everything here is a function of public points, the recipe and the seed, and so releasable.
+
+Source: Chen et al. 2020 (SimCLR), the normalised-temperature cross-entropy of its equation 1.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch import networks
+from pate_torch.core import checks, rng
+from pate_torch.core.parallel import side_by_side
+from pate_torch.features.augmentation import Affine
+from pate_torch.features.views import as_affine, strong_view
+from pate_torch.networks import Beside, headless, last_linear
+from pate_torch.protocols import Progress, silent
+from pate_torch.types import DataSpec
+
+PRECISIONS = ("float32", "bfloat16", "auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Representation:
+    """A recipe for an encoder.
+
+    network, network_options: see networks.build; the encoder is that network without its last linear layer.
+    steps, batch_size (points; each gives two copies), learning_rate, temperature: of the contrastive loss.
+    projection: width of the throw-away layers between the features and the loss. augment: geometric ranges, widened
+    by ``strong_view``; null: only cutout and contrast.
+    precision: as for students. encoders: how many are learnt, each from draws of its own; their features lie side by
+    side. A network that starts from the recipe starts from one of them.
+    """
+
+    name: str = "contrastive"
+    network: str = "small_cnn"
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 600
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    weight_decay: float = 1e-4
+    temperature: float = 0.2
+    projection: int = 128
+    augment: Affine | Mapping[str, Any] | None = None
+    precision: str = "float32"
+    encoders: int = 1
+
+    def __post_init__(self) -> None:
+        checks.integer("representation.steps", self.steps, low=0)
+        checks.integer("representation.batch_size", self.batch_size, low=2)
+        checks.positive("representation.learning_rate", self.learning_rate)
+        checks.non_negative("representation.weight_decay", self.weight_decay)
+        checks.positive("representation.temperature", self.temperature)
+        checks.integer("representation.projection", self.projection, low=2)
+        checks.integer("representation.encoders", self.encoders, low=1)
+        checks.one_of("representation.precision", self.precision, PRECISIONS)
+        checks.one_of("representation.network", self.network, networks.NETWORKS)
+        checks.mapping("representation.network_options", self.network_options)
+        as_affine(self.augment, "representation.augment")
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the network cannot take the data."""
+        networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
+
+    def learn(
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> nn.Module:
+        """The encoder, in evaluation mode: normalised floats [B, ...] -> features [B, D].
+
+        x_P: raw public points [P, ...]. A recipe is learnt once in a process for the same points, seed and device
+        (queries and students ask for the same one), and handed out as a copy.
+        """
+        if self.encoders > 1:
+            return self._several(x_P, spec, seed, torch.device(device), progress)
+        key = self._key(x_P, spec, seed, device)
+        learnt = _LEARNT.get(key)
+        if learnt is None:
+            learnt = _LEARNT[key] = self._train(x_P.to(device), spec, seed, progress)
+            while len(_LEARNT) > _KEPT:
+                _LEARNT.popitem(last=False)
+        return copy.deepcopy(learnt)
+
+    @property
+    def alone(self) -> Representation:
+        """The recipe of one encoder, which a network can start from. Student k of several starts from encoder k."""
+        return replace(self, encoders=1)
+
+    def _several(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress) -> Beside:
+        def learn(k: int, progress: Progress) -> nn.Module:
+            return self.alone.learn(x_P, spec, seed=rng.member(seed, k), device=device, progress=progress)
+
+        return Beside(side_by_side([functools.partial(learn, k) for k in range(self.encoders)], device, progress))
+
+    def features(
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Tensor:
+        """Unit-length features of the public points, float32 [P, D], on the CPU."""
+        return encode(self.learn(x_P, spec, seed=seed, device=device, progress=progress), x_P, spec)
+
+    def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
+        network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
+        network = networks.initialise(network, rng.torch_stream(seed, "representation", "initial"))
+        encoder = headless(network).to(x_P.device).to(memory_format=torch.channels_last)
+        width = encoder.eval()(spec.normalise(x_P[:1])).shape[1]
+        head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
+        _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
+        head.to(x_P.device)
+        draws = rng.torch_stream(seed, "representation", "views")
+        view = strong_view(spec, as_affine(self.augment))
+        size = min(self.batch_size, len(x_P))
+        optimiser = torch.optim.AdamW(
+            [*encoder.parameters(), *head.parameters()], lr=self.learning_rate, weight_decay=self.weight_decay
+        )
+        for step in range(self.steps if len(x_P) > 1 else 0):
+            for group in optimiser.param_groups:
+                group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            encoder.train()
+            x = x_P[torch.randperm(len(x_P), generator=draws)[:size].to(x_P.device)]
+            pair = torch.cat([view(x, spec, draws), view(x, spec, draws)])
+            with mixed(self.precision, x_P.device):
+                z = head(encoder(pair))
+            loss = contrast(z, self.temperature)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            progress(step + 1, self.steps)
+        return encoder.eval().to(memory_format=torch.contiguous_format)
+
+    def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
+        return (repr(self), repr(spec), digest(x_P), str(seed), str(device))
+
+
+def digest(x: Tensor) -> str:
+    """Names a tensor within this process: its type, shape and numbers."""
+    state = hashlib.blake2b(f"{x.dtype}{tuple(x.shape)}".encode(), digest_size=16)
+    state.update(x.cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
+
+
+def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
+    """Orthogonal weights, zero biases. ``networks.initialise`` would start the last layer, here the output, at zero."""
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            nn.init.orthogonal_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
+
+
+def mixed(precision: str, device: torch.device) -> Any:
+    """A context for the forward pass: bfloat16 multiplications, or those of float32, or what the device does fast."""
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+        precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+_KEPT = 8
+"""Encoders of one run: for the questions, for the student, and where there are several of these."""
+_LEARNT: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
+
+
+def contrast(z_2BD: Tensor, temperature: float) -> Tensor:
+    """Mean cross-entropy of finding a row's other copy, B rows below or above it, among all other rows."""
+    z = F.normalize(z_2BD.float(), dim=1)
+    similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
+    partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
+    return F.cross_entropy(similarity, partner)
+
+
+def transfer(encoder: nn.Module, network: nn.Module) -> None:
+    """Copy the encoder's weights into a network of the same design; its classifier keeps its own."""
+    head = last_linear(network)
+    trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
+    learnt = encoder.state_dict()
+    if {name: value.shape for name, value in trunk.items()} != {name: value.shape for name, value in learnt.items()}:
+        raise ValueError("representation.network: must be the student's network with the same network_options")
+    network.load_state_dict(learnt, strict=False)
+
+
+@torch.no_grad()
+def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
+    """Unit-length features of raw points, float32 [P, D], on the CPU."""
+    device = _device(encoder)
+    encoder.eval()
+    parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
+    return F.normalize(torch.cat(parts), dim=1)
+
+
+def among(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbours: int) -> nn.Module:
+    """The encoder, its features moved among those of the raw public points (``networks.Among``); 0: as they are."""
+    if neighbours == 0:
+        return encoder
+    place_PD = encode(encoder, x_P, spec)
+    moved = networks.Among(len(place_PD), place_PD.shape[1], neighbours)
+    moved.place_PD.copy_(place_PD)
+    return nn.Sequential(encoder, networks.Unit(), moved.to(_device(encoder)))
+
+
+def _device(encoder: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))

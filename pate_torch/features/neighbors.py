@@ -1,0 +1,133 @@
+"""The neighbour graph of the public points: what lies together, which directions part it, and how far a label reaches.
+
+Distances to far points mean little in learnt features and less in pixels; paths through near neighbours hold. So
+clusters are sought in the graph's leading eigenvectors, and labels travel along its edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.types import DataSpec
+
+_BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
+
+
+def principal(x_PD: Tensor, width: int) -> Tensor:
+    """Centred points on their leading principal axes; unchanged but for the centre where they have no more axes."""
+    x_PD = x_PD - x_PD.mean(0)
+    if x_PD.shape[1] <= width:
+        return x_PD
+    # The smaller of the two Gram matrices: text-like rows have far more features than points.
+    if x_PD.shape[1] <= len(x_PD):
+        return x_PD @ torch.linalg.eigh(x_PD.T @ x_PD).eigenvectors[:, -width:]
+    values, vectors = torch.linalg.eigh(x_PD @ x_PD.T)
+    return vectors[:, -width:] * values[-width:].clamp(min=0).sqrt()
+
+
+def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
+    """Raw points as rows to compare where no features are learnt: normalised, on at most ``width`` axes, on the CPU."""
+    return principal(spec.normalise(x_P.cpu()).flatten(1), width)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Symmetric and normalised by degree: entry (i, j) is w_ij / sqrt(d_i d_j), as rows of a sparse [P, P] matrix."""
+
+    weight_PP: Tensor
+
+    def __len__(self) -> int:
+        return self.weight_PP.shape[0]
+
+    def __matmul__(self, value_PC: Tensor) -> Tensor:
+        product: Tensor = torch.sparse.mm(self.weight_PP, value_PC)
+        return product
+
+
+def neighbour_graph(x_PD: Tensor, neighbours: int = 10) -> Graph:
+    """Each point joined to its nearest ``neighbours``, weighted by exp(-d_ij^2 / (s_i s_j)), float32 on the CPU.
+
+    s_i is the distance to the last of i's neighbours (Zelnik-Manor and Perona 2004), so that sparse and dense regions
+    hold together alike. Memory is P x neighbours, plus one block of distances.
+    """
+    checks.integer("neighbours", neighbours, low=1)
+    x_PD = x_PD.float().cpu()
+    count, near = len(x_PD), min(neighbours, len(x_PD) - 1)
+    if near < 1:
+        raise ValueError(f"graph: needs at least two points, the pool has {count}")
+    norms_P = x_PD.square().sum(1)
+    distances, indices = [], []
+    for start in range(0, count, max(1, _BLOCK // count)):
+        block = x_PD[start : start + max(1, _BLOCK // count)]
+        squared = norms_P[None] + block.square().sum(1, keepdim=True) - 2 * block @ x_PD.T
+        squared[torch.arange(len(block)), torch.arange(start, start + len(block))] = torch.inf
+        closest = squared.topk(near, dim=1, largest=False)
+        distances.append(closest.values.clamp(min=0))
+        indices.append(closest.indices)
+    squared_PK, to_PK = torch.cat(distances), torch.cat(indices)
+    reach_P = squared_PK[:, -1].sqrt().clamp(min=1e-6)
+    weight_PK = torch.exp(-squared_PK / (reach_P[:, None] * reach_P[to_PK]))
+    return _normalised(to_PK, weight_PK)
+
+
+def _normalised(to_PK: Tensor, weight_PK: Tensor) -> Graph:
+    count, near = to_PK.shape
+    rows, columns = torch.arange(count).repeat_interleave(near), to_PK.flatten()
+    both = torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])])
+    joined = torch.sparse_coo_tensor(both, weight_PK.flatten().repeat(2), (count, count), check_invariants=True)
+    joined = joined.coalesce()
+    (row, column), value = joined.indices(), joined.values()
+    degree_P = torch.zeros(count).index_add_(0, row, value).clamp(min=1e-12)
+    value = value / (degree_P[row] * degree_P[column]).sqrt()
+    matrix = torch.sparse_coo_tensor(joined.indices(), value, (count, count), is_coalesced=True, check_invariants=True)
+    return Graph(matrix)
+
+
+def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
+    """(values [W], vectors [P, W]) of the largest eigenvalues, increasing, W = min(width, P), by subspace iteration.
+
+    The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions.
+    """
+    size = min(width + 8, len(graph))
+    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
+    for _ in range(iterations):
+        basis = torch.linalg.qr((graph @ basis + basis) / 2).Q
+    values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))
+    return values[-width:], (basis @ vectors)[:, -width:]
+
+
+def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
+    """Unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
+    return F.normalize(leading(graph, width, generator, iterations)[1], dim=1)
+
+
+def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) -> Tensor:
+    """Unit rows of the leading eigenvectors, each weighted by what ``time`` steps of the lazy walk leave of it."""
+    values, vectors = leading(graph, width, generator)
+    return F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** time, dim=1)
+
+
+def spread(graph: Graph, seeds_PC: Tensor, reach: float = 0.99, iterations: int = 100) -> Tensor:
+    """Labels carried along the edges: F = reach W F + (1 - reach) seeds, iterated, [P, C] (Zhou et al. 2004).
+
+    ``seeds_PC``: non-negative label mass of the labelled points, zero elsewhere.
+    """
+    checks.between("reach", reach, 0, 1, open_=True)
+    carried_PC = seeds_PC
+    for _ in range(iterations):
+        carried_PC = reach * (graph @ carried_PC) + (1 - reach) * seeds_PC
+    return carried_PC
+
+
+def balanced(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
+    """Rows turned into probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
+    share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
+    for _ in range(iterations):
+        share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)
+        share_PC = share_PC * (target_C / share_PC.mean(0).clamp(min=1e-12))
+    return share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

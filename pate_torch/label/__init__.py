@@ -1,0 +1,1 @@
+"""Answer a file of votes and nothing more."""

@@ -1,0 +1,199 @@
+"""``python -m pate_torch.ledger``: look at the ledger, check it, copy it, and the two deliberate acts on an account."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pate_torch.accounting.epsilon import Guarantee
+from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.ledger import review
+from pate_torch.ledger.ledger import Account, Ledger, LedgerError, default_path
+
+OK, PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
+_WIDTH = 80
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 done, 1 refused, damaged or (review) too low a claim, 2 not understood."""
+    options = _parser().parse_args(arguments)
+    path = options.path or default_path()
+    try:
+        readonly = options.command in ("verify", "show", "review", "export", "backup")
+        with Ledger(path, create=False, readonly=readonly) as ledger:
+            result, text = _COMMANDS[options.command](ledger, options)
+    except (ValueError, OSError) as error:
+        if options.json:
+            print(json.dumps({"ok": False, "problem": str(error)}))
+        else:
+            print(error, file=sys.stderr)
+        return PROBLEM
+    well = not result.get("too_low")
+    print(json.dumps({"ok": well, **result}, sort_keys=True) if options.json else text)
+    return OK if well else PROBLEM
+
+
+def _parser() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--path", type=Path, help="the ledger (default: ledger.sqlite under PATE_HOME or outputs)")
+    shared.add_argument("--json", action="store_true", help="answer in JSON")
+    parser = argparse.ArgumentParser(prog="python -m pate_torch.ledger", description="The privacy ledger (PRIVATE).")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[shared])
+
+    verify = command("verify", "recompute every hash, price and total")
+    verify.add_argument("--contains", metavar="HASH", help="a ledger_head noted elsewhere, which must be in the chain")
+    show = command("show", "accounts, and the entries of one")
+    show.add_argument("account", nargs="?", help="list this account's entries, too")
+    command("review", "compose the claims of past releases anew; lists those that were too low")
+    export = command("export", "every entry, one JSON object a line")
+    export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
+    command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
+    raise_cap = command("raise-cap", "raise an account's cap, on purpose")
+    raise_cap.add_argument("account")
+    raise_cap.add_argument("epsilon", type=float)
+    raise_cap.add_argument("--reason", required=True)
+    close = command("close", "end an account's spending for good")
+    close.add_argument("account")
+    close.add_argument("--reason", required=True)
+    return parser
+
+
+Answer = tuple[dict[str, Any], str]
+
+
+def _verify(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    accounts = ledger.verify()
+    if options.contains and not ledger.head_contains(options.contains):
+        raise LedgerError(
+            f"contains={options.contains!r}: is not in this ledger: newer entries were lost, or it is another ledger."
+            " Restore a backup that has it."
+        )
+    entries, head = len(ledger.entries()), ledger.head()
+    text = f"{ledger.path}: {entries} entries, {len(accounts)} accounts, all consistent\nhead {head}"
+    return {"entries": entries, "head": head, "accounts": [_account(a) for a in accounts]}, text
+
+
+def _show(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    accounts = ledger.accounts() if options.account is None else (ledger.account(options.account),)
+    lines = ["PRIVATE: for the owner of the data.", f"head {ledger.head()}", "", *_table(accounts)]
+    result: dict[str, Any] = {"head": ledger.head(), "accounts": [_account(a) for a in accounts]}
+    if options.account is not None:
+        entries = ledger.entries(options.account)
+        result["entries"] = [asdict(entry) for entry in entries]
+        lines += ["", *(_line(e.seq, e.time, e.kind, e.facts) for e in entries)]
+    return result, "\n".join(lines)
+
+
+def _review(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    looked, found = review.review(ledger)
+    return review.payload(looked, found), review.text(looked, found)
+
+
+def _export(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    rows = [asdict(entry) for entry in ledger.entries()]
+    text = "\n".join(json.dumps(row, sort_keys=True) for row in rows)
+    if options.output is None:
+        return {"entries": rows}, text
+    with os.fdopen(os.open(options.output, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(text + "\n")
+    return {"written": str(options.output), "count": len(rows)}, f"{len(rows)} entries written to {options.output}"
+
+
+def _backup(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    ledger.verify()
+    ledger.backup(options.destination)
+    return {"backup": str(options.destination), "head": ledger.head()}, f"copied to {options.destination}"
+
+
+def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    account = ledger.raise_cap(options.account, options.epsilon, reason=options.reason)
+    return _account(account), f"{account.name}: the cap is now epsilon {account.budget_epsilon:g}"
+
+
+def _close(ledger: Ledger, options: argparse.Namespace) -> Answer:
+    account = ledger.close_account(options.account, options.reason)
+    return _account(account), f"{account.name}: closed at epsilon {_shown(account.guarantee)}"
+
+
+_COMMANDS = {
+    "verify": _verify,
+    "show": _show,
+    "review": _review,
+    "export": _export,
+    "backup": _backup,
+    "raise-cap": _raise_cap,
+    "close": _close,
+}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {
+        "account": account.name,
+        "epsilon_charged": _epsilon(account.guarantee),
+        "epsilon_charged_ex_post": _epsilon(account.ex_post),
+        "noise": account.noise,
+        "budget_epsilon": account.budget_epsilon,
+        "delta": account.delta,
+        "filter": account.filter.kind,
+        "order": account.filter.order,
+        "delta_reserve": account.filter.delta_reserve,
+        "adjacency": account.adjacency,
+        "unit": account.unit,
+        "releases": account.releases,
+        "uncommitted": account.open,
+        "closed": account.closed,
+        "private": account.private,
+    }
+
+
+def _table(accounts: Sequence[Account]) -> list[str]:
+    """One line an account, in 80 columns, and a second one where there is something to say."""
+    row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
+    lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open").rstrip()]
+    for account in accounts:
+        lines.append(
+            row.format(
+                _cut(account.name, 16),
+                _shown(account.guarantee),
+                _shown(account.ex_post),
+                f"{account.budget_epsilon:g}",
+                show_delta(account.delta),
+                account.filter.kind,
+                account.releases,
+                account.open,
+            ).rstrip()
+        )
+        notes = [f"{account.adjacency}, unit {account.unit}"]
+        notes += ["closed"] if account.closed else []
+        notes += [] if account.private else ["NOT PRIVATE: seeded noise, so no total"]
+        lines.append(_cut("  " + "; ".join(notes), _WIDTH))
+    return lines if accounts else ["no accounts"]
+
+
+def _epsilon(guarantee: Guarantee | None) -> float | None:
+    return None if guarantee is None else guarantee.epsilon
+
+
+def _shown(guarantee: Guarantee | None) -> str:
+    return "none" if guarantee is None else show_epsilon(guarantee.epsilon)
+
+
+def _line(seq: int, time: str, kind: str, facts: dict[str, Any]) -> str:
+    shown = [str(facts[key]) for key in ("what", "mechanism", "run", "release", "note", "reason") if facts.get(key)]
+    if kind in ("open", "raise_cap"):
+        shown.insert(0, f"cap {facts['budget_epsilon']:g}")
+    shown += ["NOT PRIVATE"] if facts.get("insecure") else []
+    return _cut(f"{seq:>5} {time[:19]} {kind:<9} {'  '.join(shown)}".rstrip(), _WIDTH)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

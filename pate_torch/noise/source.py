@@ -1,0 +1,188 @@
+"""The source of privacy noise, kept apart from every seeded stream.
+
+Every bit comes from the operating system's entropy, not from a generator seeded by it: torch's generator on the CPU
+keeps only 32 bits of its seed, few enough to try them all. ``insecure_seed`` makes a run repeatable and its guarantee
+void: everything such a run writes says NOT PRIVATE.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from pate_torch.accounting.events import Event
+from pate_torch.core import checks
+from pate_torch.noise import discrete
+from pate_torch.types import Answers, Rehearsed, Sensitivity
+
+_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
+_BLOCK = 1 << 18
+"""Numbers drawn at a time: they stay in a core's cache, and several threads share out the blocks of a large draw."""
+
+
+KINDS = ("torch", "discrete")
+
+LEAST_DELTA = 1e-15
+"""With continuous noise. Of ``_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one at 36.7
+scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on them."""
+
+
+def check_noise(kind: str, insecure_seed: int | None) -> None:
+    """Raise ValueError for an unknown kind, or a seed that it cannot have."""
+    checks.one_of("noise", kind, KINDS)
+    if insecure_seed is not None:
+        checks.integer("insecure_noise_seed", insecure_seed, low=0)
+        if kind == "discrete":
+            raise checks.fail(
+                "insecure_noise_seed",
+                insecure_seed,
+                "must be null with noise=discrete",
+                "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run.",
+            )
+
+
+def check_delta(kind: str, delta: float) -> None:
+    """Raise ValueError for a delta that noise of this kind cannot keep: all but discrete noise is bounded."""
+    checks.delta("privacy.delta", delta)
+    if kind != "discrete" and delta < LEAST_DELTA:
+        what = f"must be at least {LEAST_DELTA:g} with continuous noise, whose tails end where its bits do"
+        raise checks.fail("privacy.delta", delta, what, "Use noise=discrete, whose tails do not, or a larger delta.")
+
+
+@dataclass(eq=False)
+class NoiseSource:
+    """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
+
+    There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``Rehearsal``.
+    kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace). Continuous noise is rounded to
+    float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise cannot.
+    """
+
+    kind: str = "torch"
+    insecure_seed: int | None = None
+    _generator: torch.Generator | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if type(self) is NoiseSource:
+            raise TypeError("NoiseSource: noise is had by budget.spend, or in a Rehearsal, which releases nothing")
+        check_noise(self.kind, self.insecure_seed)
+        if self.insecure_seed is not None:
+            self._generator = torch.Generator().manual_seed(self.insecure_seed)
+
+    @property
+    def private(self) -> bool:
+        """False when the noise could be known to an outsider."""
+        return self.insecure_seed is None
+
+    def marked(self, answers: Answers) -> Answers:
+        """The answers drawn from here, with what paid for them."""
+        raise NotImplementedError
+
+    def _permit(self) -> None:
+        """Called before every draw."""
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Independent U(0, 1), float64, strictly between 0 and 1."""
+        self._permit()
+        return self._blocks(self._uniform, shape).to(device)
+
+    def exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Independent Exp(1), float64, strictly positive."""
+        self._permit()
+        return self._blocks(self._exponential, shape).to(device)
+
+    def gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
+        self._permit()
+        return self._blocks(lambda size: self._exponential(size).log_().neg_(), shape).to(device)
+
+    def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
+        """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
+        checks.positive("sigma", sigma)
+        self._permit()
+        if self.kind == "discrete":
+            return discrete.gaussian(shape, Fraction(sigma)).to(device)
+        return self._blocks(self._normal, shape).mul_(sigma).to(device)
+
+    def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
+        """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
+        checks.positive("scale", scale)
+        self._permit()
+        if self.kind == "discrete":
+            return discrete.laplace(shape, Fraction(scale)).to(device)
+        return (
+            self._blocks(lambda size: self._exponential(size).sub_(self._exponential(size)), shape)
+            .mul_(scale)
+            .to(device)
+        )
+
+    def _uniform(self, size: int) -> Tensor:
+        if self._generator is not None:
+            bits = torch.randint(1 << _BITS, (size,), generator=self._generator)
+        else:
+            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64).bitwise_and_((1 << _BITS) - 1)
+        return bits.to(torch.float64).add_(0.5).mul_(2.0**-_BITS)
+
+    def _exponential(self, size: int) -> Tensor:
+        return self._uniform(size).log_().neg_()
+
+    def _normal(self, size: int) -> Tensor:
+        """Box and Muller 1958: a radius and an angle make two."""
+        half = (size + 1) // 2
+        radius, angle = self._exponential(half).mul_(2).sqrt_(), self._uniform(half).mul_(2 * math.pi)
+        return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
+
+    def _blocks(self, draw: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """``draw(size)`` for one block after the other; by threads, unless a seed fixes the order."""
+        out = torch.empty(shape, dtype=torch.float64)
+        parts = [part for part in out.view(-1).split(_BLOCK) if len(part)]
+
+        def fill(part: Tensor) -> None:
+            part.copy_(draw(len(part)))
+
+        if len(parts) == 1 or self._generator is not None:
+            for part in parts:
+                fill(part)
+            return out
+        with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(fill, parts):  # raises what a thread raised: no block is left undrawn
+                pass
+        return out
+
+
+@dataclass(eq=False)
+class Rehearsal(NoiseSource):
+    """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
+
+    It may stand in for a budget (``budget.Door``), and then spends nothing.
+    """
+
+    events: tuple[Event, ...] = ()
+
+    def marked(self, answers: Answers) -> Rehearsed:
+        """The answers as those of a rehearsal, a type that nothing releases or writes."""
+        return Rehearsed(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
+
+    def covers(self, sensitivity: Sensitivity) -> None:
+        """Nothing to refuse: there is no account."""
+
+    @contextmanager
+    def spend(self, events: Iterable[Event], **facts: object) -> Iterator[Rehearsal]:
+        """The rehearsal itself, with what a budget would have been charged in ``events``."""
+        self.events += tuple(events)
+        yield self
+
+    @property
+    def noise(self) -> Rehearsal:
+        return self
+
+    def incur(self, events: Iterable[Event]) -> None:
+        """Nothing: nobody is charged."""

@@ -1,0 +1,232 @@
+"""One choice of K, noise and questions: what it costs, how much the budget holds, and what labels to expect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.config import Plan, calibrated
+from pate_torch.core import checks
+from pate_torch.ledger import Account
+from pate_torch.plan.declared import Declared
+from pate_torch.plan.pilot import Crowd, Outcome, Pilot, rehearse
+
+MOST_QUERIES = 10**7
+"""Beyond it, a budget is said to hold any number of questions."""
+
+VERDICTS = {
+    "ok": "works",
+    "over": "the budget does not hold so many questions",
+    "random": "labels little better than guesses",
+    "poor": "labels nearer to guesses than to the truth",
+    "few": "fewer than one question in ten is answered",
+    "cannot": "refused",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """What one row of a plan says. Noise in votes; ``epsilon`` of this release alone, by the smallest of ``routes``.
+
+    fits: questions that a new account with the budget would admit (it is kept by a filter, which for noise that is not
+    Gaussian is stricter than the smallest route); left: those that the account there is still admits (None: there is
+    none). sigma_for_target: the least noise at which ``num_queries`` cost the target. problem: why it cannot work.
+    """
+
+    mechanism: str
+    num_teachers: int
+    shard: int | None
+    num_queries: int
+    num_classes: int
+    sigma: float | None
+    screen_sigma: float | None
+    threshold: float | None
+    delta: float
+    budget: float
+    routes: dict[str, float]
+    fits: int
+    left: int | None
+    sigma_for_target: float | None
+    outcome: Outcome | None
+    problem: str | None
+    settings: tuple[str, ...] = ()
+
+    @property
+    def route(self) -> str | None:
+        return min(self.routes, key=lambda name: self.routes[name]) if self.routes else None
+
+    @property
+    def epsilon(self) -> float | None:
+        return None if self.route is None else self.routes[self.route]
+
+    @property
+    def right_labels(self) -> float:
+        """How many right labels to expect."""
+        if self.outcome is None or self.outcome.right is None:
+            return 0.0
+        return self.num_queries * self.outcome.answered * self.outcome.right
+
+    @property
+    def verdict(self) -> str:
+        """A key of ``VERDICTS``: the first that applies."""
+        if self.problem is not None or self.outcome is None:
+            return "cannot"
+        if self.fits < self.num_queries:
+            return "over"
+        if self.outcome.answered < 0.1 or self.outcome.right is None:
+            return "few"
+        chance = 1 / self.num_classes
+        skill = (self.outcome.right - chance) / (1 - chance)
+        return "random" if skill < 0.2 else "poor" if skill < 0.5 else "ok"
+
+
+def best(choices: list[Choice]) -> Choice | None:
+    """Of those that work, the cheapest within two per cent of the most right labels; None where nothing works."""
+    works = [choice for choice in choices if choice.verdict == "ok"]
+    most = max((choice.right_labels for choice in works), default=0.0)
+    near = [choice for choice in works if choice.right_labels >= 0.98 * most]
+    return min(near, key=lambda choice: choice.epsilon or 0.0, default=None)
+
+
+class Judge:
+    """Judges plans against one data set's declared facts, one pilot and (if there is one) its account.
+
+    ``crowd(num_teachers)`` gives the votes to try them on. Raises ValueError for input that no choice could mend.
+    """
+
+    def __init__(
+        self, declared: Declared, pilot: Pilot, crowd: Callable[[int], Crowd], num_classes: int, account: Account | None
+    ) -> None:
+        self.declared, self.pilot, self.num_classes, self.account = declared, pilot, num_classes, account
+        self._crowd, self._crowds = crowd, dict[int, Crowd]()
+        self._sigmas = dict[Any, float | None]()
+
+    def budget(self, plan: Plan) -> float:
+        """The cap that a run of this plan would be held to: the one given, the account's, or what opens one."""
+        if plan.budget_epsilon is not None:
+            return plan.budget_epsilon
+        return plan.opening_budget if self.account is None else self.account.budget_epsilon
+
+    def __call__(self, plan: Plan, settings: tuple[str, ...] = ()) -> Choice:
+        """The row of one plan. ``settings``: how the command line chose it."""
+        problem, routes = self._problem(plan), dict[str, float]()
+        if problem is None:
+            plan = replace(plan, mechanism=calibrated(plan))
+            try:
+                routes = accounting.routes(planned(plan, plan.num_queries), plan.delta)
+            except ValueError as error:
+                problem = str(error)
+        mechanism: Any = plan.mechanism
+        return Choice(
+            mechanism=mechanism.name,
+            num_teachers=plan.num_teachers,
+            shard=self.declared.shard(plan.num_teachers),
+            num_queries=plan.num_queries,
+            num_classes=self.num_classes,
+            sigma=getattr(mechanism, "sigma", None),
+            screen_sigma=getattr(mechanism, "screen_sigma", None),
+            threshold=getattr(mechanism, "threshold", None),
+            delta=plan.delta,
+            budget=self.budget(plan),
+            routes=routes,
+            fits=self._most(plan, lambda events: _opens(plan, self.budget(plan), events)),
+            left=None if self.account is None else self._most(plan, self._admits),
+            sigma_for_target=self._sigma_for_target(plan),
+            outcome=None if problem is not None else self._rehearse(plan),
+            problem=problem,
+            settings=settings,
+        )
+
+    def _problem(self, plan: Plan) -> str | None:
+        """Why a run of this plan would be refused, whatever the budget; None if it would not."""
+        try:
+            if self.declared.pool is not None:
+                fix = f"The public pool holds {self.declared.pool} points."
+                checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
+            if self.declared.size is not None:
+                fix = f"{self.declared.size} private records are declared, and every teacher needs one."
+                checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
+            self._check(plan, plan.num_queries)
+            calibrated(plan)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _check(self, plan: Plan, queries: int) -> None:
+        plan.mechanism.check(
+            num_queries=queries,
+            num_teachers=plan.num_teachers,
+            num_classes=self.num_classes,
+            rounds=min(plan.strategy.rounds, queries),
+        )
+
+    def _most(self, plan: Plan, admits: Callable[[tuple[Event, ...]], bool]) -> int:
+        """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
+
+        def fits(queries: int) -> bool:
+            try:
+                self._check(plan, queries)
+                return admits(planned(plan, queries))
+            except ValueError:  # no filter could keep such a budget, or the mechanism no such plan
+                return False
+
+        if not fits(1):
+            return 0
+        good, bad = 1, 2
+        while bad <= MOST_QUERIES and fits(bad):
+            good, bad = bad, 2 * bad
+        if bad > MOST_QUERIES:
+            return MOST_QUERIES
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if fits(middle) else (good, middle)
+        return good
+
+    def _admits(self, events: tuple[Event, ...]) -> bool:
+        assert self.account is not None
+        return self.account.admits(events)
+
+    def _sigma_for_target(self, plan: Plan) -> float | None:
+        mechanism: Any = plan.mechanism
+        if "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
+            return None
+        # The noise of the answer is what is looked for: choices that differ in it alone share the result.
+        target = plan.target_epsilon or self.budget(plan)
+        key = (replace(mechanism, sigma=1.0), plan.num_queries, plan.rounds, target, plan.delta)
+        if key not in self._sigmas:
+            try:
+                found: Any = calibrated(replace(plan, target_epsilon=target))
+                self._sigmas[key] = found.sigma
+            except ValueError:  # the checks alone cost more
+                self._sigmas[key] = None
+        return self._sigmas[key]
+
+    def _rehearse(self, plan: Plan) -> Outcome:
+        if plan.num_teachers not in self._crowds:
+            self._crowds[plan.num_teachers] = self._crowd(plan.num_teachers)
+        return rehearse(
+            plan.mechanism,
+            self._crowds[plan.num_teachers],
+            num_teachers=plan.num_teachers,
+            num_queries=plan.num_queries,
+            rounds=plan.rounds,
+            at_least=self.pilot.questions,
+            seed=plan.seed,
+        )
+
+
+def planned(plan: Plan, queries: int) -> tuple[Event, ...]:
+    """What a run would reserve for so many questions, and for choosing among students where it does."""
+    labels = plan.mechanism.worst_case(queries, min(plan.strategy.rounds, queries))
+    return labels if plan.selection is None else labels + plan.selection.worst_case()
+
+
+def _opens(plan: Plan, budget: float, events: tuple[Event, ...]) -> bool:
+    """Whether an account with this cap would be opened for these events (a run decides alike)."""
+    terms = Filter.plan(events, epsilon=budget, delta=plan.delta)
+    return terms.admits(Spend(), terms.price(events))

@@ -1,0 +1,343 @@
+"""What K, noise and number of questions does a privacy budget allow, and what labels will they give?
+
+    python -m pate_torch.plan dataset=svhn privacy.budget_epsilon=2
+    python -m pate_torch.plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
+    python -m pate_torch.plan dataset=csv dataset.nominal_size=20000 mechanism=stability pilot.on=glyphs --json
+
+The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
+doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``planning/pilot.py``.
+
+Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
+``load()`` is never called. The pilot's votes are imagined, or those of a small ensemble on public data. The ledger is
+read only to say what is left. Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pate_torch.cli import hydra_config as composer
+from pate_torch.cli.train import configuration, explain
+from pate_torch.config import Plan, calibrated
+from pate_torch.core import checks, rng
+from pate_torch.ledger import Account, Ledger
+from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.plan import sheet as sheets
+from pate_torch.plan.choice import Judge, best, planned
+from pate_torch.plan.declared import Declared
+from pate_torch.plan.pilot import Crowd, Pilot, imagine, trained
+from pate_torch.plan.sheet import Sheet
+from pate_torch.protocols import DatasetSource
+
+SWEPT = (
+    "num_teachers",
+    "num_queries",
+    "mechanism",
+    "mechanism.sigma",
+    "mechanism.screen_sigma",
+    "mechanism.threshold",
+)
+"""Keys that may list several values: those the table shows."""
+
+MOST_ROWS = 60
+UNDECLARED_CLASSES = 2
+
+Settings = tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0: a plan was printed; 2: a wrong argument, in one line."""
+    parser = _Parser(prog="python -m pate_torch.plan", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", type=Path, help="folder of plan.png (default: plans under paths.root)")
+    parser.add_argument("--no-plot", action="store_true", help="draw nothing")
+    try:
+        args = parser.parse_intermixed_args(arguments)
+        sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return 2
+    print(json.dumps(sheets.payload(sheet), allow_nan=False) if args.json else sheets.text(sheet))
+    return 0
+
+
+def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = True) -> Sheet:
+    """The sheet for Hydra-style settings. Raises ValueError (or Hydra's own errors) for a wrong one."""
+    pilot_keys, rest = _split(settings)
+    axes, fixed = _axes(rest)
+    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+        composed = Composer(fixed)
+        base = composed(tuple(f"{key}={values[0]}" for key, values in axes.items()))
+        if base.labels is not None:
+            raise checks.fail("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
+        if base.votes is not None:
+            raise checks.fail(
+                "votes", str(base.votes), "are private; a plan looks at none", "Give teachers=<how many>."
+            )
+        given = {key for key, _ in map(_key, fixed)} | set(axes)
+        if not axes and "experiment" not in given:
+            axes = _default_axes(base, given)
+        teachers = composed.recommended_teachers or base.num_teachers
+        if "mechanism.sigma" in axes and base.target_epsilon is not None:
+            raise checks.fail("privacy.target_epsilon", base.target_epsilon, "sets mechanism.sigma; sweep one of them")
+        plans = {(*fixed, *row): each for row, each in _rows(composed, axes, given, teachers)}
+    account, ledger = _account(base)
+    declared = Declared.of(base.source)
+    num_classes = _num_classes(declared, pilot_keys)
+    if "num_teachers" in given and "num_teachers" not in axes:
+        teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
+    pilot = replace(pilot_keys, at_teachers=pilot_keys.at_teachers or teachers)
+    judge = Judge(declared, pilot, _crowds(pilot, base, declared, num_classes), num_classes, account)
+    by_choice = {judge(each, settings): each for settings, each in plans.items()}
+    choices = tuple(by_choice)
+    sheet = Sheet(
+        dataset=declared.name,
+        budget=judge.budget(base),
+        budget_from=_budget_from(base, account),
+        target=base.target_epsilon or judge.budget(base),
+        pilot=_describe(pilot, declared, num_classes),
+        choices=choices,
+        best=best(list(choices)),
+        account=account,
+        ledger=ledger,
+        swept=tuple(axes),
+        notes=tuple(_notes(base, account, declared)),
+        plot=(output or base.root / "plans") / "plan.png" if plot else None,
+    )
+    if sheet.plot is not None:
+        price = sheets.curve(lambda choice: _as_run(by_choice[choice]), planned)
+        sheets.draw(sheet, price, sheet.plot)
+    return sheet
+
+
+# ---- from the command line to plans --------------------------------------------------------------------------------
+
+
+class Composer:
+    """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long)."""
+
+    def __init__(self, fixed: Settings) -> None:
+        self._fixed, self._composed = fixed, dict[Settings, DictConfig]()
+
+    def __call__(self, row: Settings) -> Plan:
+        """The plan of the fixed settings and these."""
+        groups = tuple(setting for setting in row if _key(setting)[0] == "mechanism")
+        if groups not in self._composed:
+            self._composed[groups] = compose("config", overrides=[*self._fixed, *groups])
+        cfg = copy.deepcopy(self._composed[groups])
+        for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
+            OmegaConf.update(cfg, override.get_key_element(), override.value())
+        plan = composer.plan(cfg, Path("."))
+        if plan.census is not None:
+            fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
+            raise checks.fail("voting", plan.census.name, "has no teachers to plan", fix)
+        return plan
+
+    @property
+    def recommended_teachers(self) -> int | None:
+        """The K that the data set's other recommended values are for."""
+        cfg = next(iter(self._composed.values()))
+        return cast("int | None", OmegaConf.select(cfg, "recommended.num_teachers"))
+
+
+def _key(setting: str) -> tuple[str, str]:
+    """(key, value) of ``key=value``, without the marks of Hydra's grammar."""
+    key, equals, value = setting.partition("=")
+    if not equals and not setting.startswith("~"):
+        raise ValueError(f"{setting!r}: must be key=value, as for train.py")
+    return key.lstrip("+~"), value
+
+
+def _split(settings: Sequence[str]) -> tuple[Pilot, Settings]:
+    """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
+    mine, rest = list[str](), list[str]()
+    for setting in settings:
+        key, value = _key(setting)
+        if key.startswith("pilot."):
+            mine.append(setting.removeprefix("pilot."))
+        elif key == "pilot":
+            raise checks.fail(
+                "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(Pilot))}."
+            )
+        elif key == "teachers":
+            if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
+                raise checks.fail("teachers", value, "must be a number of teachers here, or a list of them")
+            rest.append(f"num_teachers={value}")
+        else:
+            rest.append(setting)
+    keys = [_key(setting)[0] for setting in rest]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key}: given twice")
+    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist(mine)))
+    for key in values:
+        checks.one_of("pilot key", key, [f.name for f in fields(Pilot)])
+    return Pilot(**values), tuple(rest)
+
+
+def _axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
+    """({key: values} of the settings that list several, the other settings)."""
+    axes, fixed = dict[str, tuple[str, ...]](), list[str]()
+    parser = OverridesParser.create()
+    for setting in settings:
+        override = parser.parse_override(setting)
+        if not override.is_sweep_override():
+            fixed.append(setting)
+            continue
+        key = override.get_key_element()
+        if key not in SWEPT:
+            raise ValueError(f"{key}: must have one value here; lists are for {', '.join(SWEPT)}")
+        if not override.is_discrete_sweep():
+            raise checks.fail(key, setting, "must be a list or a range")
+        axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
+    return axes, tuple(fixed)
+
+
+def _default_axes(base: Plan, given: set[str]) -> dict[str, tuple[str, ...]]:
+    """Half, once and twice the K and the sigma that the user left open."""
+    axes = dict[str, tuple[str, ...]]()
+    if "num_teachers" not in given:
+        teachers = base.num_teachers
+        axes["num_teachers"] = tuple(str(k) for k in dict.fromkeys((max(1, teachers // 2), teachers, 2 * teachers)))
+    sigma = getattr(base.mechanism, "sigma", None)
+    if "mechanism.sigma" not in given and sigma is not None and base.target_epsilon is None:
+        axes["mechanism.sigma"] = tuple(f"{factor * sigma:g}" for factor in (0.5, 1, 2))
+    return axes
+
+
+def _rows(
+    composed: Composer, axes: dict[str, tuple[str, ...]], given: set[str], teachers: int
+) -> Iterator[tuple[Settings, Plan]]:
+    """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
+    if math.prod(map(len, axes.values())) > MOST_ROWS:
+        raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MOST_ROWS}")
+    for values in itertools.product(*axes.values()):
+        row = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
+        each = composed(row)
+        recommended = not given & {"mechanism.threshold", "experiment"}
+        if isinstance(each.mechanism, Confident | Interactive) and recommended and each.num_teachers != teachers:
+            row = (*row, f"mechanism.threshold={each.mechanism.threshold * each.num_teachers / teachers:.4g}")
+            each = composed(row)
+        yield row, each
+
+
+def _as_run(plan: Plan) -> Plan:
+    return replace(plan, mechanism=calibrated(plan))
+
+
+# ---- the pilot and the account -------------------------------------------------------------------------------------
+
+
+def _num_classes(declared: Declared, pilot: Pilot) -> int:
+    if declared.num_classes is not None and pilot.num_classes not in (None, declared.num_classes):
+        raise checks.fail("pilot.num_classes", pilot.num_classes, f"the data set declares {declared.num_classes}")
+    return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
+
+
+def _crowds(pilot: Pilot, base: Plan, declared: Declared, num_classes: int) -> Callable[[int], Crowd]:
+    """K -> the votes to try it on."""
+
+    def crowd(num_teachers: int) -> Crowd:
+        if pilot.on is None:
+            return imagine(pilot.accuracy(num_teachers, num_classes), num_classes, pilot.questions, base.seed)
+        shard = declared.shard(num_teachers)
+        if shard is None:
+            raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
+        data = _public(pilot, base, shard, num_classes).load()
+        if data.spec.num_classes != num_classes:
+            allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
+            raise checks.fail("pilot.on", pilot.on, allowed, "Use pilot.on=glyphs.")
+        return trained(pilot, base.recipe, data, shard, base.seed)
+
+    return crowd
+
+
+def _public(pilot: Pilot, base: Plan, shard: int, num_classes: int) -> DatasetSource:
+    """The public data set that the pilot trains on; never the one that is planned for."""
+    settings = [f"dataset={pilot.on}"]
+    root = getattr(base.source, "root", None)
+    if root is not None:
+        settings.append(f"data_root={root}")
+    if pilot.on == "glyphs":  # another draw than any that a run would call private
+        settings += [
+            f"dataset.private={max(1, shard * pilot.teachers)}",
+            f"dataset.public={pilot.questions}",
+            f"dataset.num_classes={num_classes}",
+            f"dataset.seed={rng.derive(base.seed, 'plan', 'glyphs')}",
+        ]
+    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+        source: DatasetSource = composer.component(compose("config", overrides=settings), "dataset", DatasetSource)
+    if pilot.on != "glyphs" and type(source) is type(base.source):
+        raise checks.fail(
+            "pilot.on",
+            pilot.on,
+            "holds the very records that this plan must not look at",
+            "Use pilot.on=glyphs, or another public data set.",
+        )
+    return source
+
+
+def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
+    classes = f"{num_classes} classes" + ("" if declared.num_classes else " (undeclared: pilot.num_classes)")
+    asked = f"{pilot.questions} questions asked at random, {classes}"
+    if pilot.on is not None:
+        return f"{asked}; {pilot.teachers} teachers trained on {pilot.on} for {pilot.steps} steps at each shard size."
+    return (
+        f"{asked}; votes imagined from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
+        f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}."
+    )
+
+
+def _account(base: Plan) -> tuple[Account | None, Path | None]:
+    """The data set's account, if there is a ledger that has one; read, and left as it is."""
+    path = base.root / "ledger.sqlite"
+    if not path.exists():
+        return None, None
+    with Ledger(path, create=False, readonly=True) as ledger:
+        found = {account.name: account for account in ledger.accounts()}.get(base.source.name)
+    return found, None if found is None else path
+
+
+def _budget_from(base: Plan, account: Account | None) -> str:
+    if base.budget_epsilon is not None:
+        return "privacy.budget_epsilon"
+    return "privacy.opening_budget" if account is None else "the account's cap"
+
+
+def _notes(base: Plan, account: Account | None, declared: Declared) -> list[str]:
+    """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
+    notes = []
+    if declared.size is None:
+        notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
+    if account is None:
+        return notes
+    if base.budget_epsilon not in (None, account.budget_epsilon):
+        notes.append(f"A run would be refused: the account's cap is epsilon {account.budget_epsilon:g}.")
+    if base.delta != account.delta:
+        notes.append(f"A run would be refused: the account was opened at delta {account.delta:g}.")
+    if base.partition.adjacency != account.adjacency:
+        notes.append(f"A run would be refused: the account was opened for partition={account.adjacency}.")
+    return notes

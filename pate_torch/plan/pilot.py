@@ -1,0 +1,177 @@
+"""Votes to try a plan on: imagined from a guess, or those of a small ensemble on public data. Never private votes.
+
+The guess is a public number, the accuracy of one teacher. The rest of the picture was measured once on small ensembles
+(digits, glyphs and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean error e:
+
+- how much questions differ: the share of teachers that are right is Beta with a + b = 0.5 + 10 e. The better the
+  teachers, the more the errors gather on a few hard questions.
+- where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
+  rival. Spreading them evenly would make every plurality look safe.
+- smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on glyphs).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pate_torch.core import checks, rng
+from pate_torch.data.partition import ReplaceOne
+from pate_torch.noise.source import Rehearsal
+from pate_torch.protocols import Mechanism
+from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.types import Context, Dataset, PrivateData, Votes
+
+Array = NDArray[np.float64]
+
+PUBLIC = ("cifar10", "digits", "fashion_mnist", "glyphs", "mnist", "svhn")
+"""Public data sets that a pilot may be trained on."""
+
+MOST_QUESTIONS = 50_000
+FEWEST_TEACHERS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """on: null imagines votes; a name in ``PUBLIC`` trains ``teachers`` teachers there, for ``steps`` steps each.
+
+    teacher_accuracy: the guess, for an ensemble of ``at_teachers`` (null: the number given, or recommended).
+    exponent: how fast a teacher's error grows with K. num_classes: where the data set declares none. questions: how
+    many are tried.
+    """
+
+    on: str | None = None
+    teacher_accuracy: float = 0.8
+    at_teachers: int | None = None
+    exponent: float = 0.5
+    num_classes: int | None = None
+    questions: int = 2000
+    teachers: int = 16
+    steps: int = 300
+
+    def __post_init__(self) -> None:
+        if self.on is not None:
+            checks.one_of("pilot.on", self.on, PUBLIC)
+        checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, open_=True)
+        checks.between("pilot.exponent", self.exponent, 0, 2)
+        for key, low in (("at_teachers", 1), ("num_classes", 2)):
+            if getattr(self, key) is not None:
+                checks.integer(f"pilot.{key}", getattr(self, key), low=low)
+        checks.integer("pilot.questions", self.questions, low=100, high=MOST_QUESTIONS)
+        checks.integer("pilot.teachers", self.teachers, low=FEWEST_TEACHERS)
+        checks.integer("pilot.steps", self.steps, low=1)
+
+    def accuracy(self, num_teachers: int, num_classes: int) -> float:
+        """The guess at another K, never worse than guessing. ``at_teachers`` must be set."""
+        assert self.at_teachers is not None
+        error = (1 - self.teacher_accuracy) * (num_teachers / self.at_teachers) ** self.exponent
+        return 1 - min(error, 1 - 1 / num_classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crowd:
+    """share_QC: the probability that a teacher votes for each class; truth_Q. Teachers then vote independently."""
+
+    share_QC: Array
+    truth_Q: NDArray[np.int64]
+
+    @property
+    def teacher_accuracy(self) -> float:
+        return float(self.share_QC[np.arange(len(self.truth_Q)), self.truth_Q].mean())
+
+    @property
+    def num_classes(self) -> int:
+        return self.share_QC.shape[1]
+
+    def ask(self, num_teachers: int, questions: int, seed: int) -> tuple[Votes, NDArray[np.int64]]:
+        """So many votes on questions taken in turn, and their truth."""
+        index_Q = np.arange(questions) % len(self.truth_Q)
+        counts_QC = rng.numpy_stream(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
+        return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
+
+
+def imagine(accuracy: float, num_classes: int, questions: int, seed: int) -> Crowd:
+    """A crowd of teachers that are right ``accuracy`` of the time, by the module's two laws."""
+    generator = rng.numpy_stream(seed, "plan", "crowd")
+    error, others = 1 - accuracy, num_classes - 1
+    spread = 0.5 + 10 * error
+    right_Q = generator.beta(accuracy * spread, error * spread, questions)
+    wrong_QC = generator.dirichlet(np.full(others, 4.5 * error / others), questions)
+    truth_Q = generator.integers(num_classes, size=questions)
+    share_QC = np.empty((questions, num_classes))
+    every = np.arange(questions)
+    share_QC[every, truth_Q] = right_Q
+    for step in range(others):
+        share_QC[every, (truth_Q + 1 + step) % num_classes] = (1 - right_Q) * wrong_QC[:, step]
+    return Crowd(share_QC=share_QC / share_QC.sum(1, keepdims=True), truth_Q=truth_Q)
+
+
+def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed: int) -> Crowd:
+    """The votes of a small ensemble on ``data``, a public data set, with shards of the planned size.
+
+    Raises ValueError where it is too small for such shards.
+    """
+    teachers = min(pilot.teachers, len(data.private) // max(shard, 1))
+    if shard < 1 or teachers < FEWEST_TEACHERS:
+        raise checks.fail(
+            "pilot.on",
+            pilot.on,
+            f"has {len(data.private)} records, too few for {FEWEST_TEACHERS} teachers of {shard} each",
+            "Use pilot.on=glyphs, which has any number, or more teachers.",
+        )
+    part = slice(teachers * shard)
+    records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    short = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
+    trunk = None if short.start is None else short.start.learn(data.pool.x, data.spec, seed=seed)
+    ensemble = train(records, data.spec, ReplaceOne().shards(records, teachers, seed), short, seed=seed, trunk=trunk)
+    votes = ensemble.votes(data.pool.x[: pilot.questions])
+    truth_Q = data.evaluation.pool_y
+    assert truth_Q is not None
+    # Drawing K votes from the few teachers' shares keeps their accuracy, and what they confuse.
+    return Crowd(share_QC=votes.counts_QC.double().numpy() / teachers, truth_Q=truth_Q[: len(votes)].numpy())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Shares expected of a release: questions answered, and of the answers (None: no answer) those right.
+
+    plurality: noiseless pluralities right; teacher: single votes right; questions: how many were tried.
+    """
+
+    answered: float
+    right: float | None
+    plurality: float
+    teacher: float
+    questions: int
+
+
+def rehearse(
+    mechanism: Mechanism, crowd: Crowd, *, num_teachers: int, num_queries: int, rounds: int, at_least: int, seed: int
+) -> Outcome:
+    """Push a crowd's votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
+
+    Whole releases, since some mechanisms stop early. Nothing here is private, so the noise may be seeded, and every
+    choice of a table is tried on the same votes.
+    """
+    size = min(num_queries, MOST_QUESTIONS)
+    releases = math.ceil(at_least / size)
+    votes, truth_Q = crowd.ask(num_teachers, releases * size, seed)
+    kind = getattr(mechanism, "noise", "torch")
+    noise = Rehearsal(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
+    answered = right = 0
+    for start in range(0, releases * size, size):
+        asked = votes.take(torch.arange(start, start + size))
+        label_Q = mechanism.release(asked, noise, Context(num_queries=num_queries, rounds=rounds)).label_Q.numpy()
+        answered += int((label_Q >= 0).sum())
+        right += int((label_Q == truth_Q[start : start + len(label_Q)]).sum())
+    return Outcome(
+        answered=answered / (releases * size),
+        right=right / answered if answered else None,
+        plurality=float((votes.plurality().numpy() == truth_Q).mean()),
+        teacher=crowd.teacher_accuracy,
+        questions=releases * size,
+    )

@@ -1,0 +1,329 @@
+"""A plan on one sheet: a table for the terminal, one object for programs, a picture."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
+from pate_torch.config import Plan
+from pate_torch.ledger import Account
+from pate_torch.plan.choice import MOST_QUERIES, VERDICTS, Choice
+from pate_torch.plan.pilot import Outcome
+
+WIDTH = 80
+_INK = ("#1f4e79", "#c55a11", "#2e7d5b", "#7b3f8c", "#8a6d1f", "#555555")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sheet:
+    """target: the epsilon that ``sigma_for_target`` meets. swept: keys that differ between rows. notes: whole lines."""
+
+    dataset: str
+    budget: float
+    budget_from: str
+    target: float
+    pilot: str
+    choices: tuple[Choice, ...]
+    best: Choice | None
+    account: Account | None = None
+    ledger: Path | None = None
+    swept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    plot: Path | None = None
+
+
+# ---- for the terminal ----------------------------------------------------------------------------------------------
+
+
+def text(sheet: Sheet) -> str:
+    """The whole sheet within 80 columns."""
+    first = sheet.choices[0]
+    head = (
+        f"Plan for {sheet.dataset}: {_several(sheet, 'mechanism', 'mechanisms')}, "
+        f"{_several(sheet, 'num_queries', 'several numbers of')} questions, delta {show_delta(first.delta)}, "
+        f"budget epsilon {sheet.budget:g} ({sheet.budget_from}). No private record was read; nothing is charged."
+    )
+    lines = [*_wrap(head), *_wrap(f"Pilot: {sheet.pilot}"), "", *table(sheet), ""]
+    seen = {choice.verdict for choice in sheet.choices}
+    lines += [f"{name:>8}  {meaning}" for name, meaning in VERDICTS.items() if name in seen and name != "cannot"]
+    for message, sizes in _problems(sheet).items():
+        lines += _wrap(f"{'cannot':>8}  (K {', '.join(map(str, sizes))}) {message}", "          ")
+    lines += ["", *_closing(sheet)]
+    return "\n".join(lines)
+
+
+def _problems(sheet: Sheet) -> dict[str, list[int]]:
+    """What is wrong -> the K it is wrong for; K itself is left out of the message."""
+    found: dict[str, list[int]] = {}
+    for choice in sheet.choices:
+        if choice.problem is not None:
+            message = choice.problem.replace(f"num_teachers={choice.num_teachers}:", "num_teachers", 1)
+            sizes = found.setdefault(message, [])
+            if choice.num_teachers not in sizes:
+                sizes.append(choice.num_teachers)
+    return found
+
+
+def _several(sheet: Sheet, field: str, otherwise: str) -> str:
+    values = {str(getattr(choice, field)) for choice in sheet.choices}
+    return values.pop() if len(values) == 1 else otherwise
+
+
+def table(sheet: Sheet) -> list[str]:
+    """One line a choice, the best marked; columns that do not fit into 80 are left out, the least needed first."""
+    columns = _columns(sheet)
+    for spare in ("shard", "thr", "screen", "fits", "answered"):
+        if _width(columns) <= WIDTH or spare in sheet.swept:
+            break
+        columns.pop(spare, None)
+    names = list(columns)
+    size = [max(map(len, (name, *columns[name]))) for name in names]
+    marks = [" ", *("*" if choice is sheet.best else " " for choice in sheet.choices)]
+    rows = zip(*([name, *columns[name]] for name in names), strict=True)
+    return [
+        mark + "  ".join(cell.rjust(width) for cell, width in zip(row, size, strict=True))
+        for mark, row in zip(marks, rows, strict=True)
+    ]
+
+
+def _width(columns: dict[str, list[str]]) -> int:
+    return 1 + sum(max(map(len, (name, *cells))) + 2 for name, cells in columns.items()) - 2
+
+
+def _columns(sheet: Sheet) -> dict[str, list[str]]:
+    """Header -> cells."""
+    shown: dict[str, Callable[[Choice], str]] = {
+        "mechanism": lambda c: c.mechanism,
+        "K": lambda c: str(c.num_teachers),
+        "shard": lambda c: "?" if c.shard is None else str(c.shard),
+        "sigma": lambda c: "-" if c.sigma is None else show_noise(c.sigma),
+        "screen": lambda c: _number(c.screen_sigma),
+        "thr": lambda c: _number(c.threshold),
+        "asked": lambda c: str(c.num_queries),
+        "epsilon": lambda c: "-" if c.epsilon is None else show_epsilon(c.epsilon),
+        "fits": lambda c: "-" if c.problem else "any" if c.fits >= MOST_QUERIES else str(c.fits),
+        "answered": lambda c: "-" if c.outcome is None else f"{100 * c.outcome.answered:.1f} %",
+        "right": lambda c: "-" if c.outcome is None or c.outcome.right is None else f"{100 * c.outcome.right:.1f} %",
+        "verdict": lambda c: c.verdict,
+    }
+    columns = {name: [cell(choice) for choice in sheet.choices] for name, cell in shown.items()}
+    if len(set(columns["mechanism"])) == 1:
+        del columns["mechanism"]
+    if len(set(columns["asked"])) == 1:
+        del columns["asked"]
+    for name in ("sigma", "screen", "thr"):
+        if set(columns[name]) == {"-"}:
+            del columns[name]
+    return columns
+
+
+def _closing(sheet: Sheet) -> list[str]:
+    """What the table has no room for: routes, the calibrated noise, the account, the command to run."""
+    lines = []
+    shown = sheet.best or next((choice for choice in sheet.choices if choice.routes), None)
+    if shown is not None:
+        routes = ", ".join(f"{route} {show_epsilon(value)}" for route, value in shown.routes.items())
+        name = "the best" if sheet.best else f"K {shown.num_teachers}"
+        lines += _wrap(f"Epsilon of {name} by each route, at delta {show_delta(shown.delta)}: {routes}.")
+    lines += _wrap(_least_noise(sheet))
+    possible = [choice for choice in sheet.choices if choice.problem is None]
+    if possible and all(choice.fits == 0 for choice in possible):
+        lines += _wrap(f"The budget, epsilon {sheet.budget:g}, does not hold a single question.")
+    if sheet.account is not None:
+        lines += _wrap(_account(sheet))
+    for note in sheet.notes:
+        lines += _wrap(note)
+    if sheet.best is None:
+        lines.append("None of these choices works.")
+    else:
+        lines += ["* the most right labels for the least epsilon:", *_command(sheet.best.settings)]
+    if sheet.plot is not None:
+        lines.append(f"Picture: {sheet.plot}")
+    return lines
+
+
+def _least_noise(sheet: Sheet) -> str:
+    """The calibrated sigma of every mechanism and number of questions that the table has."""
+    found = {(c.mechanism, c.num_queries): c.sigma_for_target for c in sheet.choices if c.sigma_for_target}
+    several = len({mechanism for mechanism, _ in found}) > 1
+    parts = [f"{m + ' ' if several else ''}{show_noise(sigma)} ({q} questions)" for (m, q), sigma in found.items()]
+    return f"Least sigma for epsilon {sheet.target:g}, in votes: {', '.join(parts)}." if parts else ""
+
+
+def _account(sheet: Sheet) -> str:
+    account, shown = sheet.account, sheet.best or sheet.choices[0]
+    assert account is not None
+    state = "closed" if account.closed else f"has spent {_charged(account)}"
+    left = "any number" if (shown.left or 0) >= MOST_QUERIES else str(shown.left)
+    return (
+        f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta "
+        f"{show_delta(account.delta)}; what is left holds {left} questions at K {shown.num_teachers}"
+        + (f", sigma {shown.sigma:g}." if shown.sigma is not None else ".")
+    )
+
+
+def _charged(account: Account) -> str:
+    total = account.guarantee
+    return "no total (NOT PRIVATE: seeded noise)" if total is None else f"epsilon {show_epsilon(total.epsilon)}"
+
+
+def _command(settings: Iterable[str]) -> list[str]:
+    lines, line = list[str](), "  python train.py"
+    for setting in settings:
+        if len(line) + 1 + len(setting) > WIDTH - 2:
+            lines.append(line + " \\")
+            line = "   "
+        line += f" {setting}"
+    return [*lines, line]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _wrap(line: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+# ---- for programs --------------------------------------------------------------------------------------------------
+
+
+def payload(sheet: Sheet) -> dict[str, Any]:
+    """The sheet as plain values; what is infinite is null."""
+    account = sheet.account
+    return {
+        "dataset": sheet.dataset,
+        "budget_epsilon": sheet.budget,
+        "budget_from": sheet.budget_from,
+        "target_epsilon": sheet.target,
+        "pilot": sheet.pilot,
+        "choices": [_row(choice) for choice in sheet.choices],
+        "best": next((i for i, choice in enumerate(sheet.choices) if choice is sheet.best), None),
+        "account": account
+        and {
+            "name": account.name,
+            "epsilon_charged": None if account.guarantee is None else account.guarantee.epsilon,
+            "budget_epsilon": account.budget_epsilon,
+            "delta": account.delta,
+            "closed": account.closed,
+        },
+        "notes": list(sheet.notes),
+        "plot": None if sheet.plot is None else str(sheet.plot),
+    }
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    plain = asdict(choice) | {"epsilon": choice.epsilon, "route": choice.route, "verdict": choice.verdict}
+    plain["works"] = choice.verdict == "ok"
+    plain["routes"] = {route: _finite(value) for route, value in choice.routes.items()}
+    plain["epsilon"] = _finite(choice.epsilon)
+    plain["settings"] = list(choice.settings)
+    return plain
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+# ---- a picture -----------------------------------------------------------------------------------------------------
+
+
+def draw(sheet: Sheet, price: Callable[[Choice, int], float], path: Path) -> None:
+    """Left: what questions cost. Right: what labels to expect. ``price``: (choice, questions) -> epsilon."""
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    _draw_cost(left, sheet, price)
+    _draw_labels(right, sheet)
+    figure.suptitle(f"Plan for {sheet.dataset}, from public facts and a pilot", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_cost(axes: Any, sheet: Sheet, price: Callable[[Choice, int], float]) -> None:
+    asked = [choice.num_queries for choice in sheet.choices]
+    queries = np.unique(np.geomspace(max(1, min(asked) / 10), 10 * max(asked), 16).astype(int))
+    for ink, (name, choice) in zip(_INK, _by_price(sheet).items(), strict=False):
+        axes.plot(queries, [price(choice, int(q)) for q in queries], color=ink, label=name)
+        if choice.epsilon is not None:
+            axes.plot(choice.num_queries, choice.epsilon, "o", color=ink)
+    axes.axhline(sheet.budget, color="black", linestyle="--", linewidth=1, label=f"budget {sheet.budget:g}")
+    axes.set(xscale="log", yscale="log", xlabel="questions", ylabel="epsilon", title="What it costs")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _by_price(sheet: Sheet) -> dict[str, Choice]:
+    """One choice for each price that can be drawn; K moves no price."""
+    found: dict[str, Choice] = {}
+    for choice in sheet.choices:
+        found.setdefault(_name(sheet, choice), choice)
+    return found
+
+
+def _name(sheet: Sheet, choice: Choice) -> str:
+    """What tells this choice's line from the others."""
+    noise = "" if choice.sigma is None else f"sigma {choice.sigma:.4g}"
+    if noise and len({each.mechanism for each in sheet.choices}) == 1:
+        return noise
+    return f"{choice.mechanism} {noise}".strip()
+
+
+def _draw_labels(axes: Any, sheet: Sheet) -> None:
+    tried = [choice for choice in sheet.choices if choice.outcome is not None]
+    by_teachers = len({choice.num_teachers for choice in tried}) > 1
+    lines: dict[str, list[tuple[float, Outcome]]] = {}
+    for choice in tried:
+        assert choice.outcome is not None
+        name = _name(sheet, choice) if by_teachers else choice.mechanism
+        lines.setdefault(name, []).append((_place(choice, by_teachers), choice.outcome))
+    for ink, (name, row) in zip(_INK, lines.items(), strict=False):
+        x, outcomes = [at for at, _ in row], [outcome for _, outcome in row]
+        axes.plot(x, [math.nan if o.right is None else 100 * o.right for o in outcomes], "o-", color=ink, label=name)
+        if any(outcome.answered < 1 for outcome in outcomes):
+            axes.plot(x, [100 * outcome.answered for outcome in outcomes], "s:", color=ink, alpha=0.6, markersize=4)
+    if any(choice.outcome.answered < 1 for choice in tried if choice.outcome):
+        axes.plot([], [], "s:", color="grey", markersize=4, label="questions answered")
+    if not tried:
+        axes.text(0.5, 0.5, "no choice can be tried", transform=axes.transAxes, ha="center")
+        return
+    if sheet.best is not None and sheet.best.outcome is not None and sheet.best.outcome.right is not None:
+        at = _place(sheet.best, by_teachers)
+        axes.plot(at, 100 * sheet.best.outcome.right, "*", color="black", markersize=13, zorder=3, label="the best")
+    axes.set(ylim=(0, 103), title="What to expect of the labels", ylabel="right, of the labels (%)")
+    axes.set(xlabel="teachers K" if by_teachers else "sigma (votes)" if tried[0].sigma else "questions")
+    if by_teachers:
+        axes.set_xscale("log")
+        ticks = sorted({choice.num_teachers for choice in tried})
+        axes.set_xticks(ticks, [str(k) for k in ticks])
+        axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _place(choice: Choice, by_teachers: bool) -> float:
+    return choice.num_teachers if by_teachers else choice.sigma or choice.num_queries
+
+
+def curve(plan_of: Callable[[Choice], Plan], planned: Callable[[Plan, int], Any]) -> Callable[[Choice, int], float]:
+    """The price that ``draw`` wants: NaN where a mechanism refuses so many questions."""
+
+    def price(choice: Choice, queries: int) -> float:
+        plan = plan_of(choice)
+        try:
+            return accounting.epsilon(planned(plan, queries), plan.delta).epsilon
+        except ValueError:
+            return math.nan
+
+    return price

@@ -1,0 +1,281 @@
+"""A release on disk: ``release.json`` (what was asked, of whom, at what price) beside ``labels.csv`` (the answers).
+
+Everything here is releasable, and enough to train another student later at no cost. Both files are written before
+the ledger commits, each by an atomic rename: a release that is readable is charged. What is read back is held against
+the ledger, which says what was charged for it, and what it was: an edited record would report a smaller epsilon, and
+edited answers none that was ever given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from pate_torch import run_folders
+from pate_torch.accounting import events
+from pate_torch.core import checks
+from pate_torch.ledger import Ledger
+from pate_torch.types import NO_ANSWER, DataSpec, NoisyCounts, PublicPool, Release
+
+SCHEMA_VERSION = 1
+_ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors")
+"""What is nothing without its release.json, which is written last."""
+
+
+def digest(pool: PublicPool) -> str:
+    """SHA-256 of the public points: a release's indices mean nothing for another pool."""
+    content = pool.x.contiguous()
+    header = json.dumps([str(content.dtype), list(content.shape)]).encode()
+    return hashlib.sha256(header + content.cpu().numpy().tobytes()).hexdigest()
+
+
+def key(facts: Mapping[str, Any]) -> str:
+    """What makes two releases the same: questions, mechanism and teachers. Public facts only."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def refuse_used_folder(run: Path, reused: str | None = None) -> None:
+    """Raise ValueError where the run's folder holds another release: its claim would not cover what lies there.
+
+    reused: the release whose labels are used again, which may lie there from a run that was interrupted.
+    """
+    folder, mine = run / "release", None
+    signs = ["summary.json", "release.json", "sanitised.json"]
+    if reused is None:  # else a student of labels that were released before: it was free
+        signs.append("student.safetensors")
+    if not any((folder / name).exists() for name in signs):
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        mine = json.loads((folder / "release.json").read_text())["release_id"]
+    finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
+    if finished or mine is None or mine != reused:
+        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+        raise checks.fail("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
+
+
+def discard_torn(run: Path) -> None:
+    """Remove the answers of a run that was killed before it wrote down what they are: no claim ever covers them."""
+    folder = run / "release"
+    if not (folder / "release.json").exists():
+        for name in _ANSWERS:
+            (folder / name).unlink(missing_ok=True)
+
+
+def digests(record: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each file of answers, by the name under which record and ledger hold it."""
+    return {name: record[name] for name in ("labels_sha256", "cells_sha256", "scores_sha256") if name in record}
+
+
+def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:
+    """Write the release into ``folder``; returns the record as ``read`` will."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = _table(release, spec)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "release_id": release.id,
+        **facts,
+        "planned": json.loads(events.to_json(release.planned)),
+        "incurred": json.loads(events.to_json(release.events)),
+        "queries_asked": len(release.query_Q),
+        "queries_answered": int(release.answered_Q.sum()),
+        "queries_by_round": list(release.rounds or (len(release.query_Q),)),
+        "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
+    }
+    if release.cell_RP is not None:
+        cells = _cells(release)
+        record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
+        replace(folder / "cells.csv", cells)
+    if release.score_RPC is not None:
+        scores = safetensors.torch.save({"score_RPC": release.score_RPC.contiguous()})
+        record["scores_sha256"] = hashlib.sha256(scores).hexdigest()
+        replace(folder / "scores.safetensors", scores)
+    replace(folder / "labels.csv", table)
+    replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    return record
+
+
+def _table(release: Release, spec: DataSpec) -> str:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    counts = [] if release.noisy is None else release.noisy.counts_QC.tolist()
+    writer.writerow(["query", "label", "class", *(_column(c) for c in range(spec.num_classes) if counts)])
+    for row, (query, label) in enumerate(zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True)):
+        named = "" if label == NO_ANSWER else _text(spec.class_names[label])
+        writer.writerow([query, label, named, *(counts[row] if counts else ())])
+    return table.getvalue()
+
+
+def _text(name: str) -> str:
+    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
+
+
+def _is_number(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(name))
+    return False
+
+
+def _cells(release: Release) -> str:
+    """Of a census: for each public point the question in whose cell it lies, round by round, as pool indices."""
+    assert release.cell_RP is not None
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["point", *(f"round_{turn}" for turn in range(len(release.cell_RP)))])
+    writer.writerows([point, *asked] for point, asked in enumerate(release.query_Q[release.cell_RP].T.tolist()))
+    return table.getvalue()
+
+
+def _cell_RP(text: str, query_Q: Tensor) -> Tensor:
+    """Inverse of ``_cells``. Raises ValueError or KeyError for points out of order, or what was not asked."""
+    rows = [list(map(int, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
+    if [row[0] for row in rows] != list(range(len(rows))):
+        raise ValueError("cells.csv: points must be in order")
+    place = {query: row for row, query in enumerate(query_Q.tolist())}
+    return torch.tensor([[place[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
+
+
+def _column(number: int) -> str:
+    """Of the noisy counts of one class."""
+    return f"votes_{number}"
+
+
+def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int) -> NoisyCounts | None:
+    if not rows or _column(0) not in rows[0]:
+        return None
+    counts_QC = torch.tensor([[int(row[_column(c)]) for c in range(num_classes)] for row in rows], dtype=torch.int64)
+    return NoisyCounts(counts_QC, checks.positive("sigma", record["parameters"]["sigma"]))
+
+
+def read(
+    root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
+) -> tuple[Release, dict[str, Any]]:
+    """The release called ``release_id``, for this pool.
+
+    Raises ValueError when it is missing, damaged, foreign, or not what the ledger was charged for.
+    """
+    folder, record = run_folders.find_release(root, release_id)
+    return _read(folder, record, pool, spec, ledger), record
+
+
+def find_same(
+    root: Path, same: str, pool: PublicPool, spec: DataSpec, ledger: Ledger
+) -> tuple[Release, dict[str, Any]] | None:
+    """A release with the same key, if there is one: the same questions need not be paid for twice."""
+    for folder, record in run_folders.releases(root):
+        if record.get("key") == same and record.get("private") is True and record.get("dataset") == spec.name:
+            return _read(folder, record, pool, spec, ledger), record
+    return None
+
+
+def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise _bad(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
+    if record.get("dataset") != spec.name or record.get("pool_sha256") != digest(pool):
+        raise _bad(
+            record,
+            f"was answered on other public points (data set {record.get('dataset')!r})",
+            "Use the same dataset, seed and sizes as the run that released it.",
+        )
+    restore = f"Restore the files of {folder}, or move that folder away."
+    try:
+        text = (folder / "labels.csv").read_text(encoding="utf-8")
+        rows = list(csv.DictReader(io.StringIO(text)))
+        query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
+        label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
+        cells = scores = None
+        if "cells_sha256" in record:
+            cells = (folder / "cells.csv").read_text(encoding="utf-8")
+        if "scores_sha256" in record:
+            scores = (folder / "scores.safetensors").read_bytes()
+        release = Release(
+            run_folders.checked_id("labels", record["release_id"]),
+            query_Q,
+            label_Q,
+            events.from_json(json.dumps(record["incurred"])),
+            events.from_json(json.dumps(record["planned"])),
+            _noisy(rows, record, spec.num_classes),
+            rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
+            cell_RP=None if cells is None else _cell_RP(cells, query_Q),
+            score_RPC=None if scores is None else safetensors.torch.load(scores)["score_RPC"],
+        )
+        whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
+        if cells is not None and release.cell_RP is not None:
+            whole &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
+            whole &= release.cell_RP.shape == (len(release.rounds), len(pool))
+        if scores is not None and release.score_RPC is not None:
+            whole &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
+            whole &= release.score_RPC.shape == (len(release.rounds), len(pool), spec.num_classes)
+    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
+    adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0
+    if not whole or not adds_up or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
+        raise _bad(record, "labels.csv does not fit its release.json: it was edited", restore)
+    _check_charged(record, release, ledger, restore)
+    return release
+
+
+def _fits(query_Q: Tensor, label_Q: Tensor, pool: int, num_classes: int, record: dict[str, Any]) -> bool:
+    inside = ((query_Q >= 0) & (query_Q < pool)).all() and ((label_Q >= NO_ANSWER) & (label_Q < num_classes)).all()
+    return bool(inside) and len(torch.unique(query_Q)) == len(query_Q) == record.get("queries_asked")
+
+
+def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, restore: str) -> None:
+    """Hold a record against the ledger's own: the price, the terms and whether the noise was secret."""
+    account = next((one for one in ledger.accounts() if one.name == record["dataset"]), None)
+    made = (
+        []
+        if account is None
+        else [entry for entry in ledger.entries(account.name) if entry.facts.get("reservation") == release.id]
+    )
+    charged = {entry.kind: entry.facts for entry in made}
+    if account is None or "reserve" not in charged:
+        raise _bad(
+            record,
+            f"was never charged to the ledger here ({ledger.path})",
+            "Bring back the ledger that lay beside it: it remembers what was released.",
+        )
+    said = {
+        "planned": (json.loads(events.to_json(release.planned)), charged["reserve"]["events"]),
+        "private": (record.get("private"), not charged["reserve"]["insecure"]),
+        "mechanism": (record.get("mechanism"), charged["reserve"]["mechanism"]),
+        "delta": (record.get("delta"), account.delta),
+        "adjacency": (record.get("adjacency"), account.adjacency),
+        "unit": (record.get("unit"), account.unit),
+    }
+    if "commit" in charged:  # a run killed before it committed stays charged at its worst
+        said["incurred"] = (json.loads(events.to_json(release.events)), charged["commit"]["events"])
+        if "labels_sha256" in charged["commit"]:  # not in entries from before it was recorded
+            said["content"] = (digests(record), digests(charged["commit"]))
+    for name, (here, there) in said.items():
+        if here != there:
+            raise _bad(record, f"was edited: its {name} is not what the ledger was charged for", restore)
+    for name, kind in (("parameters", dict), ("noise", str), ("teachers_id", str), ("num_teachers", int)):
+        if not isinstance(record.get(name), kind):
+            raise _bad(record, f"was edited: its {name} is missing", restore)
+
+
+def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:
+    return checks.fail("labels", record["release_id"], what, fix)
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,119 @@
+"""Names and places of runs: one identity for every rank of a run, and releases found again by their id.
+
+Standard library only, so that ``--help`` and shell completion stay quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pate_torch.core import checks, locks
+
+_ID = re.compile(r"[0-9a-f]{16}")
+_LOCK = ".lock"
+
+
+def run_id() -> str:
+    """One name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else the time to the microsecond.
+
+    Under torchrun every rank would otherwise take its own time and write into a folder of its own.
+    """
+    environment = os.environ
+    if environment.get("PATE_RUN_ID"):
+        return _safe(environment["PATE_RUN_ID"])
+    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if elastic != "none":
+        return _safe(elastic)
+    if environment.get("SLURM_JOB_ID"):
+        return _safe(f"slurm-{environment['SLURM_JOB_ID']}")
+    if "RANK" in environment:
+        return f"torchrun-{os.getppid()}"
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+
+
+def run_folder(root: object, dataset: object, mechanism: object) -> str:
+    """``<root>/runs/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
+    return str(checked_root(root) / "runs" / _safe(dataset, "dataset.name") / _safe(mechanism, "mechanism.name"))
+
+
+def checked_root(root: object) -> Path:
+    """The folder of all runs. ValueError for an empty one: it would be the working directory, closed to others."""
+    if not isinstance(root, str) or not root.strip():
+        fix = "Set PATE_HOME or paths.root, or unset both (outputs)."
+        raise checks.fail("paths.root", root, "must be the path of a folder", fix)
+    return Path(root)
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """A run's folder for this process alone; what a killed run left half written there is gone.
+
+    Raises ValueError where another run is writing it.
+    """
+
+    def refuse(holder: str) -> None:
+        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+        raise checks.fail("paths.run", str(folder), f"is being written by {holder}", fix)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locks.hold(folder / _LOCK, "paths.run", busy=refuse):
+            locks.sweep(folder)
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # a refusal wrote nothing into it
+
+
+def sweep(root: Path) -> None:
+    """Remove what killed runs left half written under ``root``."""
+    for lock in (root / "runs").glob(f"*/*/*/{_LOCK}"):
+        with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as dead:
+            if dead:
+                locks.sweep(lock.parent)
+
+
+def _safe(name: object, key: str = "PATE_RUN_ID") -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise checks.fail(key, name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
+    return name
+
+
+def checked_id(key: str, value: object) -> str:
+    """An id of ours (16 hexadecimal digits), so that no id can be a path."""
+    text = str(value)
+    if not _ID.fullmatch(text):
+        raise checks.fail(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
+    return text
+
+
+def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every finished release under ``root``, newest first: (its release folder, its release.json)."""
+    found = []
+    for file in (root / "runs").glob("*/*/*/release/release.json"):
+        try:
+            record = json.loads(file.read_text())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and "release_id" in record:
+            found.append((file.stat().st_mtime_ns, file.parent, record))
+    for _, folder, record in sorted(found, key=lambda item: item[0], reverse=True):
+        yield folder, record
+
+
+def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
+    """The release called ``release_id``. Raises ValueError when there is none."""
+    wanted = checked_id("labels", release_id)
+    for folder, record in releases(root):
+        if record["release_id"] == wanted:
+            return folder, record
+    raise checks.fail(
+        "labels", release_id, f"no such release under {root / 'runs'}", "Set PATE_HOME if it lies elsewhere."
+    )

@@ -1,0 +1,86 @@
+"""Choosing among several students with private records, at a price: tuning on private data is never free by accident.
+
+A part of the private units is held out of every teacher's shard. Each candidate learns from the same released labels;
+the exponential mechanism picks one by its errors on the held-out records, and the ledger is charged before it draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.budget import Budget
+from pate_torch.core import checks
+from pate_torch.data.units import hold_out, one_per_unit
+from pate_torch.ledger.ledger import CHOICE
+from pate_torch.pac.selection import draw
+from pate_torch.protocols import Student, StudentAlgorithm
+from pate_torch.types import Dataset, PrivateData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """candidates: name -> student algorithm, at least two. epsilon: what choosing costs, at most.
+
+    validation: share of the private units held out, decided unit by unit through a keyed hash (under replace_one:
+    by position), so that no record has a say in another's role.
+
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
+    are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
+    of the two would do under add_remove: the ledger composes by account, not by shard.
+    Source: McSherry & Talwar 2007; see pac/selection.py.
+    """
+
+    name: str = "exponential"
+    candidates: Mapping[str, StudentAlgorithm]
+    epsilon: float = 0.5
+    validation: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.one_of("selection.name", self.name, ("exponential",))
+        checks.positive("selection.epsilon", self.epsilon)
+        checks.between("selection.validation", self.validation, 0, 1, open_=True)
+        if len(checks.mapping("selection.candidates", self.candidates)) < 2:
+            raise checks.fail("selection.candidates", list(self.candidates), "must name at least two students")
+
+    def worst_case(self) -> tuple[Event, ...]:
+        return (BoundedRange(eta=self.epsilon),)
+
+    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData]:
+        """(the data without the held-out records, the held-out records). ValueError: grouped units, nothing left."""
+        private = data.private
+        if private.unit != "record":
+            raise checks.fail(
+                "selection",
+                self.name,
+                f"cannot protect {private.unit}: one group may own many errors",
+                "Use selection=none.",
+            )
+        rest, held = hold_out(private, self.validation, adjacency, seed, "selection")
+        if not (len(rest) and len(held)):
+            raise checks.fail("selection.validation", self.validation, "leaves one side without records")
+        return replace(data, private=rest), held
+
+    def choose(
+        self,
+        fit: Callable[[str, StudentAlgorithm], Student],
+        *,
+        held: PrivateData,
+        budget: Budget,
+    ) -> tuple[str, Student, str]:
+        """(winner's name, its student, the reservation). ``fit`` trains one candidate on the released labels.
+
+        Raises ValueError, before anything is trained, where the choice could not be charged.
+        """
+        budget.check(self.worst_case())
+        students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
+        # A record's content is its unit's name where a source has none better, so equal records are one unit.
+        held = one_per_unit(held, budget.adjacency)
+        errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
+        with budget.spend(self.worst_case(), mechanism=f"selection:{self.name}", what=CHOICE) as spending:
+            winner = draw(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
+        chosen = list(students)[winner]
+        return chosen, students[chosen], spending.id

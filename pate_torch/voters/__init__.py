@@ -1,0 +1,1 @@
+"""Who answers questions: teachers together, records themselves, votes from a file."""

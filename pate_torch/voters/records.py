@@ -1,0 +1,70 @@
+"""What a census and slopes share: the records of all shards, in features of the public points."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch.core.parallel import side_by_side
+from pate_torch.data.units import take
+from pate_torch.features.contrastive import among, encode
+from pate_torch.protocols import Progress
+from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+
+
+def call(
+    data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbours: int = 0
+) -> tuple[PrivateData, nn.Module, Tensor]:
+    """(PRIVATE: the records of all shards; the encoder; unit-length features of the public points).
+
+    encoder: normalised points -> features; None: the normalised points themselves. neighbours: public points among
+    which features are moved.
+    """
+    encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+    encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
+    encoder = among(encoder, data.pool.x, data.spec, neighbours)
+    private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+    return private, encoder, encode(encoder, data.pool.x, data.spec)
+
+
+_SLOTS = 8
+"""Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
+
+
+def each(
+    say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
+) -> Tensor:
+    """PRIVATE. What ``say`` makes of the features of each record, [N, ...]; it gets those of a batch, [8, D].
+
+    In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
+    Here all batches are of one shape, filled up with blanks, and a record's place in its batch follows from its content
+    alone. What is added in which order follows from shape, place and how the memory is aligned: so none has a say in
+    the rounding of another's.
+    """
+    slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
+    slot_N = torch.tensor(slots, dtype=torch.int64)
+    so_far_NS = F.one_hot(slot_N, _SLOTS).cumsum(0)  # records of each slot, up to and with this one
+    batch_N = so_far_NS.gather(1, slot_N[:, None]).squeeze(1) - 1
+    batches = max(1, int(torch.bincount(slot_N, minlength=_SLOTS).max()))
+    x_RSP = private.x.new_zeros((batches, _SLOTS, *private.x.shape[1:]))
+    x_RSP[batch_N, slot_N] = private.x
+
+    def ask(x_RSP: Tensor, progress: Progress) -> Tensor:
+        said = []
+        for n, x_SP in enumerate(x_RSP):
+            # A clone, as a part of a tensor is aligned as it comes.
+            said.append(say(encode(encoder, x_SP.clone(), spec)))
+            progress(n + 1, len(x_RSP))
+        return torch.stack(said)
+
+    def tell(done: int, total: int) -> None:
+        progress(100 * done // total, 100)  # per cent: how many records there are is private
+
+    shares = x_RSP.tensor_split(min(torch.get_num_threads(), batches))
+    said = side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
+    return torch.cat(said)[batch_N, slot_N]

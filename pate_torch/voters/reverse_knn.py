@@ -1,0 +1,118 @@
+"""A census: every record answers for itself, the one public question that it lies nearest to. No teacher is trained.
+
+The public points that are asked part the space of points into cells: a record lies in the cell of the asked point
+nearest to it, in features of the public points. Each unit fills in one ballot, which names a cell and the unit's class.
+A teacher votes on every question, so that each question costs; a ballot is one number of one table, so that ten
+thousand questions cost as much as one (``mechanisms.histogram``). The answers say how common each class is among the
+records of a cell, and the public points of a cell may learn from that. A student of the first answers is public, so a
+second census may lie in its features, where the classes stand further apart.
+
+Guarantee: a ballot is a function of one unit's records and of public values, and no record has a say even in the
+rounding of another's (``roll.each``). So one unit fills in one ballot of each round's table (``types.Ballots``), and
+rounds compose adaptively.
+Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbour labelling, with k = 1, cells of many public
+points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pate_torch.data.units import unit_names
+from pate_torch.protocols import Progress, silent
+from pate_torch.types import ONE_BALLOT, Ballots, Dataset, DataSpec, PrivateData, Sensitivity, Shards, of_each_record
+from pate_torch.voters import records as roll
+
+_BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census:
+    """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
+
+    mechanism: ClassVar[str] = "histogram"
+    name: str = "census"
+
+    def check(self, data: Dataset) -> None:
+        """Nothing to refuse: whatever the units, each fills in one ballot."""
+
+    def records(
+        self,
+        data: Dataset,
+        shards: Shards,
+        *,
+        encoder: nn.Module | None,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Records:
+        """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
+
+        encoder: normalised points -> features, learnt from the public points or those of a released student; None:
+        nearness is that of the normalised points themselves.
+        """
+        private, encoder, place_PD = roll.call(data, shards, encoder, device)
+        sensitivity = of_each_record(shards, ONE_BALLOT[shards.adjacency])
+        return Records(private, data.spec, encoder, place_PD, sensitivity, progress)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Records:
+    """PRIVATE. Records as voters. place_PD: unit-length features of the public points, which are public."""
+
+    private: PrivateData
+    spec: DataSpec
+    encoder: nn.Module
+    place_PD: Tensor
+    sensitivity: Sensitivity
+    progress: Progress = silent
+    num_teachers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.place_PD)
+
+    @property
+    def num_classes(self) -> int:
+        return self.spec.num_classes
+
+    @property
+    def adjacency(self) -> str:
+        assert self.sensitivity.adjacency is not None
+        return self.sensitivity.adjacency
+
+    def take(self, index_Q: Tensor) -> Ballots:
+        """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
+        asked_QD = self.place_PD[index_Q.cpu()]
+        nearest = functools.partial(cells, asked_QD=asked_QD)
+        row_N = roll.each(nearest, self.encoder, self.private, self.spec, self.progress)
+        counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
+        row_U, class_U = _one_ballot_each(row_N, self.private, self.adjacency)
+        counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
+        return Ballots(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
+
+    def __repr__(self) -> str:
+        return f"Records(adjacency={self.adjacency!r}, content withheld)"
+
+
+def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
+    """The asked point nearest to each place, by its row, int64 [P]; ties to the first."""
+    parts = []
+    for block in place_PD.split(max(1, _BLOCK // max(1, asked_QD.numel()))):
+        parts.append((block[:, None] - asked_QD[None]).square().sum(2).argmin(1))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+def _one_ballot_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
+    """(row, class) of each unit's ballot, int64 [U] each: where most of its records lie, the lowest of equals."""
+    _, unit_N = np.unique(unit_names(private, adjacency), return_inverse=True)
+    place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
+    kept, count = np.unique(place_N2, axis=0, return_counts=True)
+    order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))
+    _, first = np.unique(kept[order, 0], return_index=True)
+    ballot = torch.from_numpy(kept[order[first]])
+    return ballot[:, 1], ballot[:, 2]

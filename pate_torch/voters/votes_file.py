@@ -1,0 +1,246 @@
+"""Votes of teachers trained anywhere: read from a file, checked, and known again by a random id.
+
+A file holds K x P predictions (one row per teacher, a class in 0..C-1 for each public point) or P x C counts (one row
+per point, summing to K): CSV, NPY, or safetensors with a single tensor. Nothing is unpickled, since a pickle runs code.
+The owner vouches for what no file can show: that every privacy unit reached one teacher, and for the adjacency.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.files import content, private_folder, replacing
+from pate_torch.ledger import Ledger
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.voting import count
+from pate_torch.types import Votes
+
+PREDICTIONS, COUNTS = "predictions", "counts"
+_NOT_WHOLE = re.compile(rb"[^0-9+\-,\r\n \t]")
+SCHEMA_VERSION = 1
+
+
+def read(
+    path: Path | str, *, num_classes: int, num_points: int | None = None, num_teachers: int | None = None
+) -> Votes:
+    """PRIVATE. The votes in ``path``, on its points in their order. num_points (P), num_teachers (K): where known.
+
+    Which of both forms it is follows from the shape. Where both would fit, a safetensors file says it by its tensor's
+    name (``predictions`` or ``counts``); a value of C or above says it too, since no such class exists.
+    Raises ValueError for another format, another shape, or anything but one whole vote per teacher and point.
+    """
+    path = Path(path)
+    checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
+    table, form = _load(path)
+    form = form or _form(path, table, num_classes, num_points, num_teachers)
+    rows, columns = table.shape
+    if form == PREDICTIONS:
+        _same("num_teachers", num_teachers, rows, "rows", form, path)
+        _same("num_points", num_points, columns, "columns", form, path)
+        if bool((table < 0).any()) or bool((table >= num_classes).any()):
+            raise _bad(path, f"predictions must be classes in 0..{num_classes - 1}", "Check num_classes.")
+        return count(table, num_classes)
+    _same("num_points", num_points, rows, "rows", form, path)
+    _same("num_classes", num_classes, columns, "columns", form, path)
+    total = int(table[0].sum())
+    if bool((table < 0).any()) or total < 1 or bool((table.sum(1) != total).any()):
+        raise _bad(
+            path,
+            "every row of counts must be non-negative and sum to the same number of teachers",
+            "One teacher has one vote on every point, no more and no fewer.",
+        )
+    _same("num_teachers", num_teachers, total, "votes on each point", form, path)
+    return Votes(table, total)
+
+
+def _same(key: str, declared: int | None, found: int, what: str, form: str, path: Path) -> None:
+    if declared is not None and declared != found:
+        raise checks.fail(key, declared, f"{path} holds {form} with {found} {what}", f"It should be {found}, or it is "
+                          "another file.")  # fmt: skip
+
+
+def _bad(path: Path, what: str, fix: str = "") -> ValueError:
+    return checks.fail("votes", str(path), what, fix)
+
+
+def _form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
+    """What the table is, from public sizes alone wherever they tell."""
+    rows, columns = table.shape
+    predictions = num_teachers in (None, rows) and num_points in (None, columns)
+    counts = columns == num_classes and num_points in (None, rows)
+    if not (predictions or counts):
+        teachers = "K" if num_teachers is None else num_teachers
+        points = "P" if num_points is None else num_points
+        raise _bad(
+            path,
+            f"has shape {rows} x {columns}, where {teachers} x {points} predictions or {points} x {num_classes} counts "
+            "are expected",
+            "There must be a vote on every public point, in the pool's order, without an index column.",
+        )
+    if predictions and counts and not bool((table >= num_classes).any()):
+        raise _bad(
+            path,
+            f"may be {rows} teachers' predictions or counts of {num_classes} classes: its shape does not tell",
+            "Set num_teachers and num_points, or save it as safetensors with one tensor named predictions or counts.",
+        )
+    return COUNTS if counts else PREDICTIONS
+
+
+def _load(path: Path) -> tuple[Tensor, str | None]:
+    """(whole numbers, int64 [rows, columns]; the form if the file names it)."""
+    if not path.is_file():
+        raise _bad(path, "there is no such file")
+    form = None
+    match path.suffix.lower():
+        case ".csv":
+            array: Any = _csv(path)
+        case ".npy":
+            try:
+                array = np.load(path, allow_pickle=False)
+            except Exception as error:  # a damaged header is parsed as Python, and may ask for all memory there is
+                why = " ".join(str(error).split()) or type(error).__name__
+                raise _bad(path, f"is not a plain NPY array ({why})", "Save it with numpy.save.") from error
+        case ".safetensors":
+            array, form = _safetensors(path)
+        case suffix:
+            raise _bad(
+                path,
+                f"must be .csv, .npy or .safetensors, not {suffix or 'a file without a suffix'}",
+                "Pickles (.pkl, .pt, .npz of objects) are not read: loading one runs the code inside it.",
+            )
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.size == 0:
+        raise _bad(path, f"must hold one table with two axes, not the shape {getattr(array, 'shape', None)}")
+    if array.dtype.kind not in "iu":
+        raise _bad(path, f"must hold whole numbers, not {array.dtype}", "One teacher has one whole vote.")
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise _bad(path, "holds numbers too large to be votes")
+    return torch.from_numpy(np.ascontiguousarray(array.astype(np.int64))), form
+
+
+def _csv(path: Path) -> np.ndarray:
+    """Whole numbers separated by commas; a first line without any number is a header and is passed over."""
+    text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    first, _, rest = text.partition(b"\n")
+    body = text if any(_numeric(cell) for cell in first.split(b",")) else rest
+    if wrong := _NOT_WHOLE.search(body):
+        line = text.count(b"\n") - body.count(b"\n") + body[: wrong.start()].count(b"\n") + 1
+        raise _bad(path, f"must hold whole numbers only; line {line} has something else", "A vote is whole.")
+    if not body.strip():
+        raise _bad(path, "is empty")
+    try:
+        return np.loadtxt(io.BytesIO(body), dtype=np.int64, delimiter=",", ndmin=2, comments=None)
+    except (ValueError, OverflowError) as error:
+        raise _bad(path, f"is not a table of whole numbers ({error})") from error
+
+
+def _numeric(cell: bytes) -> bool:
+    """Whether a cell is any number at all: nan and 1.5 are bad votes, not names of columns."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _safetensors(path: Path) -> tuple[np.ndarray, str | None]:
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            if len(names) != 1:
+                raise _bad(path, f"must hold one tensor, not {len(names)}", "Name it predictions or counts.")
+            array = file.get_tensor(names[0])
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:
+        raise _bad(path, f"is damaged or not a safetensors file ({error})") from error
+    return array, names[0] if names[0] in (PREDICTIONS, COUNTS) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """PRIVATE. Votes that were brought: their random id, and the keyed hash by which they are known again."""
+
+    id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Register:
+    """PRIVATE. <root>/teachers/brought/: which votes have come before, and with which ledger. Never the votes.
+
+    The same votes keep their id, so that a question is not paid for twice; they are refused beside another ledger than
+    the one that charged them.
+    """
+
+    store: TeacherStore
+
+    def enrol(self, votes: Votes, dataset: str, ledger: Ledger) -> Enrolled:
+        """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
+        shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
+        fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
+        return self.known(fingerprint, dataset, votes.num_teachers, ledger)
+
+    def content(self, votes: Votes) -> str:
+        """A keyed hash of the votes alone, under whichever name they come."""
+        return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
+
+    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
+        """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
+        ValueError as ``enrol``.
+        """
+        file = self._file(fingerprint)
+        if not file.exists():
+            enrolled = Enrolled(id=secrets.token_hex(8), fingerprint=fingerprint)
+            self._write(enrolled, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
+            return enrolled
+        record = self._record(fingerprint)
+        if not ledger.head_contains(record["ledger_head"]):
+            raise checks.fail(
+                "votes",
+                record["id"],
+                "were used with another privacy ledger than the one here",
+                f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
+            )
+        return Enrolled(id=record["id"], fingerprint=fingerprint)
+
+    def behind(self, name: str, fingerprint: str) -> bool:
+        """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
+        with contextlib.suppress(ValueError):
+            return bool(self.store.manifest(name)["fingerprint"] == fingerprint)
+        with contextlib.suppress(ValueError):
+            return bool(self._record(fingerprint)["id"] == name)
+        return False
+
+    def set_ledger_head(self, enrolled: Enrolled, ledger_head: str) -> None:
+        """Remember the newest ledger entry, so that the votes are not used apart from their ledger."""
+        self._write(enrolled, self._record(enrolled.fingerprint), ledger_head)
+
+    def _file(self, fingerprint: str) -> Path:
+        return private_folder(self.store.folder / "brought") / f"{fingerprint}.json"
+
+    def _record(self, fingerprint: str) -> dict[str, Any]:
+        file = self._file(fingerprint)
+        try:
+            record = json.loads(file.read_text())
+            if record["schema_version"] != SCHEMA_VERSION or not (record["id"] and record["ledger_head"]):
+                raise ValueError("of another version")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file}: damaged ({error}); restore it together with the ledger") from error
+        return record
+
+    def _write(self, enrolled: Enrolled, facts: Mapping[str, Any], ledger_head: str) -> None:
+        record = {**facts, "schema_version": SCHEMA_VERSION, "id": enrolled.id, "ledger_head": ledger_head}
+        with self.store.writing(), replacing(self._file(enrolled.fingerprint)) as temporary:
+            temporary.write_text(json.dumps(record, indent=1) + "\n")
