@@ -4,7 +4,9 @@ import bz2
 import gzip
 import lzma
 import re
+import shutil
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -152,7 +154,9 @@ def test_tables_say_which_neighbours_they_can_bear(kind, options, parts, adjacen
     )
     if "group" in options:
         options = {"group": "qid" if kind is Libsvm else "user"}
-    data = kind(**dict.fromkeys(parts.split(), path), **options).load()
+    apart = shutil.copy(path, tmp_path / f"apart{Path(path).suffix}")
+    files = dict.fromkeys(parts.split(), apart) | {"path": path}
+    data = kind(**files, **options).load()
     assert set(data.adjacencies) == adjacencies
     for adjacency in ("add_remove", "replace_one"):
         if adjacency in adjacencies:
@@ -659,6 +663,17 @@ def test_sources_satisfy_the_protocol_and_check_the_name():
 # --- what becomes public ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("key", ["public_path", "test_path"])
+def test_the_private_file_is_not_the_public_one_too(tmp_path, key):
+    path = write(table(), tmp_path / "t.csv")
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*every private record would be public"):
+        Csv(name="t", path=path, label="label", **{key: str(tmp_path / "sub" / ".." / "t.csv")}).load()
+    gallery(tmp_path / "g" / "private")
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*or a folder around it"):
+        ImageFolder(name="g", path=str(tmp_path / "g" / "private"), **{key: str(tmp_path / "g")}).load()
+
+
 @pytest.mark.parametrize("kind", [tabular.Csv, libsvm.Libsvm, image_folder.ImageFolder])
 def test_nothing_private_becomes_public_without_a_word(kind, tmp_path):
     x, y = sparse()
@@ -667,18 +682,20 @@ def test_nothing_private_becomes_public_without_a_word(kind, tmp_path):
         libsvm.Libsvm: lambda: svm(tmp_path, x, y),
         image_folder.ImageFolder: lambda: gallery(tmp_path / "g"),
     }[kind]()
+    copy = shutil.copytree if kind is image_folder.ImageFolder else shutil.copy
+    apart = str(copy(path, tmp_path / f"apart{Path(path).suffix}"))
     ask = r"dataset\.publish_split=False: about 10% of its records.*would become public.*dataset\.publish_split=true"
     with pytest.raises(ValueError, match=ask):
         kind(path=path).load()
     with pytest.raises(ValueError, match=r"about 11% of its records"):  # a test file leaves less to be parted
-        kind(path=path, test_path=path).load()
+        kind(path=path, test_path=apart).load()
     with pytest.raises(ValueError, match=ask):
         kind(path=path, publish_test=True).load()
     for options, split, public in (
         ({"publish_split": True}, 0.1, False),
         ({"publish_split": True, "publish_test": True}, 0.1, True),
-        ({"publish_split": True, "test_path": path}, 1 / 9, True),
-        ({"public_path": path}, 0, True),
+        ({"publish_split": True, "test_path": apart}, 1 / 9, True),
+        ({"public_path": apart}, 0, True),
         ({"benchmark": True}, 0, True),
     ):
         data = kind(path=path, **options).load()

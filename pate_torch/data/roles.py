@@ -81,6 +81,11 @@ def files(source: Source) -> dict[int, tuple[str, Path]]:
         for part, (key, path) in given.items()
         if path or part == PRIVATE
     }
+    private = there[PRIVATE][1].resolve()
+    for part, (key, place) in there.items():
+        if part != PRIVATE and {private, *private.parents} & {place.resolve()}:
+            what = "is dataset.path, or a folder around it: every private record would be public"
+            raise checks.fail(key, str(place), what, "Name points of their own, or leave it out.")
     _refuse_unsaid(source)
     return there
 
