@@ -35,7 +35,7 @@ ALLOWED = {
     "aggregation": {"types", "core", "protocols", "budget"},
     "journal": {"types", "core"},
     "labeler": {
-        *("types", "core", "protocols", "accounting.events", "budget", "journal", "aggregation", "pac"),
+        *("types", "core", "protocols", "accounting.events", "budget", "chance", "journal", "aggregation", "pac"),
         *("students.store", "teachers.ensemble"),
     },
     "pac": {"pac", "types", "core", "noise", "budget", "ledger", "protocols", "accounting", "mechanisms"},
