@@ -61,7 +61,7 @@ def label(
     """Ask at most ``num_queries`` public points and release the answers. ``votes``: of whoever answers, on the pool.
 
     ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
-    brings new teachers' votes: as many teachers, each of them a function of one shard and of what was released.
+    brings the records again, in features of that student: a function of each record and of what was released.
     ``witness``: PRIVATE. Told the votes behind the answers, at the end, where there were any.
     Raises ValueError when the plan cannot work or is not on the account's terms, and the ledger's BudgetExceeded when
     the cap would be passed; in all cases nothing has been drawn or charged.

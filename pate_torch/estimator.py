@@ -480,7 +480,7 @@ class Pate:
 
 
 def _now() -> str:
-    """A folder of its own for every call: ``runs.run_id`` would give all those of one batch job the same."""
+    """A folder of its own for every call: ``run_folders.run_id`` would give all those of one batch job the same."""
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 

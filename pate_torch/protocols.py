@@ -36,8 +36,8 @@ class DatasetSource(Protocol):
 
 
 class Electorate(Protocol):
-    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``census.Records``, who fill in
-    ``Ballots``, and ``leanings.Leanings``, who are asked as often as the mechanism likes).
+    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``reverse_knn.Records``, who
+    fill in ``Ballots``, and ``gradient_sums.Leanings``, who are asked as often as the mechanism likes).
     """
 
     def __len__(self) -> int:

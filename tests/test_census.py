@@ -52,7 +52,7 @@ from pate_torch.types import (
     PublicPool,
     Votes,
 )
-from pate_torch.voters import records as roll
+from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Census, Records, cells
 
 CONF = Path(command.configuration()).resolve()
@@ -262,7 +262,7 @@ class Positional(torch.nn.Module):
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
     private = PrivateData(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
-    return roll.each(lambda place_BD: place_BD, encoder, private, IMAGES, silent)
+    return map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, silent)
 
 
 def test_a_records_place_in_a_batch_follows_from_itself_alone():

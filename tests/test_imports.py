@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "pate_torch"
-HYDRA_KNOWERS = {"cli", "audit", "plan", "label"}
+HYDRA_KNOWERS = {"cli.train", "cli.hydra_config", "audit.command", "plan.command", "label.command"}
 
 # For each part: the pate_torch modules (prefixes) it may import, and outside packages it must not.
 ALLOWED = {
@@ -31,7 +31,7 @@ ALLOWED = {
         "teachers",  # learners are retrained by the engine
     },
     "data": {"data", "types", "core", "protocols", "features.augmentation"},
-    "ledger": {"ledger", "accounting", "core"},
+    "ledger": {"ledger", "accounting", "core.checks"},
     "aggregation": {"types", "core", "protocols", "budget"},
     "journal": {"types", "core"},
     "labeler": {
@@ -80,7 +80,7 @@ def violations(name: str, pairs: list[tuple[str, str]]) -> list[str]:
     found = []
     for module, imported in pairs:
         top = module.split(".")[0]
-        if top in {"hydra", "omegaconf"} and part not in HYDRA_KNOWERS:
+        if top in {"hydra", "omegaconf"} and name not in HYDRA_KNOWERS:
             found.append(f"{name} imports {module}")
         if top in NEVER.get(part, set()):
             found.append(f"{name} imports {module}")

@@ -4,7 +4,7 @@ It uses neither teachers nor public points (but for normalisation constants), an
 data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
 
 Two things are ours and not Opacus's. Which records a step sees, and the noise on its gradient, are drawn from the
-operating system's entropy (``noise.NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and
+operating system's entropy (``NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and
 a torch generator keeps 32 bits of its seed. And the sampling rate is batch_size over the *declared* number of records:
 the exact number is private under add_remove.
 

@@ -3,9 +3,10 @@
     python -m pate_torch.label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \\
         privacy.delta=1e-6
 
-The votes may come from teachers trained anywhere (``foreign_votes``); the owner vouches that every privacy unit reached
-one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys: conf/label.yaml.
-Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or closed.
+The votes may come from teachers trained anywhere (``voters.votes_file``); the owner vouches that every privacy unit
+reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
+conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
+closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The linear model that gave a round's answers (``slopes.py``), as a network: found again from what it said.
+"""The linear model that gave a round's answers (``voters/gradients.py``), as a network: found again from what it said.
 
 Its answers on the public points are released, and so are the features that they are linear in; nothing else is needed.
 In directions in which no public point lies they say nothing of it, and it is taken to say nothing.

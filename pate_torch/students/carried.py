@@ -35,8 +35,8 @@ class Carried:
     Students follow each other: ``generations`` of them learn from the answers of the first round, and one more from
     those of each later round. The first, by ``first``, is as good as the features. For each later one, by ``then``, the
     graph lies in the features of the one before, where the classes are further apart: ``trust_later`` of the carried
-    labels are clear enough. ``reach``: how far answers travel, see ``graph.spread``. Where they were asked for in those
-    features too (``reach_later``), they say more of the points about them, and need not travel as far for their
+    labels are clear enough. ``reach``: how far answers travel, see ``neighbors.spread``. Where they were asked for in
+    those features too (``reach_later``), they say more of the points about them, and need not travel as far for their
     mistakes to be outvoted.
 
     ``members``: how many students each generation is, pooled; each starts from features of its own, and the next

@@ -14,7 +14,7 @@ from pate_torch.students.training import Problem, label_loss
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBOURS = 10
 REACH = 0.99
-"""How far a few answers must travel, or those of cells that lie in other features (``graph.spread``)."""
+"""How far a few answers must travel, or those of cells that lie in other features (``neighbors.spread``)."""
 
 
 def carried(
@@ -27,7 +27,8 @@ def carried(
 ) -> Tensor:
     """Released labels spread over the neighbour graph of the public points, as probabilities [P, C].
 
-    before: an earlier student, whose features then take the place of ``representation``'s. reach: see ``graph.spread``.
+    before: an earlier student, whose features then take the place of ``representation``'s. reach: see
+    ``neighbors.spread``.
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:

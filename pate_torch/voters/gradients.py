@@ -2,18 +2,18 @@
 
 The model is linear in features of the public points, z -> z W, and starts at W = 0. A record (z, y) answers with the
 slope of its log-likelihood, z (e_y - softmax(z W))^T: next to nothing where the model is right and sure. A census
-(``census.py``) tells which classes lie in a cell, so that two classes within one cell are told apart by nothing; slopes
-part them by a line, with all records on both its sides. The noisy sum of slopes moves W, a few times, and the model's
-answers on the public points are what a student learns from; in features of that student the classes stand further
-apart, and a second round starts anew there.
+(``reverse_knn.py``) tells which classes lie in a cell, so that two classes within one cell are told apart by nothing;
+slopes part them by a line, with all records on both its sides. The noisy sum of slopes moves W, a few times, and the
+model's answers on the public points are what a student learns from; in features of that student the classes stand
+further apart, and a second round starts anew there.
 
 The features are turned and scaled so that the public points spread alike in every direction (their covariance is
 public, so a step as good as Newton's costs nothing more), and a 1 follows them, for classes are not equally common; z,
 with it, and the change e_y - softmax(z W) are cut to length 1.
 
-Guarantee: a slope is a function of one unit's record and of public values (``roll.each``), written in whole numbers: so
-sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most ``WHOLE``. So one
-unit more or less moves the sum by at most ``types.one_vector`` x ``WHOLE``.
+Guarantee: a slope is a function of one unit's record and of public values (``map_records_independently``), written in
+whole numbers: so sums are exact, no record has a say in the rounding of another's, and the length of a slope is at most
+``WHOLE``. So one unit more or less moves the sum by at most ``types.one_vector`` x ``WHOLE``.
 Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
 """
 
@@ -31,11 +31,11 @@ from pate_torch.core import checks
 from pate_torch.data.units import one_per_unit
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import Dataset, Shards, of_each_record, one_vector
-from pate_torch.voters import records as roll
 from pate_torch.voters.gradient_sums import Leanings, whole
+from pate_torch.voters.records import encode_public, map_records_independently
 
 _MOST = 1 << 22
-"""Records: the sums of fewer are exact (``leanings.WHOLE``)."""
+"""Records: the sums of fewer are exact (``gradient_sums.WHOLE``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,11 @@ class Slopes:
         normalised points themselves. Raises ValueError as ``check`` does.
         """
         self.check(data)
-        private, encoder, place_PD = roll.call(data, shards, encoder, device, self.neighbours)
+        private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbours)
         private, frame = one_per_unit(private, shards.adjacency), Frame.of(place_PD, self.ridge)
-        z_ND = roll.each(lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress)
+        z_ND = map_records_independently(
+            lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress
+        )
         size = self.declared(data)
         assert size is not None
         classes, width = data.spec.num_classes, z_ND.shape[1]

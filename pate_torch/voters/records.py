@@ -17,7 +17,7 @@ from pate_torch.protocols import Progress
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 
-def call(
+def encode_public(
     data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbours: int = 0
 ) -> tuple[PrivateData, nn.Module, Tensor]:
     """(PRIVATE: the records of all shards; the encoder; unit-length features of the public points).
@@ -36,7 +36,7 @@ _SLOTS = 8
 """Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
 
 
-def each(
+def map_records_independently(
     say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
 ) -> Tensor:
     """PRIVATE. What ``say`` makes of the features of each record, [N, ...]; it gets those of a batch, [8, D].

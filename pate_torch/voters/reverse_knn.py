@@ -8,8 +8,8 @@ records of a cell, and the public points of a cell may learn from that. A studen
 second census may lie in its features, where the classes stand further apart.
 
 Guarantee: a ballot is a function of one unit's records and of public values, and no record has a say even in the
-rounding of another's (``roll.each``). So one unit fills in one ballot of each round's table (``types.Ballots``), and
-rounds compose adaptively.
+rounding of another's (``map_records_independently``). So one unit fills in one ballot of each round's table
+(``types.Ballots``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbour labelling, with k = 1, cells of many public
 points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import ONE_BALLOT, Ballots, Dataset, DataSpec, PrivateData, Sensitivity, Shards, of_each_record
-from pate_torch.voters import records as roll
+from pate_torch.voters.records import encode_public, map_records_independently
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
@@ -56,7 +56,7 @@ class Census:
         encoder: normalised points -> features, learnt from the public points or those of a released student; None:
         nearness is that of the normalised points themselves.
         """
-        private, encoder, place_PD = roll.call(data, shards, encoder, device)
+        private, encoder, place_PD = encode_public(data, shards, encoder, device)
         sensitivity = of_each_record(shards, ONE_BALLOT[shards.adjacency])
         return Records(private, data.spec, encoder, place_PD, sensitivity, progress)
 
@@ -89,7 +89,7 @@ class Records:
         """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
         nearest = functools.partial(cells, asked_QD=asked_QD)
-        row_N = roll.each(nearest, self.encoder, self.private, self.spec, self.progress)
+        row_N = map_records_independently(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _one_ballot_each(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
