@@ -11,7 +11,7 @@ A release that is interrupted after step 2 stays charged at its worst case.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,26 +19,28 @@ from torch import Tensor
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.types import NO_ANSWER, Ballots, Context, DataSpec, NoisyCounts, PublicPool, Release, Sensitivity, Votes
+from pate_torch.types import Ballots, DataSpec, PublicPool, Release, Sensitivity, Votes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Guide:
-    """What the next round goes by. student_PC: the student's class probabilities on the whole pool; None: no opinion.
+class RoundState:
+    """What the next round goes by.
 
-    votes: PRIVATE. Of who answers from now on; None: the same as before. feature_PD: of the public points, for the next
-    questions; None: the same as before.
+    Attributes:
+        student_PC: The guide student's class probabilities on the whole pool; None: no opinion.
+        votes: PRIVATE. Of who answers from now on; None: the same as before.
+        feature_PD: Of the public points, for the next questions; None: the same as before.
     """
 
-    student_PC: Tensor | None
+    student_PC: Tensor | None = None
     votes: Electorate | None = None
     feature_PD: Tensor | None = None
 
 
-Refit = Callable[[Release], Guide]
+NextRound = Callable[[Release], RoundState]
 """Called between rounds with the answers so far."""
 
-Seal = Callable[[Release], Mapping[str, str]]
+Write = Callable[[Release], Mapping[str, str]]
 """Writes a release to disk, and returns the SHA-256 of its files, by name; called before the ledger commits them."""
 
 
@@ -52,106 +54,94 @@ def label(
     budget: Budget,
     num_queries: int,
     seed: int,
-    refit: Refit | None = None,
+    next_round: NextRound | None = None,
     feature_PD: Tensor | None = None,
-    seal: Seal | None = None,
-    witness: Callable[[Votes | Ballots], None] = silent,
+    write: Write | None = None,
+    on_votes: Callable[[Votes | Ballots], None] = silent,
     progress: Progress = silent,
 ) -> Release:
-    """Ask at most ``num_queries`` public points and release the answers. ``votes``: of whoever answers, on the pool.
+    """Ask at most ``num_queries`` public points, and release the answers.
 
-    ``refit`` gives the student's opinion between rounds; it sees public points and released labels only, unless it
-    brings the records again, in features of that student: a function of each record and of what was released.
-    ``witness``: PRIVATE. Told the votes behind the answers, at the end, where there were any.
-    Raises ValueError when the plan cannot work or is not on the account's terms, and the ledger's BudgetExceeded when
-    the cap would be passed; in all cases nothing has been drawn or charged.
+    Args:
+        votes: What those who answer say of the pool.
+        next_round: What a later round goes by. It sees public points and released labels only, but that it may bring
+            the records again, in features of its student: a function of each record and of what was released.
+        feature_PD: Of the public points, for the first questions.
+        write: Writes the release, before the ledger commits it.
+        on_votes: PRIVATE. Told the votes behind the answers, at the end, where there were any.
+
+    Raises:
+        ValueError: The plan cannot work, or is not on the account's terms.
+        BudgetExceeded: The cap would be passed. In either case nothing has been drawn or charged.
     """
     rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
-    planned = mechanism.worst_case(num_queries, rounds)
     refuse_unpriced(votes.sensitivity, mechanism, budget)
-    with budget.spend(planned, mechanism=mechanism.name) as spending:
+    with budget.spend(mechanism.worst_case(num_queries, rounds), mechanism=mechanism.name) as spending:
         spending.incur(())  # a strategy may ask nothing
-        query_Q = torch.zeros(0, dtype=torch.int64)
-        label_Q = torch.zeros(0, dtype=torch.int64)
-        noisy: list[NoisyCounts | None] = []
-        asked: list[int] = []
+        # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+        release, state = Release.empty(spending.id, spending.reserved), RoundState(feature_PD=feature_PD)
         seen: list[Votes | Ballots] = []
-        cells: list[Tensor] = []
-        scores: list[Tensor] = []
-        student_PC: Tensor | None = None
-
-        def so_far() -> Release:
-            # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
-            return Release(
-                spending.id,
-                query_Q,
-                label_Q,
-                spending.incurred or (),
-                spending.reserved,
-                NoisyCounts.joined(noisy),
-                rounds=tuple(asked),
-                cell_RP=torch.stack(cells) if cells else None,
-                score_RPC=torch.stack(scores) if scores else None,
-            )
-
         for turn in range(rounds):
-            remaining = num_queries - len(query_Q)
-            if remaining == 0:
+            if len(release.query_Q) == num_queries:
                 break
-            if turn and refit is not None:
-                guide = refit(so_far())
-                student_PC = guide.student_PC
-                if guide.votes is not None:
-                    if guide.votes.num_teachers != votes.num_teachers or len(guide.votes) != len(pool):
-                        raise ValueError("votes: others must answer for as many teachers, on the same points")
-                    refuse_unpriced(guide.votes.sensitivity, mechanism, budget)
-                    votes = guide.votes
-                feature_PD = feature_PD if guide.feature_PD is None else guide.feature_PD
-            state = QueryState(
-                spec=spec,
-                pool_x=pool.x,
-                asked_Q=query_Q,
-                label_Q=label_Q,
-                remaining=remaining,
-                rounds_left=rounds - turn,
-                seed=seed,
-                student_PC=student_PC,
-                feature_PD=feature_PD,
-            )
-            ask = _checked(strategy.select(state), query_Q, remaining, len(pool))
-            if len(ask) == 0:
+            if turn and next_round is not None:
+                state = _next(next_round(release), state, votes, mechanism, budget)
+                votes = votes if state.votes is None else state.votes
+            query_Q = _select(strategy, release, state, pool, spec, num_queries, rounds, seed)
+            if len(query_Q) == 0:
                 break
-            context = Context(
-                num_queries=num_queries,
-                rounds=rounds,
-                turn=turn,
-                failures=int((label_Q == NO_ANSWER).sum()),
-                answered=int((label_Q != NO_ANSWER).sum()),
-                student_QC=None if student_PC is None else student_PC[ask],
+            said = votes.take(query_Q)
+            context = release.context(
+                num_queries, rounds, None if state.student_PC is None else state.student_PC[query_Q]
             )
-            said = votes.take(ask)
             answers = spending.admit(mechanism.release(said, spending.noise, context))
             spending.incur(answers.events)
-            if isinstance(said, Ballots):
-                cells.append(len(query_Q) + said.cell_P)
-            if answers.score_PC is not None:
-                scores.append(answers.score_PC.cpu())
-            # A mechanism that stops early (the sparse vector after T failures) answers a prefix of what it was asked.
-            shown = len(answers.label_Q)
-            query_Q = torch.cat([query_Q, ask[:shown]])
-            label_Q = torch.cat([label_Q, answers.label_Q.cpu()])
-            noisy.append(answers.noisy)
-            asked.append(shown)
+            cell_P = len(release.query_Q) + said.cell_P if isinstance(said, Ballots) else None
+            release = release.extended(query_Q, answers, spending.incurred or (), cell_P)
             if isinstance(said, Votes | Ballots):
-                seen.append(said if shown == len(said) else said.take(torch.arange(shown)))
-            progress(len(query_Q), num_queries)
-
-        release = so_far()
+                # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
+                seen.append(said.take(torch.arange(release.rounds[-1])))
+            progress(len(release.query_Q), num_queries)
         if seen:
-            witness(_together(seen))
-        if seal is not None:
-            spending.wrote(seal(release))
+            on_votes(_together(seen))
+        if write is not None:
+            spending.wrote(write(release))
         return release
+
+
+def _next(state: RoundState, before: RoundState, votes: Electorate, mechanism: Mechanism, budget: Budget) -> RoundState:
+    """The next round's, with what it leaves as it was; its votes held to the price."""
+    if state.votes is not None:
+        if state.votes.num_teachers != votes.num_teachers or len(state.votes) != len(votes):
+            raise ValueError("votes: others must answer for as many teachers, on the same points")
+        refuse_unpriced(state.votes.sensitivity, mechanism, budget)
+    return state if state.feature_PD is not None else replace(state, feature_PD=before.feature_PD)
+
+
+def _select(
+    strategy: QueryStrategy,
+    release: Release,
+    state: RoundState,
+    pool: PublicPool,
+    spec: DataSpec,
+    num_queries: int,
+    rounds: int,
+    seed: int,
+) -> Tensor:
+    """The next round's questions, int64 [Q]: public."""
+    remaining = num_queries - len(release.query_Q)
+    seen = QueryState(
+        spec=spec,
+        pool_x=pool.x,
+        asked_Q=release.query_Q,
+        label_Q=release.label_Q,
+        remaining=remaining,
+        rounds_left=rounds - len(release.rounds),
+        seed=seed,
+        student_PC=state.student_PC,
+        feature_PD=state.feature_PD,
+    )
+    return _checked(strategy.select(seen), release.query_Q, remaining, len(pool))
 
 
 def refuse_unpriced(said: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:

@@ -9,7 +9,7 @@ from scipy.stats import laplace, norm
 
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
 from pate_torch.core import checks
-from pate_torch.mechanisms import confident, gaussian, interactive
+from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.protocols import Mechanism
 
@@ -58,7 +58,7 @@ def best_case(mechanism: Mechanism, num_teachers: int, num_classes: int) -> floa
 def _model(mechanism: Mechanism) -> OutcomeModel | None:
     """The law of a label that is given, be the noise continuous or discrete."""
     match mechanism:
-        case gaussian.Gaussian() | confident.Confident() | interactive.Interactive():
+        case gaussian.Gaussian() | confident.Confident() | interactive.Interactive() | histogram.Histogram():
             return Gnmax(sigma=mechanism.sigma)
         case laplacian.Laplace():
             return Lnmax(scale=mechanism.sigma)

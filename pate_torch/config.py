@@ -1,4 +1,4 @@
-"""The plan of a run: its components and the choices of the top level, checked before anything is read or charged."""
+"""What a run is made of, in nested parts, held together before anything is read, trained or charged."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from pate_torch import run_folders
-from pate_torch.accounting import calibration
+from pate_torch import chance, run_folders
+from pate_torch.accounting import calibration, sanitised_release
+from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import Representation
 from pate_torch.noise.source import check_delta, check_noise
-from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import Checkable, DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.carried import Carried
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, PrivateData, Shards
-from pate_torch.voters.gradients import Slopes
-from pate_torch.voters.reverse_knn import Census
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.base import Voters
 
 
 @runtime_checkable
@@ -37,34 +36,25 @@ class Partition(Protocol):
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
 
 
-RecordVoting = Census | Slopes
-"""Records answer for themselves: there are no teachers."""
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """The account's terms, and what this run may charge to it.
 
+    Attributes:
+        delta: Of the account: (epsilon, delta) composes over every release from its data.
+        noise: ``torch`` (continuous) or ``discrete`` (exact whole numbers).
+        insecure_noise_seed: Makes noise repeatable, and the run not private.
+        budget_epsilon: The account's cap, fixed when it opens; None: the cap it has, or ``opening_budget``.
+        opening_budget: The cap of an account that nobody gave one.
+        target_epsilon: What the labels are to cost: the mechanism's sigma is calibrated to it.
+        second_account: Whether the same records may be charged to an account of another name, too.
+        allow_chance: Whether labels may be bought that would be no better than chance.
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """Everything a run is made of: the components, then the choices of the top level. Raises ValueError.
-
-    fewer_queries: whether num_queries was recommended, not chosen, so that fewer public points lower it (``fitted``).
+    Raises:
+        ValueError: A value is out of its range.
     """
 
-    source: DatasetSource
-    partition: Partition
-    recipe: TeacherRecipe
-    mechanism: Mechanism
-    strategy: QueryStrategy
-    student: StudentAlgorithm
-    refit: StudentAlgorithm
-    root: Path
-    folder: Path
-    seed: int
-    num_teachers: int
-    num_queries: int
     delta: float
-    fewer_queries: bool = False
-    teachers: str | None = None
-    labels: str | None = None
-    votes: Path | None = None
     noise: str = "torch"
     insecure_noise_seed: int | None = None
     budget_epsilon: float | None = None
@@ -72,20 +62,8 @@ class Plan:
     target_epsilon: float | None = None
     second_account: bool = False
     allow_chance: bool = False
-    representation: Representation | None = None
-    selection: Selection | None = None
-    sanitiser: Sanitiser | None = None
-    membership: MembershipTest | None = None
-    transduction: Transduction | None = None
-    census: RecordVoting | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    baseline: bool = True
-    quiet: bool = False
 
     def __post_init__(self) -> None:
-        checks.integer("seed", self.seed, low=0)
-        checks.integer("num_teachers", self.num_teachers, low=1)
-        checks.integer("num_queries", self.num_queries, low=1)
         for key in ("budget_epsilon", "target_epsilon"):
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
@@ -94,97 +72,216 @@ class Plan:
         check_delta(self.noise, self.delta)
         checks.boolean("privacy.second_account", self.second_account)
         checks.boolean("privacy.allow_chance", self.allow_chance)
-        if self.selection is not None and self.noise != "torch":
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunConfig:
+    """Everything a run is made of.
+
+    Attributes:
+        dataset: Loads private records, public points and the evaluation side.
+        partition: Deals units to shards; with it goes the adjacency.
+        voters: Who answers: teachers, or the records themselves.
+        teacher: How one network is trained on a shard, and (``baseline``) on all records at once.
+        mechanism: Answers through noise.
+        query: Chooses which public points to ask.
+        num_queries: At most so many are asked. fewer_queries: their number was recommended, not chosen, so that fewer
+            public points lower it.
+        features: How features of the public points are learnt; None: the points as they are.
+        guide_student: Fitted between rounds of questions.
+        privacy: The account's terms.
+        student: Learns from the released labels; None: labels are all that is wanted.
+        selection, sanitiser, membership: A student chosen by private records, a published data-dependent price, the
+            owner's attack on the student; None: none.
+        labels: Id of a release to learn from, in place of new labels.
+        root, folder: Where teachers and ledger lie, and the folder of this run.
+
+    Raises:
+        ValueError: Choices that do not go together, whatever the data.
+    """
+
+    dataset: DatasetSource
+    partition: Partition
+    voters: Voters
+    mechanism: Mechanism
+    query: QueryStrategy
+    num_queries: int
+    privacy: PrivacyConfig
+    root: Path
+    folder: Path
+    guide_student: StudentAlgorithm | None = None
+    student: StudentAlgorithm | None = None
+    teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
+    features: Representation | None = None
+    selection: Selection | None = None
+    sanitiser: Sanitiser | None = None
+    membership: MembershipTest | None = None
+    labels: str | None = None
+    seed: int = 0
+    fewer_queries: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    baseline: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer("seed", self.seed, low=0)
+        checks.integer("num_queries", self.num_queries, low=1)
+        if self.selection is not None and self.privacy.noise != "torch":
             fix = "Use noise=torch, or selection=none."
             raise checks.fail("selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix)
-        if self.teachers is not None:
-            run_folders.checked_id("teachers", self.teachers)
         if self.labels is not None:
             run_folders.checked_id("labels", self.labels)
-            if self.teachers is not None:
-                raise checks.fail("labels", self.labels, "a release is reused without teachers", "Leave out teachers.")
-        if self.votes is not None:
-            for key in ("teachers", "labels", "selection"):
-                if getattr(self, key) is not None:
-                    fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-                    raise checks.fail("votes", str(self.votes), f"cannot be combined with {key}", fix)
-        given = getattr(self.mechanism, "noise", self.noise)
-        if given != self.noise:
-            raise checks.fail("mechanism.noise", given, f"must be the run's, {self.noise}", "Set noise alone.")
-        if self.census is not None:
-            self._check_census()
-        if isinstance(self.student, Carried) and self.student.last == "model":
+        given = getattr(self.mechanism, "noise", self.privacy.noise)
+        if given != self.privacy.noise:
+            raise checks.fail("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
+        self.voters.check(self)
+        if isinstance(self.student, Carried):
             self._check_model(self.student)
-
-    def _check_census(self) -> None:
-        assert self.census is not None
-        for key in ("teachers", "votes", "sanitiser"):
-            if getattr(self, key) is not None:
-                fix = f"Leave out {key}: every record answers for itself."
-                raise checks.fail("voting", self.census.name, f"cannot be combined with {key}", fix)
-        if self.mechanism.name != self.census.mechanism:
-            fix = f"Use mechanism={self.census.mechanism}."
-            raise checks.fail(
-                "voting", self.census.name, f"cannot be combined with mechanism={self.mechanism.name}", fix
-            )
-        capacity = getattr(self.partition, "capacity", None)
-        if capacity is not None:
-            fix = "Leave out partition.capacity."
-            what = f"cannot be combined with voting={self.census.name}: a record more would displace another's answer"
-            raise checks.fail("partition.capacity", capacity, what, fix)
-        given = getattr(self.mechanism, "adjacency", self.partition.adjacency)
-        if given != self.partition.adjacency:
-            raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {self.partition.adjacency}")
 
     def _check_model(self, student: Carried) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
-        if not isinstance(self.census, Slopes):
+        if student.last != "model":
+            return
+        neighbours = self.voters.model_neighbours
+        if neighbours is None:
             fix = "Use voting=slopes mechanism=descent, or student.last=student."
             raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
-        if student.neighbours != self.census.neighbours:
-            fix = f"Use student.neighbours={self.census.neighbours}."
+        if student.neighbours != neighbours:
+            fix = f"Use student.neighbours={neighbours}."
             raise checks.fail("student.neighbours", student.neighbours, "must be voting.neighbours", fix)
-        if self.rounds > 1 and self.refit != student.before:
+        if self.num_rounds > 1 and self.guide_student != student.before:
             fix = "Use student@refit=carried with the values of student."
             raise checks.fail("student.last", "model", "needs a refit that is the same student but for last", fix)
 
     @property
-    def voters(self) -> int:
-        """Teachers; 0 where records answer for themselves."""
-        return 0 if self.census is not None else self.num_teachers
+    def ledger_path(self) -> Path:
+        """Where the ledger lies: beside the teachers."""
+        return self.root / "ledger.sqlite"
 
     @property
-    def rounds(self) -> int:
-        return min(self.strategy.rounds, self.num_queries)
+    def num_teachers(self) -> int:
+        """0 where records answer for themselves."""
+        return self.voters.num_teachers
 
     @property
-    def guided(self) -> bool:
+    def num_rounds(self) -> int:
+        """In how many rounds questions are asked."""
+        return min(self.query.rounds, self.num_queries)
+
+    @property
+    def is_guided(self) -> bool:
         """Whether a student is fitted between rounds: where somebody looks at it."""
-        looked_at = getattr(self.strategy, "guided", True) or getattr(self.mechanism, "guided", False)
-        return self.rounds > 1 and (looked_at or self.census is not None)
+        lookers = (getattr(self.query, "guided", True), getattr(self.mechanism, "guided", False), self.voters.guided)
+        return self.num_rounds > 1 and any(lookers)
 
+    def for_data(self, data: Dataset, stages: Stages) -> RunConfig:
+        """This, with what only the data say: who votes, no more questions than points, the noise that is to be found.
 
-def fitted(plan: Plan, data: Dataset, stages: Stages) -> Plan:
-    """The plan with no more questions than there are public points, where nobody has chosen their number."""
-    most = len(data.pool)
-    if not plan.fewer_queries or plan.num_queries <= most:
-        return plan
-    stages.say(f"num_queries={most}, not the recommended {plan.num_queries}: there are no more public points.")
-    return dataclasses.replace(plan, num_queries=most)
+        Raises:
+            ValueError: Votes that do not fit these data, or noise that cannot be calibrated.
+        """
+        return dataclasses.replace(self, voters=self.voters.for_data(data)).fitted(data, stages).calibrated()
 
+    def fitted(self, data: Dataset, stages: Stages) -> RunConfig:
+        """This, with no more questions than there are public points, where nobody has chosen their number."""
+        most = len(data.pool)
+        if not self.fewer_queries or self.num_queries <= most:
+            return self
+        stages.say(f"num_queries={most}, not the recommended {self.num_queries}: there are no more public points.")
+        return dataclasses.replace(self, num_queries=most)
 
-def calibrated(plan: Plan) -> Mechanism:
-    """The mechanism, its noise set to cost ``privacy.target_epsilon`` where one is given."""
-    if plan.target_epsilon is None:
-        return plan.mechanism
-    mechanism: Any = plan.mechanism
-    if "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
-        raise checks.fail(
-            "privacy.target_epsilon", plan.target_epsilon, f"mechanism={mechanism.name} has no sigma to calibrate"
+    def calibrated(self) -> RunConfig:
+        """This, with noise that costs ``privacy.target_epsilon`` where one is given."""
+        target, mechanism = self.privacy.target_epsilon, self.mechanism
+        if target is None:
+            return self
+        knobs: Any = mechanism
+        if "sigma" not in {f.name for f in dataclasses.fields(knobs)}:
+            raise checks.fail("privacy.target_epsilon", target, f"mechanism={mechanism.name} has no sigma to calibrate")
+        sigma = calibration.smallest_sigma(
+            lambda s: dataclasses.replace(knobs, sigma=s).worst_case(self.num_queries, self.num_rounds),
+            epsilon=target,
+            delta=self.privacy.delta,
         )
-    sigma = calibration.smallest_sigma(
-        lambda s: dataclasses.replace(mechanism, sigma=s).worst_case(plan.num_queries, plan.rounds),
-        epsilon=plan.target_epsilon,
-        delta=plan.delta,
-    )
-    return dataclasses.replace(mechanism, sigma=sigma)
+        return dataclasses.replace(self, mechanism=dataclasses.replace(knobs, sigma=sigma))
+
+    def worst_case_events(self, data: Dataset) -> tuple[Event, ...]:
+        """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""
+        events = () if self.labels is not None else self.mechanism.worst_case(self.num_queries, self.num_rounds)
+        if self.selection is not None:
+            events += self.selection.worst_case()
+        if self.sanitiser is not None and self.labels is None:
+            events += self.sanitiser.worst_case(self.publication(data))
+        return events
+
+    def publication(self, data: Dataset) -> sanitised_release.Plan:
+        """How the data-dependent price is published. Raises ValueError where it cannot be."""
+        assert self.sanitiser is not None
+        return self.sanitiser.plan(
+            self.mechanism,
+            num_queries=self.num_queries,
+            num_teachers=self.num_teachers,
+            num_classes=data.spec.num_classes,
+            rounds=self.num_rounds,
+            delta=self.privacy.delta,
+        )
+
+    def validate_for(self, data: Dataset) -> None:
+        """Refuse what cannot work on these data, before anything is trained, written or charged.
+
+        What would fail only after the labels are paid for, such as a student's network that cannot take the data, is
+        refused here too.
+
+        Raises:
+            ValueError: With the key, its value, what is allowed and what to do.
+        """
+        if self.labels is None:
+            refuse_adjacency(data, self.partition.adjacency)
+            fix = f"There are {len(data.pool)} public points to ask about."
+            checks.integer("num_queries", self.num_queries, low=1, high=len(data.pool), fix=fix)
+            self.mechanism.check(
+                num_queries=self.num_queries,
+                num_teachers=self.num_teachers,
+                num_classes=data.spec.num_classes,
+                rounds=self.num_rounds,
+            )
+            self._refuse_chance(data)
+            self.voters.validate_for(data, self)
+            if self.baseline:  # a model of the teachers' recipe, on all records
+                refuse_component("teacher", self.teacher, data)
+            if self.is_guided:
+                refuse_component("refit", self.guide_student, data)
+        elif self.selection is not None:
+            refuse_adjacency(data, self.partition.adjacency)
+        self.validate_students(data)
+
+    def validate_students(self, data: Dataset) -> None:
+        """Raise ValueError for a student that cannot learn from these data."""
+        if self.selection is None:
+            refuse_component("student", self.student, data)
+            return
+        for name, algorithm in self.selection.candidates.items():
+            refuse_component(f"selection.candidates.{name}", algorithm, data)
+
+    def _refuse_chance(self, data: Dataset) -> None:
+        """Raise ValueError for labels that are foretold to be no better than chance, unless the owner wants them."""
+        votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
+        if votes is not None:
+            chance.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=self.privacy.allow_chance)
+
+
+def refuse_adjacency(data: Dataset, adjacency: str) -> None:
+    """Raise ValueError where one unit's change could move other records of these data."""
+    if adjacency not in data.adjacencies:
+        what = f"cannot be promised for {data.spec.name}: one unit's change could move other records"
+        raise checks.fail("partition", adjacency, what, data.advice)
+
+
+def refuse_component(key: str, component: object, data: Dataset) -> None:
+    """Raise ValueError for a component that cannot take these data."""
+    if not isinstance(component, Checkable):
+        return
+    try:
+        component.check(data.spec)
+    except ValueError as error:
+        raise ValueError(checks.under(key, error)) from error

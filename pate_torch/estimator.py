@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,24 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import results, run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
-from pate_torch.config import Partition, Plan, RecordVoting
+from pate_torch.config import Partition, PrivacyConfig, RunConfig
+from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
 from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
-from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ensemble
 from pate_torch.features.contrastive import Representation
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
-from pate_torch.pipeline import claimed, open_budget, worst_case
+from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
-from pate_torch.releasing import fit_student, obtain_release
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.released import ReleasedReport
-from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
@@ -49,7 +48,10 @@ from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.base import Voters
+from pate_torch.voters.panel import PanelVoters
+from pate_torch.voters.teachers import Teachers
+from pate_torch.voters.transductive import TransductiveTeachers
 
 STUDENTS: dict[str, type[GradientStudent]] = {
     "fixmatch": FixMatch,
@@ -61,7 +63,7 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 GUIDE_STEPS = 200
 """Of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | RecordVoting | Callable[[], nn.Module] | Any
+TeacherKind = TeacherRecipe | Voters | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +82,12 @@ class _InMemory:
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """A release with what is needed to learn from it and to report it."""
+    """A release with what is needed to learn from it and to report it. paid: whether it was bought by this call."""
 
-    plan: Plan
+    config: RunConfig
     data: Dataset
-    release: Release
-    record: dict[str, Any]
-    reused: bool
+    release: LabelRelease
+    paid: tuple[str, ...]
 
 
 class Pate:
@@ -145,12 +146,13 @@ class Pate:
         self.home = run_folders.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        census = isinstance(teacher, RecordVoting)
-        if census and num_teachers:
-            raise checks.fail(
-                "num_teachers", num_teachers, "goes with teachers; where records answer there are none", "Omit it."
-            )
-        self.num_teachers = 0 if census else checks.integer("num_teachers", num_teachers, low=1)
+        if isinstance(teacher, Voters):
+            if num_teachers:
+                what = "goes with teachers that are trained here; these voters say themselves how many they are"
+                raise checks.fail("num_teachers", num_teachers, what, "Omit it.")
+            self.num_teachers = teacher.num_teachers
+        else:
+            self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.second_account = checks.boolean("second_account", second_account)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
@@ -192,15 +194,15 @@ class Pate:
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
         self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
-        if isinstance(self.teacher, RecordVoting):
+        if isinstance(self.teacher, Voters):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             recipe = self.teacher or _recipe(spec)
             recipe.check(spec)
-            plan = replace(self._plan(data, 1, Random()), recipe=recipe)
-            with self._open() as ledger, Stages(quiet=self.quiet) as stages:
-                store = TeacherStore(self.home)
-                self._stored, _ = obtain_ensemble(plan, data, store, ledger, stages, self._clock)
+            teachers = Teachers(num_teachers=self.num_teachers)
+            config = replace(self._config(data, teachers, 1, Random()), teacher=recipe)
+            with self._at_work(config, data) as run:
+                self._stored, _ = teachers.ensemble(run)
         else:
             self._panel = self._fit_panel(private, spec)
         return self
@@ -212,7 +214,7 @@ class Pate:
         *,
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
-        voting: Transduction | None = None,
+        voting: TransductiveTeachers | None = None,
         representation: Representation | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
@@ -232,25 +234,17 @@ class Pate:
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         data = Dataset(spec, private, pool, _unknown(spec, private.x))
-        plan = self._plan(data, num_queries, Random() if strategy is None else strategy)
-        if refit is not None:
-            plan = replace(plan, refit=_named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}))
-        if voting is not None and self._stored is None:
-            fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
-        plan = replace(plan, transduction=voting, representation=representation)
-        planned = worst_case(plan, self.mechanism, data)
-        preflight.refuse(plan, data, self.mechanism, planned, training=False)
-        with claimed(plan), self._open() as ledger, Stages(quiet=self.quiet) as stages:
-            store = TeacherStore(self.home)
-            budget = open_budget(plan, ledger, data, planned, store.content(private))
-            with self._clock("votes"):
-                teachers = self._asked(plan, data, ledger, stages)
-            with self._clock("labels"):
-                release, record, reused = obtain_release(plan, data, teachers, self.mechanism, budget, stages)
-            teachers.remember(ledger.head())
-        self._labelled, self._student = _Labelled(plan, data, release, record, reused), None
-        return release
+        config = replace(
+            self._config(data, self._voters(voting), num_queries, Random() if strategy is None else strategy),
+            features=representation,
+            guide_student=Supervised(network=_guide(spec), steps=GUIDE_STEPS)
+            if refit is None
+            else _named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}),
+        )
+        with RunContext.open(config, self._clock) as run:
+            release = release_labels(run)
+        self._labelled, self._student = _Labelled(run.config, data, release, tuple(run.paid)), None
+        return release.labels
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
@@ -262,13 +256,11 @@ class Pate:
         if options and not isinstance(algorithm, str):
             raise checks.fail("options", sorted(options), "go with an algorithm's name only", "Set them on the object.")
         chosen = _named("algorithm", algorithm, {"network": _network(done.data.spec), **options})
-        plan = replace(done.plan, student=chosen)
-        preflight.refuse_students(plan, done.data)
-        board = ReleaseBoard(plan.folder / "release" / "tensorboard", private=done.record["private"])
-        with Stages(quiet=self.quiet) as stages, board as shown, self._clock("student"):
-            name, student, _ = fit_student(plan, done.data, done.release, stages, shown)
-        self._student = name, student
-        return student
+        config = replace(done.config, student=chosen)
+        config.validate_students(done.data)
+        with self._at_work(config, done.data, done.release) as run:
+            self._student = fit_student(run, done.release)
+        return self._student[1]
 
     def report(
         self,
@@ -298,9 +290,9 @@ class Pate:
         with self._open() as ledger:
             report = results.report(
                 data=replace(done.data, evaluation=evaluation),
-                release=done.release,
-                record=done.record,
-                paid=[] if done.reused else [done.release.id],
+                release=done.release.labels,
+                record=done.release.record,
+                paid=done.paid,
                 student=student,
                 student_name=name,
                 ledger=ledger,
@@ -332,10 +324,10 @@ class Pate:
             sides,
             student=self._student[1],
             nonprivate=None,
-            events=done.release.planned,
+            events=done.release.labels.planned,
             delta=self.delta,
             seed=self.seed,
-            private_run=done.record["private"],
+            private_run=done.release.record["private"],
             held_out=False,
         )
 
@@ -345,18 +337,19 @@ class Pate:
         Its journal of released answers lies under home, and survives a restart.
         """
         private, spec = self._fitted()
-        if isinstance(self.teacher, RecordVoting):
+        if isinstance(self.teacher, Voters):
             fix = "Use teachers, or label()."
             raise checks.fail(
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
             )
         rounds = num_queries if calls is None else calls
         data = Dataset(spec, private, PublicPool(private.x[:0]), _unknown(spec, private.x))
-        plan = self._plan(data, checks.integer("num_queries", num_queries, low=1), Random())
+        checks.integer("num_queries", num_queries, low=1)
+        config = self._config(data, Teachers(num_teachers=self.num_teachers), num_queries, Random())
         planned = self.mechanism.worst_case(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
-        budget = open_budget(plan, ledger, data, planned, store.content(private))
+        budget = open_budget(config, ledger, data, planned, store.content(private))
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.head())
         voters = self._stored.ensemble if self._stored is not None else self._panel
@@ -397,7 +390,7 @@ class Pate:
     @property
     def folder(self) -> Path:
         """The release folder of the last release: everything in it may be published."""
-        return self._released().plan.folder / "release"
+        return self._released().config.folder / "release"
 
     # ---- parts --------------------------------------------------------------------------------------------------
 
@@ -413,31 +406,58 @@ class Pate:
             std=std,
         )
 
-    def _plan(self, data: Dataset, num_queries: int, strategy: QueryStrategy) -> Plan:
-        return Plan(
-            source=_InMemory(data),
+    def _config(self, data: Dataset, voters: Voters, num_queries: int, query: QueryStrategy) -> RunConfig:
+        return RunConfig(
+            dataset=_InMemory(data),
             partition=self.partition,
-            recipe=self.recipe or TeacherRecipe(),
+            voters=voters,
             mechanism=self.mechanism,
-            strategy=strategy,
-            student=Supervised(network=_network(data.spec)),
-            refit=Supervised(network=_guide(data.spec), steps=GUIDE_STEPS),
+            query=query,
+            num_queries=num_queries,
+            privacy=PrivacyConfig(
+                delta=self.delta,
+                noise=getattr(self.mechanism, "noise", "torch"),
+                insecure_noise_seed=self.insecure_noise_seed,
+                budget_epsilon=self.budget_epsilon,
+                second_account=self.second_account,
+                allow_chance=self.allow_chance,
+            ),
+            teacher=self.recipe or TeacherRecipe(),
             root=self.home,
             folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
-            num_teachers=max(1, self.num_teachers),
-            census=self.teacher if isinstance(self.teacher, RecordVoting) else None,
-            num_queries=num_queries,
-            delta=self.delta,
-            noise=getattr(self.mechanism, "noise", "torch"),
-            insecure_noise_seed=self.insecure_noise_seed,
-            budget_epsilon=self.budget_epsilon,
-            second_account=self.second_account,
-            allow_chance=self.allow_chance,
             device=self.device,
-            baseline=False,
             quiet=self.quiet,
         )
+
+    def _voters(self, voting: TransductiveTeachers | None) -> Voters:
+        """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
+        if self._stored is not None:
+            how = Teachers(num_teachers=self.num_teachers) if voting is None else voting
+            return replace(how, num_teachers=self.num_teachers, stored=self._stored.id)
+        if voting is not None:
+            fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
+            raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
+        if isinstance(self.teacher, Voters):
+            return self.teacher
+        assert self._panel is not None
+        return PanelVoters(panel=self._panel)
+
+    @contextmanager
+    def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
+        """A run that charges nothing: to train teachers, or a student of a release."""
+        with self._open() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as opened:
+            loaded = Loaded(data=data, everyone=data.private)
+            folder = opened if release is not None else None
+            yield RunContext(
+                config=config,
+                loaded=loaded,
+                ledger=ledger,
+                stages=stages,
+                clock=self._clock,
+                reused=release,
+                opened=folder,
+            )
 
     def _fit_panel(self, private: PrivateData, spec: DataSpec) -> Panel:
         shards = deal(self.partition, private, self.num_teachers, self.seed)
@@ -453,22 +473,12 @@ class Pate:
                 self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
             )
 
-    def _asked(self, plan: Plan, data: Dataset, ledger: Ledger, stages: Stages) -> Teachers:
-        """PRIVATE. The teachers with their votes on the pool."""
-        store = TeacherStore(self.home)
-        if plan.census is not None:
-            return convene(plan, data, store, ledger, stages)
-        if self._stored is None:
-            assert self._panel is not None
-            return enrol(self._panel.votes(data.pool.x), self.name, store, ledger)
-        return consult(plan, data, self._stored, store, stages, reused=True)
-
     def _open(self) -> Ledger:
         make_private_folder(self.home, "store")
         return Ledger(self.home / "ledger.sqlite")
 
     def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        here = isinstance(self.teacher, RecordVoting) or self._stored is not None or self._panel is not None
+        here = isinstance(self.teacher, Voters) or self._stored is not None or self._panel is not None
         if self._private is None or self._spec is None or not here:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec

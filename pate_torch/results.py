@@ -26,7 +26,6 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.accounting.vote_rows import Array
 from pate_torch.audit.membership import Membership, Sides, attack
-from pate_torch.ensembling import logits_of_one
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import CHOICE, Account, Ledger
 from pate_torch.protocols import Student
@@ -34,6 +33,7 @@ from pate_torch.reporting import private, released, statement
 from pate_torch.reporting.card import write_card
 from pate_torch.reporting.page import write_page
 from pate_torch.reporting.statement import OtherRelease
+from pate_torch.teachers.baseline import logits_of_one
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -401,6 +401,40 @@ class Release:
     cell_RP: Tensor | None = None
     score_RPC: Tensor | None = None
 
+    @classmethod
+    def empty(cls, id: str, planned: tuple[Event, ...]) -> Release:
+        """Nothing asked yet."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return cls(id, nothing, nothing, (), planned)
+
+    def context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> Context:
+        """What a mechanism may know of the answers so far, in the next round."""
+        return Context(
+            num_queries=num_queries,
+            rounds=rounds,
+            turn=len(self.rounds),
+            failures=int((~self.answered_Q).sum()),
+            answered=int(self.answered_Q.sum()),
+            student_QC=student_QC,
+        )
+
+    def extended(
+        self, query_Q: Tensor, answers: Answers, incurred: tuple[Event, ...], cell_P: Tensor | None
+    ) -> Release:
+        """With one more round: of the questions ``query_Q``, a prefix was answered. incurred: of all rounds."""
+        shown = len(answers.label_Q)
+        noisy = [answers.noisy] if not self.rounds else [self.noisy, answers.noisy]
+        return replace(
+            self,
+            query_Q=torch.cat([self.query_Q, query_Q[:shown]]),
+            label_Q=torch.cat([self.label_Q, answers.label_Q.cpu()]),
+            events=incurred,
+            noisy=NoisyCounts.joined(noisy),
+            rounds=(*self.rounds, shown),
+            cell_RP=_one_more(self.cell_RP, cell_P),
+            score_RPC=_one_more(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
+        )
+
     @property
     def answered_Q(self) -> Tensor:
         return self.label_Q != NO_ANSWER
@@ -416,6 +450,13 @@ class Release:
         """The round, from 0, in which each question was asked, int64 [Q]."""
         rounds = self.rounds or (len(self.query_Q),)
         return torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor(rounds))
+
+
+def _one_more(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """One row more, if there is one."""
+    if new is None:
+        return so_far
+    return new[None] if so_far is None else torch.cat([so_far, new[None]])
 
 
 @dataclass(frozen=True, eq=False)

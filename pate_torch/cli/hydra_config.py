@@ -17,62 +17,70 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch import run_folders
 from pate_torch.audit.membership import MembershipTest
-from pate_torch.config import Partition, RecordVoting
+from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.core import checks
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
 from pate_torch.features.contrastive import Representation
-from pate_torch.pipeline import Plan
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.base import Voters
+from pate_torch.voters.votes_file import VotesFile
 
 
-def plan(cfg: DictConfig, folder: Path) -> Plan:
+def plan(cfg: DictConfig, folder: Path) -> RunConfig:
     """The components that ``cfg`` names. Raises ValueError, with the offending key, when it cannot be built."""
     try:
         resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
-    voting = component(cfg, "voting", Transduction | RecordVoting) if "_target_" in resolved["voting"] else None
-    return Plan(
-        source=_source(cfg),
+    return RunConfig(
+        dataset=_source(cfg),
         partition=component(cfg, "partition", Partition),
-        recipe=component(cfg, "teacher", TeacherRecipe),
+        voters=_voters(cfg, resolved),
+        teacher=component(cfg, "teacher", TeacherRecipe),
         mechanism=component(cfg, "mechanism", Mechanism),
-        strategy=component(cfg, "query", QueryStrategy),
-        student=component(cfg, "student", StudentAlgorithm),
-        refit=component(cfg, "refit", StudentAlgorithm),
-        root=run_folders.checked_root(resolved["paths"]["root"]),
-        folder=folder,
-        seed=resolved["seed"],
-        num_teachers=resolved["num_teachers"],
+        query=component(cfg, "query", QueryStrategy),
         num_queries=resolved["num_queries"],
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
-        teachers=resolved["teachers"],
-        labels=resolved["labels"],
-        votes=None if resolved["votes"] is None else Path(checks.text("votes", resolved["votes"])),
-        noise=resolved["noise"],
-        insecure_noise_seed=resolved["insecure_noise_seed"],
-        delta=resolved["privacy"]["delta"],
-        budget_epsilon=resolved["privacy"]["budget_epsilon"],
-        opening_budget=resolved["privacy"]["opening_budget"],
-        target_epsilon=resolved["privacy"]["target_epsilon"],
-        second_account=resolved["privacy"]["second_account"],
-        allow_chance=resolved["privacy"]["allow_chance"],
-        representation=None if resolved["representation"] is None else component(cfg, "representation", Representation),
+        features=None if resolved["representation"] is None else component(cfg, "representation", Representation),
+        student=component(cfg, "student", StudentAlgorithm),
+        guide_student=component(cfg, "refit", StudentAlgorithm),
+        privacy=privacy(resolved),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
-        transduction=voting if isinstance(voting, Transduction) else None,
-        census=voting if isinstance(voting, RecordVoting) else None,
+        labels=resolved["labels"],
+        root=run_folders.checked_root(resolved["paths"]["root"]),
+        folder=folder,
+        seed=resolved["seed"],
         device=device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
+
+
+def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
+    """The account's terms."""
+    return PrivacyConfig(
+        noise=resolved["noise"], insecure_noise_seed=resolved["insecure_noise_seed"], **resolved["privacy"]
+    )
+
+
+def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
+    """Who answers; teachers give way to a file of votes."""
+    voters: Voters = component(cfg, "voting", Voters)
+    if resolved["votes"] is None:
+        return voters
+    path = Path(checks.text("votes", resolved["votes"]))
+    for key, given in (("teachers", resolved["teachers"]), ("voting", None if voters.num_teachers else voters.name)):
+        if given is not None:
+            fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
+            raise checks.fail("votes", str(path), f"cannot be combined with {key}", fix)
+    return VotesFile(path=path)
 
 
 def _source(cfg: DictConfig) -> DatasetSource:

@@ -29,11 +29,12 @@ from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from pate_torch import networks, pipeline, preflight, release_store, results
+from pate_torch import networks, release_store, results
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
-from pate_torch.config import Plan, fitted
+from pate_torch.config import RunConfig, refuse_adjacency
+from pate_torch.context import claimed, open_budget
 from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.core.rng import torch_stream
@@ -89,35 +90,35 @@ class DpSgd:
         checks.between("study.momentum", self.momentum, 0, 0.9999)
         checks.positive("study.clip", self.clip)
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: RunConfig) -> None:
         """Charge, train, and write the files of a release."""
         clock = Clock()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
-                data = plan.source.load()
-            plan = fitted(plan, data, stages)
-            preflight.refuse_adjacency(data, plan.partition.adjacency)
+                data = plan.dataset.load()
+            plan = plan.fitted(data, stages)
+            refuse_adjacency(data, plan.partition.adjacency)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
             data = dataclasses.replace(data, private=one_per_unit(everyone, plan.partition.adjacency))
             module = self._module(data, plan.seed)
             batch = self.batch(data)
             rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
-            epsilon = plan.target_epsilon
+            epsilon = plan.privacy.target_epsilon
             if epsilon is None:
-                planned = plan.mechanism.worst_case(plan.num_queries, plan.rounds)
-                epsilon = accounting.epsilon(planned, plan.delta).epsilon
-            multiplier = self.noise_multiplier(rate, epsilon, plan.delta)
+                planned = plan.mechanism.worst_case(plan.num_queries, plan.num_rounds)
+                epsilon = accounting.epsilon(planned, plan.privacy.delta).epsilon
+            multiplier = self.noise_multiplier(rate, epsilon, plan.privacy.delta)
             events = (sampled_gaussian(rate, multiplier, self.steps),)
             if not plan.quiet:  # Opacus takes some seconds
-                stages.say(self._compared(rate, multiplier, epsilon, plan.delta))
+                stages.say(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
             root = self._root(plan, data, stages)
             plan = dataclasses.replace(plan, root=root)
-            with pipeline.claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger:
+            with claimed(plan), Ledger(plan.ledger_path) as ledger:
                 release_store.refuse_used_folder(plan.folder)
                 store = TeacherStore(root)
                 fingerprint = store.content(everyone)
-                budget = pipeline.open_budget(plan, ledger, data, events, fingerprint, kind="torch")
+                budget = open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
                 with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
                     with clock("training"):
@@ -171,12 +172,12 @@ class DpSgd:
             f" (Opacus: {other['rdp']:.4f} by RDP, {other['prv']:.4f} by PRV, which no ledger can add up)."
         )
 
-    def _root(self, plan: Plan, data: Dataset, stages: Stages) -> Path:
+    def _root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
         """Where the ledger lies: with the data set's account, or apart where its filter cannot bound this mechanism."""
         root = plan.root
         if plan.partition.adjacency != "add_remove":
             raise checks.fail("partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove.")
-        path = preflight.ledger_path(plan)
+        path = plan.ledger_path
         if path.exists():
             with Ledger(path) as known:
                 kinds = {account.name: account.filter.kind for account in known.accounts()}
@@ -251,7 +252,7 @@ class DpSgd:
 
     def report(
         self,
-        plan: Plan,
+        plan: RunConfig,
         data: Dataset,
         student: Student,
         batch: int,
@@ -269,7 +270,7 @@ class DpSgd:
             num_teachers=0,
             queries_asked=0,
             queries_answered=0,
-            delta=plan.delta,
+            delta=plan.privacy.delta,
             adjacency=plan.partition.adjacency,
             unit=data.private.unit,
             **results.claims(ledger, spec.name, [release_id], now=[release_id]),

@@ -26,7 +26,7 @@ from pate_torch import aggregation
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.budget import Budget
-from pate_torch.config import Plan
+from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
@@ -88,7 +88,7 @@ class Liu2021Table4:
             if not isinstance(source, DatasetSource) or not hasattr(source, "seed"):
                 raise checks.fail(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: RunConfig) -> None:
         """Measure every split of every table; print and write the tables into the run's folder."""
         if plan.partition.adjacency != "replace_one":
             raise checks.fail("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
@@ -110,7 +110,7 @@ class Liu2021Table4:
         tables.write(plan.folder, facts, cells)
         print(tables.text(facts, cells))
 
-    def measure(self, plan: Plan, name: str, split: int) -> tuple[Facts, list[Cell]]:
+    def measure(self, plan: RunConfig, name: str, split: int) -> tuple[Facts, list[Cell]]:
         """One split: its teachers, and every cell of the table."""
         seed = plan.seed + split
         source: Any = self.tables[name]["dataset"]
@@ -123,7 +123,7 @@ class Liu2021Table4:
             )
         teachers = round(len(data.private) / self.shard)
         shards = deal(plan.partition, data.private, teachers, seed)
-        ensemble = train(data.private, data.spec, shards, plan.recipe, seed=seed, device=plan.device)
+        ensemble = train(data.private, data.spec, shards, plan.teacher, seed=seed, device=plan.device)
         votes = ensemble.votes(data.pool.x)
         right_KQ = ensemble.predictions(data.evaluation.x) == data.evaluation.y
         plurality = ensemble.votes(data.evaluation.x).plurality()
@@ -177,7 +177,9 @@ class Liu2021Table4:
                         method=method, rule=rule, strategy=strategy, queries=queries, epsilon=float(value), sigma=sigma
                     )
 
-    def cell(self, plan: Plan, name: str, split: int, data: Dataset, votes: Votes, ledger: Ledger, ask: Ask) -> Cell:
+    def cell(
+        self, plan: RunConfig, name: str, split: int, data: Dataset, votes: Votes, ledger: Ledger, ask: Ask
+    ) -> Cell:
         """One release and the student that learns from it."""
         seed = plan.seed + split
         mechanism: Any = Gaussian(sigma=ask.sigma)
@@ -187,11 +189,14 @@ class Liu2021Table4:
             spec=data.spec,
             mechanism=mechanism,
             strategy=ask.strategy,
-            budget=Budget.of(ledger, data.spec.name, run=f"{name}-{split}", insecure_seed=plan.insecure_noise_seed),
+            budget=Budget.of(
+                ledger, data.spec.name, run=f"{name}-{split}", insecure_seed=plan.privacy.insecure_noise_seed
+            ),
             num_queries=ask.queries,
             seed=seed,
         )
         task = StudentTask(data.spec, data.pool.x, release.query_Q, release.label_Q)
+        assert plan.student is not None
         student = plan.student.fit(task, seed=seed, device=plan.device)
         predicted = student.probabilities(data.evaluation.x).argmax(1)
         accuracy, balanced = accuracies(data.evaluation.y, predicted, data.spec.num_classes)

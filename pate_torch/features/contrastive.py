@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.parallel import side_by_side
+from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.views import as_affine, strong_view
 from pate_torch.networks import Beside, headless, last_linear
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import DataSpec
+from pate_torch.types import Dataset, DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 
@@ -155,6 +156,24 @@ class Representation:
 
     def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
         return (repr(self), repr(spec), digest(x_P), str(seed), str(device))
+
+
+def learn_encoder(
+    recipe: Representation | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+) -> nn.Module | None:
+    """What gives features learnt from the public points alone; None without a recipe."""
+    if recipe is None:
+        return None
+    progress = stages("Learning features of the public points")
+    return recipe.learn(data.pool.x, data.spec, seed=seed, device=device, progress=progress)
+
+
+def learn_features(
+    recipe: Representation | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+) -> Tensor | None:
+    """Unit-length features of the public points, float32 [P, D]; None without a recipe."""
+    encoder = learn_encoder(recipe, data, seed, device, stages)
+    return None if encoder is None else encode(encoder, data.pool.x, data.spec)
 
 
 def digest(x: Tensor) -> str:

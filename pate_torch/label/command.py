@@ -26,25 +26,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import results, run_folders
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
-from pate_torch.config import Partition, Plan, calibrated
+from pate_torch.config import Partition, RunConfig
+from pate_torch.context import RunContext
 from pate_torch.core import checks
-from pate_torch.core.progress import Clock, Stages
-from pate_torch.ensembling import enrol
-from pate_torch.ledger import Ledger
-from pate_torch.pipeline import claimed, open_budget, worst_case
+from pate_torch.pipeline import release_labels
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
-from pate_torch.releasing import obtain_release
 from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
-from pate_torch.students.supervised import Supervised
-from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Votes
-from pate_torch.voters.votes_file import Register, read
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.voters.votes_file import VotesFile, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,40 +61,32 @@ class Rows:
         return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label))
 
 
-def answer(plan: Plan, votes: Votes) -> ReleasedReport:
-    """Answer the first ``plan.num_queries`` of these votes; writes the release folder.
+def answer(config: RunConfig) -> ReleasedReport:
+    """Answer the first ``config.num_queries`` points; writes the release folder.
 
-    Raises ValueError for a plan that cannot work, and BudgetExceeded, before anything is drawn or charged.
+    Raises:
+        ValueError: A choice that cannot work.
+        BudgetExceeded: The cap does not admit it. In either case nothing has been drawn or charged.
     """
-    data, clock = plan.source.load(), Clock()
-    name = data.spec.name
-    mechanism = calibrated(plan)
-    planned = worst_case(plan, mechanism, data)
-    preflight.refuse(plan, data, mechanism, planned, training=False)
-    with claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
-        store = TeacherStore(plan.root)
-        budget = open_budget(plan, ledger, data, planned, Register(store).content(votes))
-        teachers = enrol(votes, name, store, ledger)
-        with clock("labels"):
-            release, record, reused = obtain_release(plan, data, teachers, mechanism, budget, stages)
-        teachers.remember(ledger.head())
+    with RunContext.open(config) as run:
+        release = release_labels(run)
         report = results.report(
-            data=data,
-            release=release,
-            record=record,
-            paid=[] if reused else [release.id],
+            data=run.data,
+            release=release.labels,
+            record=release.record,
+            paid=run.paid,
             student=None,
             student_name="",
-            ledger=ledger,
-            seconds=clock.seconds,
+            ledger=run.ledger,
+            seconds=run.clock.seconds,
         )
-        (plan.folder / "release").mkdir(parents=True, exist_ok=True)
-        results.write_release(plan.folder / "release", report)
+        run.release_dir.mkdir(parents=True, exist_ok=True)
+        results.write_release(run.release_dir, report)
     return report
 
 
-def build(cfg: DictConfig) -> tuple[Plan, Votes]:
-    """The plan and the votes that ``cfg`` (conf/label.yaml) names. Raises ValueError, with the offending key."""
+def build(cfg: DictConfig) -> RunConfig:
+    """What ``cfg`` (conf/label.yaml) names. Raises ValueError, with the offending key."""
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
     resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
@@ -119,33 +105,19 @@ def build(cfg: DictConfig) -> tuple[Plan, Votes]:
         mean=(0.0,),
         std=(1.0,),
     )
-    rows = Rows(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes))
-    unused = Supervised(network="logistic")  # nothing is trained here
-    privacy, asked = resolved["privacy"], resolved["num_queries"]
-    return Plan(
-        source=rows,
+    asked = resolved["num_queries"]
+    return RunConfig(
+        dataset=Rows(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
         partition=hydra_config.component(cfg, "partition", Partition),
-        recipe=TeacherRecipe(),
+        voters=VotesFile(votes=votes),
         mechanism=hydra_config.component(cfg, "mechanism", Mechanism),
-        strategy=Passive(),
-        student=unused,
-        refit=unused,
+        query=Passive(),
+        num_queries=len(votes) if asked is None else asked,
+        privacy=hydra_config.privacy(resolved),
         root=run_folders.checked_root(resolved["paths"]["root"]),
         folder=Path(resolved["paths"]["run"]),
-        seed=0,
-        num_teachers=votes.num_teachers,
-        num_queries=len(votes) if asked is None else asked,
-        noise=resolved["noise"],
-        insecure_noise_seed=resolved["insecure_noise_seed"],
-        delta=privacy["delta"],
-        budget_epsilon=privacy["budget_epsilon"],
-        opening_budget=privacy["opening_budget"],
-        target_epsilon=privacy["target_epsilon"],
-        second_account=privacy["second_account"],
-        allow_chance=privacy["allow_chance"],
-        baseline=False,
         quiet=checks.boolean("quiet", resolved["quiet"]),
-    ), votes
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,11 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_intermixed_args(arguments).settings
     try:
         with initialize_config_dir(version_base="1.3", config_dir=configuration()):
-            plan, votes = build(hydra_compose("label", overrides=settings))
-        report = answer(plan, votes)
+            config = build(hydra_compose("label", overrides=settings))
+        report = answer(config)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return 2
-    if not plan.quiet:
-        show_closing(report, places={"Released": plan.folder / "release"})
+    if not config.quiet:
+        show_closing(report, places={"Released": config.folder / "release"})
     return 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.config import Plan, calibrated
+from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
 from pate_torch.plan.declared import Declared
@@ -106,19 +106,19 @@ class Judge:
         self._crowd, self._crowds = crowd, dict[int, Crowd]()
         self._sigmas = dict[Any, float | None]()
 
-    def budget(self, plan: Plan) -> float:
+    def budget(self, plan: RunConfig) -> float:
         """The cap that a run of this plan would be held to: the one given, the account's, or what opens one."""
-        if plan.budget_epsilon is not None:
-            return plan.budget_epsilon
-        return plan.opening_budget if self.account is None else self.account.budget_epsilon
+        if plan.privacy.budget_epsilon is not None:
+            return plan.privacy.budget_epsilon
+        return plan.privacy.opening_budget if self.account is None else self.account.budget_epsilon
 
-    def __call__(self, plan: Plan, settings: tuple[str, ...] = ()) -> Choice:
+    def __call__(self, plan: RunConfig, settings: tuple[str, ...] = ()) -> Choice:
         """The row of one plan. ``settings``: how the command line chose it."""
         problem, routes = self._problem(plan), dict[str, float]()
         if problem is None:
-            plan = replace(plan, mechanism=calibrated(plan))
+            plan = plan.calibrated()
             try:
-                routes = accounting.routes(planned(plan, plan.num_queries), plan.delta)
+                routes = accounting.routes(planned(plan, plan.num_queries), plan.privacy.delta)
             except ValueError as error:
                 problem = str(error)
         mechanism: Any = plan.mechanism
@@ -131,7 +131,7 @@ class Judge:
             sigma=getattr(mechanism, "sigma", None),
             screen_sigma=getattr(mechanism, "screen_sigma", None),
             threshold=getattr(mechanism, "threshold", None),
-            delta=plan.delta,
+            delta=plan.privacy.delta,
             budget=self.budget(plan),
             routes=routes,
             fits=self._most(plan, lambda events: _opens(plan, self.budget(plan), events)),
@@ -142,7 +142,7 @@ class Judge:
             settings=settings,
         )
 
-    def _problem(self, plan: Plan) -> str | None:
+    def _problem(self, plan: RunConfig) -> str | None:
         """Why a run of this plan would be refused, whatever the budget; None if it would not."""
         try:
             if self.declared.pool is not None:
@@ -152,20 +152,20 @@ class Judge:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
                 checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
             self._check(plan, plan.num_queries)
-            calibrated(plan)
+            plan.calibrated()
         except ValueError as error:
             return str(error)
         return None
 
-    def _check(self, plan: Plan, queries: int) -> None:
+    def _check(self, plan: RunConfig, queries: int) -> None:
         plan.mechanism.check(
             num_queries=queries,
             num_teachers=plan.num_teachers,
             num_classes=self.num_classes,
-            rounds=min(plan.strategy.rounds, queries),
+            rounds=min(plan.query.rounds, queries),
         )
 
-    def _most(self, plan: Plan, admits: Callable[[tuple[Event, ...]], bool]) -> int:
+    def _most(self, plan: RunConfig, admits: Callable[[tuple[Event, ...]], bool]) -> int:
         """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
 
         def fits(queries: int) -> bool:
@@ -191,22 +191,22 @@ class Judge:
         assert self.account is not None
         return self.account.admits(events)
 
-    def _sigma_for_target(self, plan: Plan) -> float | None:
+    def _sigma_for_target(self, plan: RunConfig) -> float | None:
         mechanism: Any = plan.mechanism
         if "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
             return None
         # The noise of the answer is what is looked for: choices that differ in it alone share the result.
-        target = plan.target_epsilon or self.budget(plan)
-        key = (replace(mechanism, sigma=1.0), plan.num_queries, plan.rounds, target, plan.delta)
+        target = plan.privacy.target_epsilon or self.budget(plan)
+        key = (replace(mechanism, sigma=1.0), plan.num_queries, plan.num_rounds, target, plan.privacy.delta)
         if key not in self._sigmas:
             try:
-                found: Any = calibrated(replace(plan, target_epsilon=target))
-                self._sigmas[key] = found.sigma
+                aimed = replace(plan, privacy=replace(plan.privacy, target_epsilon=target)).calibrated()
+                self._sigmas[key] = cast(Any, aimed.mechanism).sigma
             except ValueError:  # the checks alone cost more
                 self._sigmas[key] = None
         return self._sigmas[key]
 
-    def _rehearse(self, plan: Plan) -> Outcome:
+    def _rehearse(self, plan: RunConfig) -> Outcome:
         if plan.num_teachers not in self._crowds:
             self._crowds[plan.num_teachers] = self._crowd(plan.num_teachers)
         return rehearse(
@@ -214,19 +214,19 @@ class Judge:
             self._crowds[plan.num_teachers],
             num_teachers=plan.num_teachers,
             num_queries=plan.num_queries,
-            rounds=plan.rounds,
+            rounds=plan.num_rounds,
             at_least=self.pilot.questions,
             seed=plan.seed,
         )
 
 
-def planned(plan: Plan, queries: int) -> tuple[Event, ...]:
+def planned(plan: RunConfig, queries: int) -> tuple[Event, ...]:
     """What a run would reserve for so many questions, and for choosing among students where it does."""
-    labels = plan.mechanism.worst_case(queries, min(plan.strategy.rounds, queries))
+    labels = plan.mechanism.worst_case(queries, min(plan.query.rounds, queries))
     return labels if plan.selection is None else labels + plan.selection.worst_case()
 
 
-def _opens(plan: Plan, budget: float, events: tuple[Event, ...]) -> bool:
+def _opens(plan: RunConfig, budget: float, events: tuple[Event, ...]) -> bool:
     """Whether an account with this cap would be opened for these events (a run decides alike)."""
-    terms = Filter.plan(events, epsilon=budget, delta=plan.delta)
+    terms = Filter.plan(events, epsilon=budget, delta=plan.privacy.delta)
     return terms.admits(Spend(), terms.price(events))

@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config as composer
 from pate_torch.cli.train import configuration, explain
-from pate_torch.config import Plan, calibrated
+from pate_torch.config import RunConfig
 from pate_torch.core import checks, rng
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
@@ -90,22 +90,23 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
     axes, fixed = _axes(rest)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
         composed = Composer(fixed)
+        votes = dict(map(_key, fixed)).get("votes", "null")
+        if votes != "null":
+            raise checks.fail("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
         base = composed(tuple(f"{key}={values[0]}" for key, values in axes.items()))
         if base.labels is not None:
             raise checks.fail("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
-        if base.votes is not None:
-            raise checks.fail(
-                "votes", str(base.votes), "are private; a plan looks at none", "Give teachers=<how many>."
-            )
         given = {key for key, _ in map(_key, fixed)} | set(axes)
         if not axes and "experiment" not in given:
             axes = _default_axes(base, given)
         teachers = composed.recommended_teachers or base.num_teachers
-        if "mechanism.sigma" in axes and base.target_epsilon is not None:
-            raise checks.fail("privacy.target_epsilon", base.target_epsilon, "sets mechanism.sigma; sweep one of them")
+        if "mechanism.sigma" in axes and base.privacy.target_epsilon is not None:
+            raise checks.fail(
+                "privacy.target_epsilon", base.privacy.target_epsilon, "sets mechanism.sigma; sweep one of them"
+            )
         plans = {(*fixed, *row): each for row, each in _rows(composed, axes, given, teachers)}
     account, ledger = _account(base)
-    declared = Declared.of(base.source)
+    declared = Declared.of(base.dataset)
     num_classes = _num_classes(declared, pilot_keys)
     if "num_teachers" in given and "num_teachers" not in axes:
         teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
@@ -117,7 +118,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         dataset=declared.name,
         budget=judge.budget(base),
         budget_from=_budget_from(base, account),
-        target=base.target_epsilon or judge.budget(base),
+        target=base.privacy.target_epsilon or judge.budget(base),
         pilot=_describe(pilot, declared, num_classes),
         choices=choices,
         best=best(list(choices)),
@@ -142,7 +143,7 @@ class Composer:
     def __init__(self, fixed: Settings) -> None:
         self._fixed, self._composed = fixed, dict[Settings, DictConfig]()
 
-    def __call__(self, row: Settings) -> Plan:
+    def __call__(self, row: Settings) -> RunConfig:
         """The plan of the fixed settings and these."""
         groups = tuple(setting for setting in row if _key(setting)[0] == "mechanism")
         if groups not in self._composed:
@@ -151,9 +152,9 @@ class Composer:
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.plan(cfg, Path("."))
-        if plan.census is not None:
+        if plan.num_teachers == 0:
             fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
-            raise checks.fail("voting", plan.census.name, "has no teachers to plan", fix)
+            raise checks.fail("voting", plan.voters.name, "has no teachers to plan", fix)
         return plan
 
     @property
@@ -216,21 +217,21 @@ def _axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
     return axes, tuple(fixed)
 
 
-def _default_axes(base: Plan, given: set[str]) -> dict[str, tuple[str, ...]]:
+def _default_axes(base: RunConfig, given: set[str]) -> dict[str, tuple[str, ...]]:
     """Half, once and twice the K and the sigma that the user left open."""
     axes = dict[str, tuple[str, ...]]()
     if "num_teachers" not in given:
         teachers = base.num_teachers
         axes["num_teachers"] = tuple(str(k) for k in dict.fromkeys((max(1, teachers // 2), teachers, 2 * teachers)))
     sigma = getattr(base.mechanism, "sigma", None)
-    if "mechanism.sigma" not in given and sigma is not None and base.target_epsilon is None:
+    if "mechanism.sigma" not in given and sigma is not None and base.privacy.target_epsilon is None:
         axes["mechanism.sigma"] = tuple(f"{factor * sigma:g}" for factor in (0.5, 1, 2))
     return axes
 
 
 def _rows(
     composed: Composer, axes: dict[str, tuple[str, ...]], given: set[str], teachers: int
-) -> Iterator[tuple[Settings, Plan]]:
+) -> Iterator[tuple[Settings, RunConfig]]:
     """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
     if math.prod(map(len, axes.values())) > MOST_ROWS:
         raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MOST_ROWS}")
@@ -244,8 +245,8 @@ def _rows(
         yield row, each
 
 
-def _as_run(plan: Plan) -> Plan:
-    return replace(plan, mechanism=calibrated(plan))
+def _as_run(plan: RunConfig) -> RunConfig:
+    return plan.calibrated()
 
 
 # ---- the pilot and the account -------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def _num_classes(declared: Declared, pilot: Pilot) -> int:
     return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
 
 
-def _crowds(pilot: Pilot, base: Plan, declared: Declared, num_classes: int) -> Callable[[int], Crowd]:
+def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int) -> Callable[[int], Crowd]:
     """K -> the votes to try it on."""
 
     def crowd(num_teachers: int) -> Crowd:
@@ -270,15 +271,15 @@ def _crowds(pilot: Pilot, base: Plan, declared: Declared, num_classes: int) -> C
         if data.spec.num_classes != num_classes:
             allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
             raise checks.fail("pilot.on", pilot.on, allowed, "Use pilot.on=glyphs.")
-        return trained(pilot, base.recipe, data, shard, base.seed)
+        return trained(pilot, base.teacher, data, shard, base.seed)
 
     return crowd
 
 
-def _public(pilot: Pilot, base: Plan, shard: int, num_classes: int) -> DatasetSource:
+def _public(pilot: Pilot, base: RunConfig, shard: int, num_classes: int) -> DatasetSource:
     """The public data set that the pilot trains on; never the one that is planned for."""
     settings = [f"dataset={pilot.on}"]
-    root = getattr(base.source, "root", None)
+    root = getattr(base.dataset, "root", None)
     if root is not None:
         settings.append(f"data_root={root}")
     if pilot.on == "glyphs":  # another draw than any that a run would call private
@@ -290,7 +291,7 @@ def _public(pilot: Pilot, base: Plan, shard: int, num_classes: int) -> DatasetSo
         ]
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
         source: DatasetSource = composer.component(compose("config", overrides=settings), "dataset", DatasetSource)
-    if pilot.on != "glyphs" and type(source) is type(base.source):
+    if pilot.on != "glyphs" and type(source) is type(base.dataset):
         raise checks.fail(
             "pilot.on",
             pilot.on,
@@ -311,32 +312,32 @@ def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
     )
 
 
-def _account(base: Plan) -> tuple[Account | None, Path | None]:
+def _account(base: RunConfig) -> tuple[Account | None, Path | None]:
     """The data set's account, if there is a ledger that has one; read, and left as it is."""
     path = base.root / "ledger.sqlite"
     if not path.exists():
         return None, None
     with Ledger(path, create=False, readonly=True) as ledger:
-        found = {account.name: account for account in ledger.accounts()}.get(base.source.name)
+        found = {account.name: account for account in ledger.accounts()}.get(base.dataset.name)
     return found, None if found is None else path
 
 
-def _budget_from(base: Plan, account: Account | None) -> str:
-    if base.budget_epsilon is not None:
+def _budget_from(base: RunConfig, account: Account | None) -> str:
+    if base.privacy.budget_epsilon is not None:
         return "privacy.budget_epsilon"
     return "privacy.opening_budget" if account is None else "the account's cap"
 
 
-def _notes(base: Plan, account: Account | None, declared: Declared) -> list[str]:
+def _notes(base: RunConfig, account: Account | None, declared: Declared) -> list[str]:
     """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
     notes = []
     if declared.size is None:
         notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
     if account is None:
         return notes
-    if base.budget_epsilon not in (None, account.budget_epsilon):
+    if base.privacy.budget_epsilon not in (None, account.budget_epsilon):
         notes.append(f"A run would be refused: the account's cap is epsilon {account.budget_epsilon:g}.")
-    if base.delta != account.delta:
+    if base.privacy.delta != account.delta:
         notes.append(f"A run would be refused: the account was opened at delta {account.delta:g}.")
     if base.partition.adjacency != account.adjacency:
         notes.append(f"A run would be refused: the account was opened for partition={account.adjacency}.")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
-from pate_torch.config import Plan
+from pate_torch.config import RunConfig
 from pate_torch.ledger import Account
 from pate_torch.plan.choice import MOST_QUERIES, VERDICTS, Choice
 from pate_torch.plan.pilot import Outcome
@@ -316,13 +316,15 @@ def _place(choice: Choice, by_teachers: bool) -> float:
     return choice.num_teachers if by_teachers else choice.sigma or choice.num_queries
 
 
-def curve(plan_of: Callable[[Choice], Plan], planned: Callable[[Plan, int], Any]) -> Callable[[Choice, int], float]:
+def curve(
+    plan_of: Callable[[Choice], RunConfig], planned: Callable[[RunConfig, int], Any]
+) -> Callable[[Choice, int], float]:
     """The price that ``draw`` wants: NaN where a mechanism refuses so many questions."""
 
     def price(choice: Choice, queries: int) -> float:
         plan = plan_of(choice)
         try:
-            return accounting.epsilon(planned(plan, queries), plan.delta).epsilon
+            return accounting.epsilon(planned(plan, queries), plan.privacy.delta).epsilon
         except ValueError:
             return math.nan
 

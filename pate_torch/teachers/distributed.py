@@ -17,11 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pate_torch.protocols import Progress, silent
+from pate_torch.core.progress import Stages
 from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import DataSpec, Votes
-from pate_torch.voters.transductive import Jointly
+from pate_torch.types import Dataset, DataSpec, Votes
+
+TRAIN, BASELINE, DONE = "train", "baseline", "done"
+"""What rank 0 tells the others to do."""
 
 TIMEOUT = timedelta(hours=12)
 """A rank waits this long for slower ones; a dead peer is noticed at once, by its closed connection."""
@@ -112,6 +115,17 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
     return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
 
 
+def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages) -> Trunk | None:
+    """Features that teachers start from, learnt by rank 0 from the public points; None: they start from nothing."""
+    if recipe.start is None:
+        return None
+    trunk = None
+    if is_main():
+        progress = stages("Learning features from public points")
+        trunk = recipe.start.learn(data.pool.x, data.spec, seed=seed, device=device, progress=progress)
+    return share_trunk(trunk, data.spec)
+
+
 def share_tensors(own: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """Rank 0's tensors on every rank (the others pass None)."""
     if own is not None and world().size == 1:
@@ -125,30 +139,15 @@ def share_tensors(own: dict[str, Tensor] | None) -> dict[str, Tensor]:
     return {name: row[0] for name, row in rows.items()}
 
 
-def votes(
-    ensemble: Ensemble,
-    x: Tensor,
-    *,
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
-    jointly: Jointly | None = None,
-    together: bool = True,
-) -> Votes:
+def votes(ensemble: Ensemble, tally: Callable[[Ensemble], Tensor], num_points: int, *, together: bool = True) -> Votes:
     """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them.
 
-    jointly: how a teacher votes on the whole pool ``x``; None: on each point by itself. together: False where this
-    rank asks alone.
+    tally: counts, int32 [P, C], of some of the teachers. together: False where this rank asks them all alone.
     """
-
-    def tally(some: Ensemble) -> Tensor:
-        if jointly is not None:
-            return jointly.tally(some, x, device, progress)
-        return some.tally(x, device=device, progress=progress)
-
     me = world()
     if me.size == 1 or not together:
         return Votes(tally(ensemble), len(ensemble))
-    counts = torch.zeros(len(x), ensemble.network["num_classes"], dtype=torch.int32)
+    counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)
     share = slice(me.rank, None, me.size)
     if len(ensemble.trained_K[share]):
         counts += tally(ensemble.select(share))

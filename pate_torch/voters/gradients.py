@@ -20,8 +20,8 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,15 +31,19 @@ from pate_torch.core import checks
 from pate_torch.data.units import one_per_unit
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import Dataset, Shards, of_each_record, one_vector
+from pate_torch.voters.base import RecordVoters
 from pate_torch.voters.gradient_sums import Leanings, whole
 from pate_torch.voters.records import encode_public, map_records_independently
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
 
 _MOST = 1 << 22
 """Records: the sums of fewer are exact (``gradient_sums.WHOLE``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slopes:
+class Slopes(RecordVoters):
     """ridge: added to the variance of every direction of the public points, of the mean variance: directions in which
     the public points hardly spread would carry noise alone. size: about how many records there are, which must be
     public knowledge: it sets how far a slope moves the model; None: what the data set declares (``nominal_size``).
@@ -54,12 +58,25 @@ class Slopes:
     neighbours: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.positive("voting.ridge", self.ridge)
         checks.integer("voting.neighbours", self.neighbours, low=0)
         if self.size is not None:
             checks.integer("voting.size", self.size, low=1, high=_MOST - 1)
 
-    def check(self, data: Dataset) -> None:
+    @property
+    def model_neighbours(self) -> int:
+        return self.neighbours
+
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError as ``RecordVoters`` does, and as ``check_size``."""
+        super().validate_for(data, config)
+        self.check_size(data)
+
+    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
+        return {"voting": asdict(self)}
+
+    def check_size(self, data: Dataset) -> None:
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
         if self.declared(data) is None:
             fix = "Declare about how many records there are, where that is public knowledge."
@@ -71,7 +88,7 @@ class Slopes:
         """About how many records there are, as publicly declared."""
         return data.spec.nominal_size if self.size is None else self.size
 
-    def records(
+    def ask(
         self,
         data: Dataset,
         shards: Shards,
@@ -82,10 +99,9 @@ class Slopes:
     ) -> Leanings:
         """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: normalised points -> features, learnt from the public points or a released student's; None: the
-        normalised points themselves. Raises ValueError as ``check`` does.
+        encoder: see ``RecordVoters.ask``. Raises ValueError as ``check_size`` does.
         """
-        self.check(data)
+        self.check_size(data)
         private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbours)
         private, frame = one_per_unit(private, shards.adjacency), Frame.of(place_PD, self.ridge)
         z_ND = map_records_independently(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -27,22 +27,28 @@ from torch import Tensor, nn
 from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import ONE_BALLOT, Ballots, Dataset, DataSpec, PrivateData, Sensitivity, Shards, of_each_record
+from pate_torch.voters.base import RecordVoters
 from pate_torch.voters.records import encode_public, map_records_independently
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
 
 _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census:
+class Census(RecordVoters):
     """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
 
     mechanism: ClassVar[str] = "histogram"
     name: str = "census"
 
-    def check(self, data: Dataset) -> None:
-        """Nothing to refuse: whatever the units, each fills in one ballot."""
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        """On the mean, where every record of a declared number answers in each round."""
+        size = data.spec.nominal_size
+        return None if size is None else max(1, size * config.num_rounds // config.num_queries)
 
-    def records(
+    def ask(
         self,
         data: Dataset,
         shards: Shards,
@@ -53,8 +59,7 @@ class Census:
     ) -> Records:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: normalised points -> features, learnt from the public points or those of a released student; None:
-        nearness is that of the normalised points themselves.
+        encoder: see ``RecordVoters.ask``; nearness is that of its features.
         """
         private, encoder, place_PD = encode_public(data, shards, encoder, device)
         sensitivity = of_each_record(shards, ONE_BALLOT[shards.adjacency])

@@ -11,50 +11,107 @@ moves one teacher, and a teacher has one vote on each question.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.features.neighbors import Graph, balanced, neighbour_graph, spread
+from pate_torch.core.progress import Stages
+from pate_torch.features.contrastive import learn_features
+from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbour_graph, spread
 from pate_torch.protocols import Progress, silent
-from pate_torch.teachers import voting
+from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.types import Dataset, Votes
+from pate_torch.voters.teachers import Teachers
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
 
 _LEFT = 1e-3
 """What is left, at most, of the weight of longer paths when carrying stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transduction:
-    """neighbours: of the graph. reach: the share of an opinion that comes along its edges; 0: none.
+class TransductiveTeachers(Teachers):
+    """Each votes on all public points together, over a graph of their features (``features``, else principal axes).
 
-    balance: scale until all classes are equally common among the public points. Wrong where they are known not to be.
+    Attributes:
+        neighbours: Of the graph.
+        reach: The share of an opinion that comes along its edges; 0: none.
+        balance: Scale until all classes are equally common among the public points. Wrong where they are known not to
+            be.
     """
 
+    name: str = "transductive"
     neighbours: int = 6
     reach: float = 0.8
     balance: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.integer("voting.neighbours", self.neighbours, low=1)
         checks.between("voting.reach", self.reach, 0, 0.999)
         checks.boolean("voting.balance", self.balance)
 
-    def among(self, feature_PD: Tensor) -> Jointly:
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError where there are no two points to vote on together."""
+        if len(data.pool) < 2:
+            raise checks.fail("voting", "transductive", "needs at least two public points", "Use voting=inductive.")
+        super().validate_for(data, config)
+
+    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
+        return {"voting": self._choices()}
+
+    def among(self, feature_PD: Tensor) -> JointVotes:
         """Votes on the public points that have these features, float32 [P, D]."""
-        return Jointly(self, neighbour_graph(feature_PD, self.neighbours))
+        return JointVotes(neighbour_graph(feature_PD, self.neighbours), self.reach, self.balance)
+
+    def _choices(self) -> dict[str, Any]:
+        return {"neighbours": self.neighbours, "reach": self.reach, "balance": self.balance}
+
+    def _votes(
+        self,
+        ensemble: Ensemble,
+        data: Dataset,
+        config: RunConfig,
+        stages: Stages,
+        *,
+        together: bool,
+    ) -> Votes:
+        """PRIVATE. Over rank 0's features of the pool."""
+        feature_PD = None
+        if distributed.is_main():
+            learnt = learn_features(config.features, data, config.seed, config.device, stages)
+            feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt
+        if together or feature_PD is None:
+            feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
+        jointly, progress = self.among(feature_PD), stages("Counting votes")
+
+        def tally(some: Ensemble) -> Tensor:
+            return jointly.tally(some, data.pool.x, config.device, progress)
+
+        return distributed.votes(ensemble, tally, len(data.pool), together=together)
+
+    def _manner(self, config: RunConfig) -> str:
+        learnt = {} if config.features is None else asdict(config.features) | {"seed": config.seed}
+        facts = {"transduction": self._choices(), "representation": learnt}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
-class Jointly:
-    """How teachers vote on one pool. ``graph``: of its points, public."""
+class JointVotes:
+    """How teachers vote on one pool. graph: of its points, public. reach, balance: see ``TransductiveTeachers``."""
 
-    recipe: Transduction
     graph: Graph
+    reach: float
+    balance: bool
 
     def predictions(
         self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = silent
@@ -86,9 +143,9 @@ class Jointly:
 
     def _joint(self, probability_PC: Tensor) -> Tensor:
         num_classes = probability_PC.shape[1]
-        if self.recipe.balance:
+        if self.balance:
             probability_PC = balanced(probability_PC, torch.full((num_classes,), 1 / num_classes))
-        if self.recipe.reach == 0:
+        if self.reach == 0:
             return probability_PC
-        steps = math.ceil(math.log(_LEFT) / math.log(self.recipe.reach))
-        return spread(self.graph, probability_PC, self.recipe.reach, steps)
+        steps = math.ceil(math.log(_LEFT) / math.log(self.reach))
+        return spread(self.graph, probability_PC, self.reach, steps)

@@ -7,15 +7,12 @@ The owner vouches for what no file can show: that every privacy unit reached one
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
-import json
 import re
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,15 +20,66 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.files import content, private_folder, replacing
-from pate_torch.ledger import Ledger
-from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count
-from pate_torch.types import Votes
+from pate_torch.types import Dataset, Votes
+from pate_torch.voters.base import FittedVoters, Voters, VotersBase
+from pate_torch.voters.register import Register
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
+    from pate_torch.context import RunContext
 
 PREDICTIONS, COUNTS = "predictions", "counts"
 _NOT_WHOLE = re.compile(rb"[^0-9+\-,\r\n \t]")
-SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VotesFile(VotersBase):
+    """Votes that were made elsewhere: read from ``path`` once there are data, or (``votes``, PRIVATE) here already."""
+
+    name: str = "brought"
+    path: Path | None = None
+    votes: Votes | None = field(default=None, repr=False)
+
+    @property
+    def num_teachers(self) -> int:
+        return 0 if self.votes is None else self.votes.num_teachers
+
+    @property
+    def timeless(self) -> bool:
+        return True
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError for what needs the records behind the votes."""
+        for key in ("labels", "selection"):
+            if getattr(config, key) is not None:
+                fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
+                raise checks.fail("votes", str(self.path), f"cannot be combined with {key}", fix)
+
+    def for_data(self, data: Dataset) -> Voters:
+        """With the votes, which must be on this public pool."""
+        if self.votes is not None or self.path is None:
+            return self
+        return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
+
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        return self.num_teachers
+
+    def fingerprint(self, run: RunContext) -> str:
+        """PRIVATE. Of the votes, in place of the records."""
+        return Register(run.store).content(self._read)
+
+    def fit(self, run: RunContext) -> FittedVoters:
+        """PRIVATE. The votes under the random id that they had, or a new one."""
+        register = Register(run.store)
+        enrolled = register.enrol(self._read, run.data.spec.name, run.ledger)
+        remember = functools.partial(register.set_ledger_head, enrolled)
+        return FittedVoters(id=enrolled.id, answers=self._read, remember=remember)
+
+    @property
+    def _read(self) -> Votes:
+        assert self.votes is not None, "for_data comes first"
+        return self.votes
 
 
 def read(
@@ -166,81 +214,3 @@ def _safetensors(path: Path) -> tuple[np.ndarray, str | None]:
     except (OSError, SafetensorError, TypeError, AttributeError) as error:
         raise _bad(path, f"is damaged or not a safetensors file ({error})") from error
     return array, names[0] if names[0] in (PREDICTIONS, COUNTS) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Enrolled:
-    """PRIVATE. Votes that were brought: their random id, and the keyed hash by which they are known again."""
-
-    id: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Register:
-    """PRIVATE. <root>/teachers/brought/: which votes have come before, and with which ledger. Never the votes.
-
-    The same votes keep their id, so that a question is not paid for twice; they are refused beside another ledger than
-    the one that charged them.
-    """
-
-    store: TeacherStore
-
-    def enrol(self, votes: Votes, dataset: str, ledger: Ledger) -> Enrolled:
-        """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
-        shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
-        fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
-        return self.known(fingerprint, dataset, votes.num_teachers, ledger)
-
-    def content(self, votes: Votes) -> str:
-        """A keyed hash of the votes alone, under whichever name they come."""
-        return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
-
-    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
-        """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
-        ValueError as ``enrol``.
-        """
-        file = self._file(fingerprint)
-        if not file.exists():
-            enrolled = Enrolled(id=secrets.token_hex(8), fingerprint=fingerprint)
-            self._write(enrolled, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
-            return enrolled
-        record = self._record(fingerprint)
-        if not ledger.head_contains(record["ledger_head"]):
-            raise checks.fail(
-                "votes",
-                record["id"],
-                "were used with another privacy ledger than the one here",
-                f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
-            )
-        return Enrolled(id=record["id"], fingerprint=fingerprint)
-
-    def behind(self, name: str, fingerprint: str) -> bool:
-        """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
-        with contextlib.suppress(ValueError):
-            return bool(self.store.manifest(name)["fingerprint"] == fingerprint)
-        with contextlib.suppress(ValueError):
-            return bool(self._record(fingerprint)["id"] == name)
-        return False
-
-    def set_ledger_head(self, enrolled: Enrolled, ledger_head: str) -> None:
-        """Remember the newest ledger entry, so that the votes are not used apart from their ledger."""
-        self._write(enrolled, self._record(enrolled.fingerprint), ledger_head)
-
-    def _file(self, fingerprint: str) -> Path:
-        return private_folder(self.store.folder / "brought") / f"{fingerprint}.json"
-
-    def _record(self, fingerprint: str) -> dict[str, Any]:
-        file = self._file(fingerprint)
-        try:
-            record = json.loads(file.read_text())
-            if record["schema_version"] != SCHEMA_VERSION or not (record["id"] and record["ledger_head"]):
-                raise ValueError("of another version")
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file}: damaged ({error}); restore it together with the ledger") from error
-        return record
-
-    def _write(self, enrolled: Enrolled, facts: Mapping[str, Any], ledger_head: str) -> None:
-        record = {**facts, "schema_version": SCHEMA_VERSION, "id": enrolled.id, "ledger_head": ledger_head}
-        with self.store.writing(), replacing(self._file(enrolled.fingerprint)) as temporary:
-            temporary.write_text(json.dumps(record, indent=1) + "\n")

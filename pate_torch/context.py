@@ -1,0 +1,320 @@
+"""What a run works with: its folders, the account that it charges, and how far it has come.
+
+Nothing is written before the account is open and the whole run is held against its cap: a refusal leaves no trace but
+the run's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pate_torch import release_store, run_folders
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.budget import Budget
+from pate_torch.config import RunConfig
+from pate_torch.core import checks
+from pate_torch.core.progress import Clock, Stages
+from pate_torch.features.contrastive import learn_encoder
+from pate_torch.ledger import Ledger
+from pate_torch.protocols import Log, silent
+from pate_torch.reporting.private import PrivateBoard, make_private_folder
+from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.training import Losses
+from pate_torch.types import Ballots, Dataset, PrivateData, Release, Votes
+from pate_torch.voters.base import FittedVoters
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Loaded:
+    """PRIVATE. The data, parted as the configuration says.
+
+    Attributes:
+        data: Without the private records that are kept from the voters.
+        everyone: All private records, whose account is charged.
+        validation: Those kept for choosing a student; None: none are.
+        others: Those kept for the owner's membership test; None: none are.
+    """
+
+    data: Dataset
+    everyone: PrivateData
+    validation: PrivateData | None = None
+    others: PrivateData | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Loaded:
+        """Load the data set and part it."""
+        data, validation, others = config.dataset.load(), None, None
+        everyone = data.private
+        if config.selection is not None:
+            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
+        if config.membership is not None:
+            data, others = config.membership.hold_out(data, config.partition.adjacency, config.seed)
+        return cls(data=data, everyone=everyone, validation=validation, others=others)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RunContext:
+    """PRIVATE. One run under way.
+
+    Attributes:
+        config: Its choices, made for its data.
+        ledger, budget: The account's; budget: None where nothing is charged.
+        opened: Closes with the run; None outside a run's folder.
+        reused: What is learnt from in place of new labels; None: labels are to be bought.
+        paid: The reservations that this run has made.
+    """
+
+    config: RunConfig
+    loaded: Loaded
+    ledger: Ledger
+    stages: Stages
+    clock: Clock
+    budget: Budget | None = None
+    reused: LabelRelease | None = None
+    paid: list[str] = field(default_factory=list)
+    opened: contextlib.ExitStack | None = None
+
+    @property
+    def data(self) -> Dataset:
+        return self.loaded.data
+
+    @property
+    def everyone(self) -> PrivateData:
+        """PRIVATE. All private records, with those kept from the voters."""
+        return self.loaded.everyone
+
+    @property
+    def store(self) -> TeacherStore:
+        return TeacherStore(self.config.root)
+
+    @property
+    def release_dir(self) -> Path:
+        """What lies here may be published."""
+        return self.config.folder / "release"
+
+    @property
+    def private_dir(self) -> Path:
+        return self.config.folder / "private"
+
+    @functools.cached_property
+    def board(self) -> PrivateBoard | None:
+        """PRIVATE. The owner's TensorBoard; None outside a run's folder."""
+        if self.opened is None:
+            return None
+        make_private_folder(self.private_dir)
+        return self.opened.enter_context(contextlib.closing(PrivateBoard(self.private_dir / "tensorboard")))
+
+    @property
+    def log_teachers(self) -> Log:
+        return silent if self.board is None else self.board.log
+
+    @property
+    def log_losses(self) -> Losses:
+        return silent if self.board is None else self.board.losses
+
+    @functools.cached_property
+    def release_board(self) -> ReleaseBoard:
+        """The TensorBoard that may be published."""
+        assert self.opened is not None
+        private = self.budget is None or self.budget.private
+        private &= self.reused is None or bool(self.reused.record["private"])
+        return self.opened.enter_context(ReleaseBoard(self.release_dir / "tensorboard", private=private))
+
+    def afford(self) -> None:
+        """Raise BudgetExceeded, or ValueError, where what this run is to release could not be charged."""
+        if self.budget is not None:
+            self.budget.check(self.config.worst_case_events(self.data))
+
+    def encoder(self) -> nn.Module | None:
+        """What gives features of the public points, learnt from them alone; None: they are as they are."""
+        config = self.config
+        return learn_encoder(config.features, self.data, config.seed, config.device, self.stages)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, config: RunConfig, clock: Clock | None = None) -> Iterator[RunContext]:
+        """Load the data, refuse what cannot work, claim the run's folder and open the account.
+
+        Raises:
+            ValueError: A choice that cannot work; nothing has been charged or trained.
+            BudgetExceeded: The account's cap does not admit this run.
+        """
+        clock = Clock() if clock is None else clock
+        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as opened:
+            with clock("data"):
+                loaded = Loaded.of(config)
+            config = config.for_data(loaded.data, stages)
+            planned = config.worst_case_events(loaded.data)
+            reused = None
+            if config.labels is None:
+                config.validate_for(loaded.data)
+                refuse_cap_unopened(config, loaded.data.spec.name, planned)
+                opened.enter_context(claimed(config))
+                ledger = opened.enter_context(Ledger(config.ledger_path))
+            else:
+                run_folders.find_release(config.root, config.labels)
+                config.validate_for(loaded.data)
+                ledger = opened.enter_context(Ledger(config.ledger_path, create=False))
+                found = release_store.read(config.root, config.labels, loaded.data.pool, loaded.data.spec, ledger)
+                reused = LabelRelease(labels=found[0], record=found[1])
+                opened.enter_context(claimed(config))
+                release_store.refuse_used_folder(config.folder, reused.labels.id)
+            run = cls(
+                config=config, loaded=loaded, ledger=ledger, stages=stages, clock=clock, reused=reused, opened=opened
+            )
+            if planned:
+                voters = config.voters
+                fingerprint = run.store.content(run.everyone) if reused is not None else voters.fingerprint(run)
+                run.budget = open_budget(config, ledger, loaded.data, planned, fingerprint)
+                if reused is not None:
+                    run.budget.check(planned)
+            yield run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LabelRelease:
+    """Labels, bought or found.
+
+    Attributes:
+        labels: Releasable: the questions, and what was answered.
+        record: Releasable: ``release.json``.
+        voters: PRIVATE. Who answered; None: they are not here.
+        raw_votes: PRIVATE. The votes behind the answers, in one table, where they were given in this run; else empty.
+    """
+
+    labels: Release
+    record: dict[str, Any]
+    voters: FittedVoters | None = None
+    raw_votes: tuple[Votes | Ballots, ...] = ()
+
+
+@contextlib.contextmanager
+def claimed(config: RunConfig) -> Iterator[None]:
+    """The run's folder for this process alone, and the store without what killed runs left half written.
+
+    Raises ValueError where another run writes into the folder, or has finished there.
+    """
+    make_private_folder(config.root, "store")
+    store = TeacherStore(config.root)
+    with contextlib.ExitStack() as held:
+        with store.writing():  # so that a run that begins is not taken for one that was killed
+            held.enter_context(run_folders.claim(config.folder))
+            run_folders.sweep(config.root)
+        if (config.folder / "release" / "summary.json").exists():
+            release_store.refuse_used_folder(config.folder)
+        store.sweep()
+        release_store.discard_torn(config.folder)
+        yield
+
+
+# ---- the account ---------------------------------------------------------------------------------------------------
+
+
+def open_budget(
+    config: RunConfig,
+    ledger: Ledger,
+    data: Dataset,
+    planned: tuple[Event, ...],
+    fingerprint: str,
+    *,
+    kind: str | None = None,
+) -> Budget:
+    """Open the data set's account, or meet its terms; refuse now what could not be charged later.
+
+    fingerprint: of the records, or of votes in their place. kind: of noise; None: the configuration's.
+    """
+    name, privacy = data.spec.name, config.privacy
+    kind = privacy.noise if kind is None else kind
+    _refuse_other_ledger(config, name, ledger)
+    _refuse_second_account(config, name, fingerprint, ledger)
+    known = {account.name: account.budget_epsilon for account in ledger.accounts()}
+    refuse_cap(config, name, planned, known)
+    cap = privacy.budget_epsilon
+    ledger.open_account(
+        name,
+        budget_epsilon=known.get(name, privacy.opening_budget) if cap is None else cap,
+        delta=privacy.delta,
+        adjacency=config.partition.adjacency,
+        unit=data.private.unit,
+        planned_events=planned,
+        noise=kind,
+    )
+    return Budget(
+        ledger=ledger,
+        account=name,
+        delta=privacy.delta,
+        adjacency=config.partition.adjacency,
+        unit=data.private.unit,
+        fingerprint=fingerprint,
+        run=config.folder.name,
+        kind=kind,
+        insecure_seed=privacy.insecure_noise_seed,
+        remember=functools.partial(TeacherStore(config.root).remember, name),
+    )
+
+
+def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) -> None:
+    """``refuse_cap``, before there need be a ledger."""
+    known: dict[str, float] = {}
+    if config.ledger_path.exists():
+        with Ledger(config.ledger_path) as ledger:
+            known = {account.name: account.budget_epsilon for account in ledger.accounts()}
+    refuse_cap(config, name, planned, known)
+
+
+def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Mapping[str, float]) -> None:
+    """An account is not opened for a run that its own cap would refuse: a slip would fix the cap for good.
+
+    known: the accounts there are.
+    """
+    if name in known:
+        return
+    planned, privacy = tuple(planned), config.privacy
+    key = "opening_budget" if privacy.budget_epsilon is None else "budget_epsilon"
+    budget = getattr(privacy, key)
+    terms = Filter.plan(planned, epsilon=budget, delta=privacy.delta)
+    if not terms.admits(Spend(), terms.price(planned)):
+        alone = accounting.epsilon(planned, privacy.delta)
+        raise checks.fail(
+            f"privacy.{key}",
+            budget,
+            f"this run alone may cost epsilon {alone.epsilon:.6g} at delta {privacy.delta:g} ({alone.route})",
+            "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
+        )
+
+
+def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
+    """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
+    for file, head in TeacherStore(config.root).heads(name).items():
+        if not ledger.head_contains(head):
+            raise checks.fail(
+                "dataset.name",
+                name,
+                f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry that it lacks",
+                "Bring back the ledger.sqlite (or its newest backup) that lay beside the teachers: it remembers what "
+                "was released.",
+            )
+
+
+def _refuse_second_account(config: RunConfig, name: str, fingerprint: str, ledger: Ledger) -> None:
+    """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
+    if config.privacy.second_account:
+        return
+    for account in ledger.accounts():
+        if account.name != name and any(c.fingerprint == fingerprint for c in ledger.charges(account.name).values()):
+            raise checks.fail(
+                "dataset.name",
+                name,
+                f"these very records are charged to account {account.name!r} already, and no total covers both",
+                f"Use dataset.name={account.name}; or say privacy.second_account=true, and add both epsilons yourself.",
+            )

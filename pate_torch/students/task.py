@@ -1,0 +1,49 @@
+"""What a student learns from: the public points, and what was released about them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pate_torch.protocols import StudentTask
+from pate_torch.students.label_posterior import beliefs, shares
+from pate_torch.types import DataSpec, PublicPool, Release
+
+
+def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
+    """The pool and the answers, with the noisy counts behind them where there are any.
+
+    The answers of a census speak for every public point of their cells, slopes for every public point.
+    """
+    if release.census_rounds:
+        label_S, share_SC = _everywhere(release)
+        rounds = torch.arange(release.census_rounds)
+        return StudentTask(
+            spec,
+            pool.x,
+            torch.arange(len(pool)).repeat(len(rounds)),
+            label_S,
+            belief_QC=share_SC,
+            round_Q=rounds.repeat_interleave(len(pool)),
+        )
+    answered, believed_QC = release.answered_Q, None
+    if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
+        believed_QC = torch.cat([beliefs(part) for part in release.noisy.split(release.rounds)])[answered]
+    return StudentTask(
+        spec,
+        pool.x,
+        release.query_Q[answered],
+        release.label_Q[answered],
+        belief_QC=believed_QC,
+        round_Q=release.round_Q[answered],
+    )
+
+
+def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
+    """(label, class shares) of every public point, round after round, [R P] and [R P, C]."""
+    if release.score_RPC is not None:
+        share_SC = release.score_RPC.flatten(0, 1).softmax(1)
+        return share_SC.argmax(1), share_SC
+    assert release.cell_RP is not None and release.noisy is not None
+    cell_S = release.cell_RP.flatten()
+    return release.label_Q[cell_S], shares(release.noisy)[cell_S]

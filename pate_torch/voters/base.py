@@ -1,0 +1,234 @@
+"""Who answers questions about public points: the protocol, and what its members share.
+
+A member is one file here and one YAML in conf/voters. It says what goes with it, makes itself ready to be asked about a
+public pool, and answers with sensitive values: how far one privacy unit moves them is its own to know.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from pate_torch.core import checks
+from pate_torch.data.partition import deal
+from pate_torch.networks import beneath
+from pate_torch.protocols import Electorate, Progress, Student, silent
+from pate_torch.types import Dataset, Shards
+from pate_torch.voters.register import Register
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
+    from pate_torch.context import RunContext
+    from pate_torch.teachers.ensemble import Ensemble
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FittedVoters:
+    """PRIVATE. Voters, ready to be asked about one public pool.
+
+    Attributes:
+        id: Their name, drawn at random: the same voters keep it.
+        answers: What they say of the pool, to be opened by a mechanism alone.
+        remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
+        feature_PD: Releasable features of the public points, in which they look at them; None: it does not matter.
+        refit: The same voters in features of a student, which is public; None: they stay as they are.
+        ensemble: The teachers behind the answers, where they are here: for the owner's figures.
+    """
+
+    id: str
+    answers: Electorate
+    remember: Callable[[str], None]
+    feature_PD: Tensor | None = None
+    refit: Callable[[Student], FittedVoters] | None = None
+    ensemble: Ensemble | None = None
+
+    def for_round(self, guide: Student | None) -> FittedVoters:
+        """Who answers in a round that the student ``guide`` leads to."""
+        return self if guide is None or self.refit is None else self.refit(guide)
+
+
+@runtime_checkable
+class Voters(Protocol):
+    """Who answers: a frozen dataclass of choices."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in ``release.json``."""
+        ...
+
+    @property
+    def num_teachers(self) -> int:
+        """How many have one vote on every question; 0 where records answer for themselves."""
+        ...
+
+    @property
+    def guided(self) -> bool:
+        """Whether they look at the student between rounds."""
+        ...
+
+    @property
+    def timeless(self) -> bool:
+        """Whether how long they take to answer tells nothing of how many records there are."""
+        ...
+
+    @property
+    def model_neighbours(self) -> int | None:
+        """Where a linear model is what they move: among how many public points its features are taken; else None."""
+        ...
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError for what does not go with them, whatever the data."""
+        ...
+
+    def for_data(self, data: Dataset) -> Voters:
+        """These voters, with what is known once there are data."""
+        ...
+
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError where they cannot answer on these data, before anything is trained or charged."""
+        ...
+
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        """By public values: how many votes a question gets at most; None: not known, or no votes."""
+        ...
+
+    def fingerprint(self, run: RunContext) -> str:
+        """PRIVATE. A keyed hash of what they answer from: the same never has two accounts unseen."""
+        ...
+
+    def fit(self, run: RunContext) -> FittedVoters:
+        """PRIVATE. Make them ready to be asked."""
+        ...
+
+    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
+        """Public: what decides their answers beside the records, by the name of the choice."""
+        ...
+
+    def declared(self, data: Dataset) -> int | None:
+        """About how many records there are, as publicly declared, where they go by it; else None."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotersBase:
+    """What members share. A subclass gives ``name`` its default, ``num_teachers`` and ``fit``."""
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of("voting.name", self.name, (type(self).name,))
+
+    @property
+    def guided(self) -> bool:
+        return False
+
+    @property
+    def timeless(self) -> bool:
+        return False
+
+    @property
+    def model_neighbours(self) -> int | None:
+        return None
+
+    def check(self, config: RunConfig) -> None:
+        """Everything goes with them."""
+
+    def for_data(self, data: Dataset) -> Voters:
+        return self  # type: ignore[return-value]
+
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """They can answer on any data."""
+
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        return None
+
+    def fingerprint(self, run: RunContext) -> str:
+        return run.store.content(run.everyone)
+
+    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
+        return {}
+
+    def declared(self, data: Dataset) -> int | None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordVoters(VotersBase):
+    """Records that answer for themselves, each by a function of itself and of public values.
+
+    A subclass says which mechanism prices what they say (``mechanism``), and how they are asked (``ask``).
+    """
+
+    mechanism: ClassVar[str]
+
+    @property
+    def num_teachers(self) -> int:
+        return 0
+
+    @property
+    def guided(self) -> bool:
+        """A later round lies in features of the student."""
+        return True
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError for the parts of teachers, and where one record's answer is not its own."""
+        if config.sanitiser is not None:
+            fix = "Leave out sanitiser: every record answers for itself."
+            raise checks.fail("voting", self.name, "cannot be combined with sanitiser", fix)
+        given = config.mechanism.name
+        if given != self.mechanism:
+            what, fix = f"cannot be combined with mechanism={given}", f"Use mechanism={self.mechanism}."
+            raise checks.fail("voting", self.name, what, fix)
+        capacity = getattr(config.partition, "capacity", None)
+        if capacity is not None:
+            what = f"cannot be combined with voting={self.name}: a record more would displace another's answer"
+            raise checks.fail("partition.capacity", capacity, what, "Leave out partition.capacity.")
+        adjacency = config.partition.adjacency
+        given = getattr(config.mechanism, "adjacency", adjacency)
+        if given != adjacency:
+            raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
+
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError where the partition says that these units do not go with its adjacency."""
+        deal(config.partition, data.private, 1, config.seed)
+
+    def ask(
+        self,
+        data: Dataset,
+        shards: Shards,
+        *,
+        encoder: nn.Module | None,
+        device: torch.device | str = "cpu",
+        progress: Progress = silent,
+    ) -> Electorate:
+        """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
+
+        encoder: normalised points -> features, learnt from the public points or a released student's; None: the
+        normalised points themselves.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
+
+    def fit(self, run: RunContext) -> FittedVoters:
+        """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
+
+        def ask(encoder: nn.Module | None) -> Any:
+            shards = deal(run.config.partition, run.data.private, 1, run.config.seed)
+            progress = run.stages("Asking every record")
+            return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
+
+        def refit(guide: Student) -> FittedVoters:
+            answers = ask(beneath(guide.module))
+            return replace(first, answers=answers, feature_PD=answers.place_PD)
+
+        register = Register(run.store)
+        enrolled = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
+        remember = functools.partial(register.set_ledger_head, enrolled)
+        with run.clock("census"):
+            answers = ask(run.encoder())
+        first = FittedVoters(id=enrolled.id, answers=answers, remember=remember, refit=refit)
+        return first

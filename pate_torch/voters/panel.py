@@ -1,0 +1,44 @@
+"""Teachers of any kind, fitted in this process and not kept."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pate_torch.teachers.panel import Panel
+from pate_torch.types import Dataset
+from pate_torch.voters.base import FittedVoters, VotersBase
+from pate_torch.voters.register import Register
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
+    from pate_torch.context import RunContext
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PanelVoters(VotersBase):
+    """PRIVATE. Each votes on every public point by itself."""
+
+    name: str = "brought"
+    panel: Panel = field(repr=False)
+
+    @property
+    def num_teachers(self) -> int:
+        return len(self.panel)
+
+    @property
+    def timeless(self) -> bool:
+        return True
+
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        return self.num_teachers
+
+    def fit(self, run: RunContext) -> FittedVoters:
+        """PRIVATE. Their votes, known again by a keyed hash."""
+        register = Register(run.store)
+        with run.clock("votes"):
+            votes = self.panel.votes(run.data.pool.x)
+        enrolled = register.enrol(votes, run.data.spec.name, run.ledger)
+        remember = functools.partial(register.set_ledger_head, enrolled)
+        return FittedVoters(id=enrolled.id, answers=votes, remember=remember)

@@ -1,0 +1,99 @@
+"""Who has answered before, and with which ledger: voters beside the stored ensembles, known again by a keyed hash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pate_torch.core import checks
+from pate_torch.core.files import content, private_folder, replacing
+from pate_torch.ledger import Ledger
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Votes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """PRIVATE. Votes that were brought: their random id, and the keyed hash by which they are known again."""
+
+    id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Register:
+    """PRIVATE. <root>/teachers/brought/: which votes have come before, and with which ledger. Never the votes.
+
+    The same votes keep their id, so that a question is not paid for twice; they are refused beside another ledger than
+    the one that charged them.
+    """
+
+    store: TeacherStore
+
+    def enrol(self, votes: Votes, dataset: str, ledger: Ledger) -> Enrolled:
+        """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
+        shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
+        fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
+        return self.known(fingerprint, dataset, votes.num_teachers, ledger)
+
+    def content(self, votes: Votes) -> str:
+        """A keyed hash of the votes alone, under whichever name they come."""
+        return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
+
+    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
+        """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
+        ValueError as ``enrol``.
+        """
+        file = self._file(fingerprint)
+        if not file.exists():
+            enrolled = Enrolled(id=secrets.token_hex(8), fingerprint=fingerprint)
+            self._write(enrolled, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
+            return enrolled
+        record = self._record(fingerprint)
+        if not ledger.head_contains(record["ledger_head"]):
+            raise checks.fail(
+                "votes",
+                record["id"],
+                "were used with another privacy ledger than the one here",
+                f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
+            )
+        return Enrolled(id=record["id"], fingerprint=fingerprint)
+
+    def behind(self, name: str, fingerprint: str) -> bool:
+        """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
+        with contextlib.suppress(ValueError):
+            return bool(self.store.manifest(name)["fingerprint"] == fingerprint)
+        with contextlib.suppress(ValueError):
+            return bool(self._record(fingerprint)["id"] == name)
+        return False
+
+    def set_ledger_head(self, enrolled: Enrolled, ledger_head: str) -> None:
+        """Remember the newest ledger entry, so that the votes are not used apart from their ledger."""
+        self._write(enrolled, self._record(enrolled.fingerprint), ledger_head)
+
+    def _file(self, fingerprint: str) -> Path:
+        return private_folder(self.store.folder / "brought") / f"{fingerprint}.json"
+
+    def _record(self, fingerprint: str) -> dict[str, Any]:
+        file = self._file(fingerprint)
+        try:
+            record = json.loads(file.read_text())
+            if record["schema_version"] != SCHEMA_VERSION or not (record["id"] and record["ledger_head"]):
+                raise ValueError("of another version")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file}: damaged ({error}); restore it together with the ledger") from error
+        return record
+
+    def _write(self, enrolled: Enrolled, facts: Mapping[str, Any], ledger_head: str) -> None:
+        record = {**facts, "schema_version": SCHEMA_VERSION, "id": enrolled.id, "ledger_head": ledger_head}
+        with self.store.writing(), replacing(self._file(enrolled.fingerprint)) as temporary:
+            temporary.write_text(json.dumps(record, indent=1) + "\n")

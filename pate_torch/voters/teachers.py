@@ -1,0 +1,230 @@
+"""Teachers: one network for each shard of the private records, and one vote of each on every public point."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.progress import Stages
+from pate_torch.data.partition import deal
+from pate_torch.ledger import Ledger
+from pate_torch.run_folders import checked_id
+from pate_torch.teachers import distributed
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
+from pate_torch.teachers.training import train
+from pate_torch.types import Dataset, Votes
+from pate_torch.voters.base import FittedVoters, VotersBase
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
+    from pate_torch.context import RunContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teachers(VotersBase):
+    """Each votes on every public point by itself.
+
+    Attributes:
+        num_teachers: K. A unit's records lie in one shard, so that one unit moves one vote on every question.
+        stored: Id of an ensemble to use again; None: one trained before on the same records, or a new one.
+    """
+
+    name: str = "inductive"
+    num_teachers: int
+    stored: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("num_teachers", self.num_teachers, low=1)
+        if self.stored is not None:
+            checked_id("teachers", self.stored)
+
+    @property
+    def timeless(self) -> bool:
+        """Votes are counted by public sizes, once the teachers are there."""
+        return True
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError where there is nothing to ask teachers."""
+        if config.labels is not None and self.stored is not None:
+            fix = "Leave out teachers."
+            raise checks.fail("labels", config.labels, "a release is reused without teachers", fix)
+
+    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError where no teacher can learn from these data, or those that are stored are of other data."""
+        try:
+            config.teacher.check(data.spec)
+        except ValueError as error:
+            raise ValueError(checks.under("teacher", error)) from error
+        deal(config.partition, data.private, self.num_teachers, config.seed)
+        if self.stored is not None:
+            store, path = TeacherStore(config.root), config.ledger_path
+            store.manifest(self.stored)  # a wrong id is refused before the fingerprint leaves its key behind
+            with Ledger(path) if path.exists() else contextlib.nullcontext() as ledger:
+                reusable(self.stored, store, self.identify(data, config), ledger)
+
+    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+        return self.num_teachers
+
+    def identify(self, data: Dataset, config: RunConfig) -> Identity:
+        """PRIVATE. What decides the teachers of this run, down to the content of the records."""
+        pool = {} if config.teacher.start is None else {"pool": pool_hash(data.pool.x)}
+        return Identity(
+            dataset=data.spec.name,
+            fingerprint=TeacherStore(config.root).fingerprint(data.private),
+            partition=dataclasses.asdict(config.partition),  # type: ignore[call-overload]
+            configuration=config.teacher.configuration() | pool,
+            seed=config.seed,
+            num_teachers=self.num_teachers,
+        )
+
+    # ---- training -----------------------------------------------------------------------------------------------
+
+    def fit(self, run: RunContext) -> FittedVoters:
+        """PRIVATE. The ensemble, and its votes on the public pool."""
+        stored, fresh = self.ensemble(run)
+
+        def ask() -> Votes:
+            # Only where every rank has just trained do the ranks ask together.
+            return self._votes(stored.ensemble, run.data, run.config, run.stages, together=fresh)
+
+        with run.clock("votes"):
+            votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
+        remember = functools.partial(run.store.set_ledger_head, stored.id)
+        return FittedVoters(id=stored.id, answers=votes, remember=remember, ensemble=stored.ensemble)
+
+    def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
+        """PRIVATE. The ensemble that is asked for, one trained before in the same way on the same data, or a new one
+        (True).
+
+        Where another process trains them, this one waits for it, and takes over where it was killed.
+        """
+        config, data = run.config, run.data
+        with run.clock("partition"):
+            shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+            identity = self.identify(data, config)
+        found = self._at_hand(run, identity)
+        if found is not None:
+            return found, False
+        run.afford()  # training may take hours
+
+        def wait(holder: str) -> None:
+            run.stages.say(f"These teachers are being trained by {holder}; waiting for them.")
+
+        with run.store.training(identity, wait) as checkpoints:
+            found = self._at_hand(run, identity)  # whoever was waited for has trained them
+            if found is not None:
+                return found, False
+            run.afford()  # or has failed, and others have charged the account meanwhile
+            distributed.broadcast_text(distributed.TRAIN)
+            with run.clock("start"):
+                trunk = distributed.public_trunk(config.teacher, data, config.seed, config.device, run.stages)
+            with run.clock("teachers"):
+                ensemble = train(
+                    data.private,
+                    data.spec,
+                    shards,
+                    config.teacher,
+                    seed=config.seed,
+                    device=config.device,
+                    trunk=trunk,
+                    checkpoint_dir=checkpoints,
+                    progress=run.stages(f"Training {self.num_teachers} teachers"),
+                    log=run.log_teachers,
+                    losses=run.log_losses,
+                )
+            head = run.ledger.head()
+            name = run.store.save(ensemble, identity, head)
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
+
+    def assist(self, data: Dataset, config: RunConfig) -> None:
+        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 trains: its share of training and of votes."""
+        quiet = Stages(quiet=True)
+        shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+        with TeacherStore(config.root).assisting(self.identify(data, config)) as (checkpoints, mine):
+            ensemble = train(
+                data.private,
+                data.spec,
+                shards,
+                config.teacher,
+                seed=config.seed,
+                device=config.device,
+                trunk=distributed.public_trunk(config.teacher, data, config.seed, config.device, quiet),
+                checkpoint_dir=checkpoints,
+            )
+            self._votes(ensemble, data, config, quiet, together=True)
+            if mine:  # on a machine of its own; by now rank 0 has stored the ensemble
+                shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _at_hand(self, run: RunContext, identity: Identity) -> Stored | None:
+        found = self.stored or run.store.find(identity)
+        if found is None:
+            return None
+        stored = reusable(found, run.store, identity, run.ledger)
+        if self.stored is None:
+            run.stages.say(f"Reusing teachers {found}: same data, same configuration.")
+        return stored
+
+    # ---- votes --------------------------------------------------------------------------------------------------
+
+    def _votes(
+        self,
+        ensemble: Ensemble,
+        data: Dataset,
+        config: RunConfig,
+        stages: Stages,
+        *,
+        together: bool,
+    ) -> Votes:
+        """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
+
+        progress = stages("Counting votes")
+
+        def tally(some: Ensemble) -> Tensor:
+            return some.tally(data.pool.x, device=config.device, progress=progress)
+
+        return distributed.votes(ensemble, tally, len(data.pool), together=together)
+
+    def _manner(self, config: RunConfig) -> str:
+        """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
+        return ""
+
+
+def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> Stored:
+    """PRIVATE. The stored ensemble called ``name``.
+
+    Raises:
+        ValueError: Unknown, damaged, of other data, or apart from its ledger.
+    """
+    stored = store.load(name)
+    _same_data(stored.identity, here, name)
+    if stored.ledger_head is not None and (ledger is None or not ledger.head_contains(stored.ledger_head)):
+        raise checks.fail(
+            "teachers",
+            name,
+            "were used with another privacy ledger than the one here",
+            "Bring back the ledger.sqlite that lay beside them: it remembers what was released.",
+        )
+    return stored
+
+
+def _same_data(stored: Identity, here: Identity, name: str) -> None:
+    """Refuse teachers of other data, or under another partition: their votes would be charged to the wrong account."""
+    for key, fix in (
+        ("dataset", "Set dataset.name to the name they were trained under."),
+        ("num_teachers", "Set num_teachers to theirs."),
+        ("partition", "Use the partition they were trained with."),
+        ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
+    ):
+        if getattr(stored, key) != getattr(here, key):
+            there = "another one" if key == "fingerprint" else repr(getattr(stored, key))
+            raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
