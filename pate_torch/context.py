@@ -127,7 +127,7 @@ class RunContext:
         """The TensorBoard that may be published."""
         assert self.opened is not None
         private = self.budget is None or self.budget.private
-        private &= self.reused is None or bool(self.reused.record["private"])
+        private &= self.reused is None or bool(self.reused.facts["private"])
         return self.opened.enter_context(ReleaseBoard(self.release_dir / "tensorboard", private=private))
 
     def afford(self) -> None:
@@ -166,7 +166,7 @@ class RunContext:
                 config.validate_for(loaded.data)
                 ledger = opened.enter_context(Ledger(config.ledger_path, create=False))
                 found = release_store.read(config.root, config.labels, loaded.data.pool, loaded.data.spec, ledger)
-                reused = LabelRelease(labels=found[0], record=found[1])
+                reused = LabelRelease(labels=found[0], facts=found[1])
                 opened.enter_context(claimed(config))
                 release_store.refuse_used_folder(config.folder, reused.labels.id)
             run = cls(
@@ -187,13 +187,13 @@ class LabelRelease:
 
     Attributes:
         labels: Releasable: the questions, and what was answered.
-        record: Releasable: ``release.json``.
+        facts: Releasable: ``release.json``.
         voters: PRIVATE. Who answered; None: they are not here.
         raw_votes: PRIVATE. The votes behind the answers, in one table, where they were given in this run; else empty.
     """
 
     labels: Release
-    record: dict[str, Any]
+    facts: dict[str, Any]
     voters: FittedVoters | None = None
     raw_votes: tuple[Votes | Ballots, ...] = ()
 

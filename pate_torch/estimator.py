@@ -197,11 +197,9 @@ class Pate:
         if isinstance(self.teacher, Voters):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
-            recipe = self.teacher or _recipe(spec)
-            recipe.check(spec)
+            self._recipe(spec).check(spec)
             teachers = Teachers(num_teachers=self.num_teachers)
-            config = replace(self._config(data, teachers, 1, Random()), teacher=recipe)
-            with self._at_work(config, data) as run:
+            with self._at_work(self._config(data, teachers, 1, Random()), data) as run:
                 self._stored, _ = teachers.ensemble(run)
         else:
             self._panel = self._fit_panel(private, spec)
@@ -291,7 +289,7 @@ class Pate:
             report = results.report(
                 data=replace(done.data, evaluation=evaluation),
                 release=done.release.labels,
-                record=done.release.record,
+                record=done.release.facts,
                 paid=done.paid,
                 student=student,
                 student_name=name,
@@ -327,7 +325,7 @@ class Pate:
             events=done.release.labels.planned,
             delta=self.delta,
             seed=self.seed,
-            private_run=done.release.record["private"],
+            private_run=done.release.facts["private"],
             held_out=False,
         )
 
@@ -422,13 +420,17 @@ class Pate:
                 second_account=self.second_account,
                 allow_chance=self.allow_chance,
             ),
-            teacher=self.recipe or TeacherRecipe(),
+            teacher=self._recipe(data.spec),
             root=self.home,
             folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
             seed=self.seed,
             device=self.device,
             quiet=self.quiet,
         )
+
+    def _recipe(self, spec: DataSpec) -> TeacherRecipe:
+        """Of the teachers that are kept; None was given: a small network for the data."""
+        return self.teacher if isinstance(self.teacher, TeacherRecipe) else TeacherRecipe(network=_guide(spec))
 
     def _voters(self, voting: TransductiveTeachers | None) -> Voters:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
@@ -508,10 +510,6 @@ def _plain(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
     """A student algorithm, made from its name with these options where it is named."""
     return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options) if isinstance(algorithm, str) else algorithm
-
-
-def _recipe(spec: DataSpec) -> TeacherRecipe:
-    return TeacherRecipe(network=_guide(spec))
 
 
 def _guide(spec: DataSpec) -> str:

@@ -61,16 +61,16 @@ def examine(
     run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: Ensemble | None
 ) -> OwnerSummary:
     """PRIVATE. The figures, with what an attack on the student finds, where the records behind it are here."""
-    config, data, record = run.config, run.data, release.record
+    config, data, facts = run.config, run.data, release.facts
     figures = dataclasses.replace(
         figures, **results.withheld(data, student), records=_counted(run), seconds=run.clock.seconds
     )
-    if config.membership is None or record["adjacency"] != config.partition.adjacency:
+    if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures
-    if not Register(run.store).behind(record["teachers_id"], run.store.fingerprint(data.private)):
+    if not Register(run.store).behind(facts["teachers_id"], run.store.fingerprint(data.private)):
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
-    shards = deal(config.partition, data.private, max(1, record["num_teachers"]), record["seed"])
+    shards = deal(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
     sides = config.membership.sides(data, shards, run.loaded.others, config.seed)
     if sides is None:
         return figures
@@ -80,7 +80,7 @@ def examine(
         student=student,
         nonprivate=nonprivate,
         events=claim.planned,
-        delta=record["delta"],
+        delta=facts["delta"],
         seed=config.seed,
         private_run=claim.private,
         held_out=run.loaded.others is not None,

@@ -47,10 +47,13 @@ def run(config: RunConfig) -> ReleasedReport | None:
         return None
     with RunContext.open(config) as run:
         release = run.reused or release_labels(run)
-        owner.save_votes(run, release)
-        sanitised = publish_price(run, release)
-        name, student = fit_student(run, release)
-        report = write_reports(run, release, name, student)
+        if config.student is None and config.selection is None:
+            report, sanitised = write_labels_report(run, release), None
+        else:
+            owner.save_votes(run, release)
+            sanitised = publish_price(run, release)
+            name, student = fit_student(run, release)
+            report = write_reports(run, release, name, student)
     distributed.broadcast_text(distributed.DONE)
     if sanitised is not None:
         print(sanitised)
@@ -72,14 +75,14 @@ def release_labels(run: RunContext) -> LabelRelease:
             release_store.refuse_used_folder(config.folder, found[0].id)
             run.stages.say(f"Reusing release {found[0].id}: same questions, mechanism and teachers. It costs nothing.")
             voters.remember(run.ledger.head())
-            return LabelRelease(labels=found[0], record=found[1], voters=voters)
+            return LabelRelease(labels=found[0], facts=found[1], voters=voters)
         release_store.refuse_used_folder(config.folder)
-        record: dict[str, Any] = {}
+        written: dict[str, Any] = {}
         raw_votes: list[Votes | Ballots] = []
 
         def write(labels: Release) -> dict[str, str]:
-            record.update(release_store.write(run.release_dir, labels, facts, data.spec))
-            return release_store.digests(record)
+            written.update(release_store.write(run.release_dir, labels, facts, data.spec))
+            return release_store.digests(written)
 
         labels = aggregation.label(
             votes=voters.answers,
@@ -98,7 +101,7 @@ def release_labels(run: RunContext) -> LabelRelease:
         )
     voters.remember(run.ledger.head())
     run.paid.append(labels.id)
-    return LabelRelease(labels=labels, record=record, voters=voters, raw_votes=tuple(raw_votes))
+    return LabelRelease(labels=labels, facts=written, voters=voters, raw_votes=tuple(raw_votes))
 
 
 def _guide(run: RunContext, voters: FittedVoters) -> aggregation.NextRound:
@@ -217,7 +220,7 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     report = results.report(
         data=run.data,
         release=release.labels,
-        record=release.record,
+        record=release.facts,
         paid=run.paid,
         student=student,
         student_name=name,
@@ -232,6 +235,23 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir}
     show_closing(report, owner=figures.lines(), places=places)
+    return report
+
+
+def write_labels_report(run: RunContext, release: LabelRelease) -> ReleasedReport:
+    """Write what may be published of labels that nobody has learnt from yet."""
+    report = results.report(
+        data=run.data,
+        release=release.labels,
+        record=release.facts,
+        paid=run.paid,
+        student=None,
+        student_name="",
+        ledger=run.ledger,
+        seconds=run.clock.seconds,
+    )
+    run.release_dir.mkdir(parents=True, exist_ok=True)
+    results.write_release(run.release_dir, report)
     return report
 
 

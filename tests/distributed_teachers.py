@@ -11,7 +11,7 @@ from teacher_world import recipe, records, shards_of, spec
 from pate_torch.features.neighbors import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.transductive import TransductiveTeachers
 
 
 def main() -> None:
@@ -29,9 +29,10 @@ def main() -> None:
     private = records(150)
     shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
-    votes = distributed.votes(ensemble, private.x)
+    votes = distributed.votes(ensemble, lambda some: some.tally(private.x), len(private.x))
     place = distributed.share_tensors({"at": coordinates(private.x, spec())} if distributed.is_main() else None)
-    joint = distributed.votes(ensemble, private.x, jointly=Transduction().among(place["at"]))
+    jointly = TransductiveTeachers(num_teachers=1).among(place["at"])
+    joint = distributed.votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     distributed.barrier()
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
+from run_configs import changed, run_config
 from safetensors import torch as safetensors_torch
 
 from pate_torch import Pate, aggregation, pipeline, release_store
 from pate_torch.accounting.events import from_json
 from pate_torch.budget import Budget
+from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
@@ -68,18 +70,18 @@ def blobs() -> Tensors:
     )
 
 
-def plan(home: Path, name: str, **changes: Any) -> pipeline.Plan:
+def plan(home: Path, name: str, **changes: Any) -> RunConfig:
     """Eight teachers in two chunks, five questions, a student of a few steps."""
     student = Supervised(network="logistic", steps=3, augment=None)
     recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=4)
     given: dict[str, Any] = {
-        "source": blobs(),
+        "dataset": blobs(),
         "partition": AddRemove(),
-        "recipe": recipe,
+        "teacher": recipe,
         "mechanism": Gaussian(sigma=2.0),
-        "strategy": Random(),
+        "query": Random(),
         "student": student,
-        "refit": student,
+        "guide_student": student,
         "root": home,
         "folder": home / "runs" / "blobs" / "gaussian" / name,
         "seed": 0,
@@ -90,7 +92,7 @@ def plan(home: Path, name: str, **changes: Any) -> pipeline.Plan:
         "baseline": False,
         "quiet": True,
     }
-    return pipeline.Plan(**{**given, **changes})
+    return changed(run_config(**given), **changes)
 
 
 class Steps:
@@ -194,7 +196,7 @@ def _pipeline(home: Path, number: int, **changes: Any) -> None:
 
 
 def _rounds(home: Path, number: int) -> None:
-    _pipeline(home, number, strategy=Margin(rounds=2))
+    _pipeline(home, number, query=Margin(rounds=2))
 
 
 def _carried() -> Carried:
@@ -204,7 +206,7 @@ def _carried() -> Carried:
 
 def _census(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, census=Census(), mechanism=mechanism, strategy=Medoids(), student=_carried())
+    _pipeline(home, number, voters=Census(), mechanism=mechanism, query=Medoids(), student=_carried())
 
 
 def _slopes(home: Path, number: int) -> None:
@@ -400,7 +402,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
 
     Checkpoints.save, Stages.say = slowly, say  # type: ignore[method-assign]
     recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=1)
-    one = plan(home, name.partition("+")[0], recipe=recipe, mechanism=Gaussian(sigma=sigma))
+    one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=Gaussian(sigma=sigma))
     if ready is not None:
         ready.wait()
     try:

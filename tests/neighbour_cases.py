@@ -17,29 +17,34 @@ import neighbour_harness as harness
 import neighbour_worlds as worlds
 import numpy as np
 import torch
+from run_configs import changed, run_config
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import pipeline, preflight, run_folders
+from pate_torch import pipeline, run_folders
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.config import RunConfig
+from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
 from pate_torch.estimator import Pate
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
-from pate_torch.pipeline import Plan
 from pate_torch.queries.passive import Passive
 from pate_torch.teachers.voting import count
 from pate_torch.types import LABEL_UNIT, Dataset, Votes
+from pate_torch.voters.teachers import Teachers
+from pate_torch.voters.transductive import TransductiveTeachers
+from pate_torch.voters.votes_file import VotesFile
 
 Case = dict[str, str]
 
 ROWS = worlds.rows()
 QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 
-RECORDS = ("form", "unit", "partition", "noise", "census", "transduction", "representation")
+RECORDS = ("form", "unit", "partition", "noise", "voters", "features")
 """What touches records."""
 
-PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "recipe": "logistic",
-         "strategy": "random", "student": "logistic", "refit": "logistic", "target": "none", "baseline": "False",
+PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
+         "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3"}  # fmt: skip
 
 
@@ -69,59 +74,60 @@ def parts(case: Case, home: Path) -> dict[str, Any]:
     target = None if case["target"] == "none" else float(case["target"])
     given: dict[str, Any] = {
         **made, "root": home / "home", "folder": home / "home/runs/toy/mechanism/1", "seed": 0,
-        "num_teachers": TEACHERS, "num_queries": QUERIES, "delta": DELTA, "noise": case["noise"],
+        "num_queries": QUERIES, "delta": DELTA, "noise": case["noise"],
         "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
     }  # fmt: skip
-    Plan(source=None, **given)  # type: ignore[arg-type]
+    run_config(dataset=None, **given)
     return given
 
 
-def plan(case: Case, rows: list[worlds.Row], home: Path) -> Plan:
+def plan(case: Case, rows: list[worlds.Row], home: Path) -> RunConfig:
     """The plan of a case on these rows. ValueError: what does not go together."""
     given = parts(case, home)  # most of what is refused is, before any file is written
     home.mkdir(parents=True, exist_ok=True)
-    return Plan(source=worlds.source(case["form"], case["unit"], rows, home / "data", classes(case)), **given)
+    return run_config(dataset=worlds.source(case["form"], case["unit"], rows, home / "data", classes(case)), **given)
 
 
 # ---- ways to run ---------------------------------------------------------------------------------------------------
 
 ONLY_IN_RUNS = ("selection", "sanitiser")
-WITHOUT = {"dpsgd": ("census", *ONLY_IN_RUNS), "votes": ("census", "selection"), "python": ONLY_IN_RUNS,
-           "labeler": ONLY_IN_RUNS}  # fmt: skip
+WITHOUT = {"dpsgd": ONLY_IN_RUNS, "votes": ("selection",), "python": ONLY_IN_RUNS, "labeler": ONLY_IN_RUNS}
 """What a way to run has no place for."""
 
 
-def _refuse_unsuited(route: str, plan: Plan, data: Dataset) -> None:
+def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
     """Raise ValueError where this way to run cannot be given such a plan at all."""
     if route != "train" and plan.partition.adjacency not in data.adjacencies:
         raise ValueError(f"{route}: the lists of these files are no neighbours")
+    if route in ("dpsgd", "votes") and not plan.num_teachers:
+        raise ValueError(f"{route}: is of teachers")
     if any(getattr(plan, part) is not None for part in WITHOUT.get(route, ())):
         raise ValueError(f"{route}: has no such parts")
     if route in ("python", "labeler") and data.private.unit == LABEL_UNIT:
         raise ValueError(f"{route}: protects whole records")
 
 
-def reuse(plan: Plan) -> None:
+def reuse(plan: RunConfig) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
-    pipeline.run(dataclasses.replace(plan, selection=None))
+    pipeline.run(changed(plan, selection=None))
     (_, record), *_ = run_folders.releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
-        pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
+        pipeline.run(changed(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
     except ValueError as error:
         if harness.charged(plan.root) == before:
             raise harness.Refused(str(error)) from error
         raise
 
 
-def dpsgd(plan: Plan) -> None:
-    _refuse_unsuited("dpsgd", plan, plan.source.load())
-    DpSgd(network="logistic", steps=2).run(dataclasses.replace(plan, target_epsilon=plan.target_epsilon or 3.0))
+def dpsgd(plan: RunConfig) -> None:
+    _refuse_unsuited("dpsgd", plan, plan.dataset.load())
+    DpSgd(network="logistic", steps=2).run(changed(plan, target_epsilon=plan.privacy.target_epsilon or 3.0))
 
 
-def votes_of(plan: Plan) -> tuple[Any, Votes]:
+def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
     """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
-    data = plan.source.load()
+    data = plan.dataset.load()
     _refuse_unsuited("votes", plan, data)
     shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     said = []
@@ -131,44 +137,52 @@ def votes_of(plan: Plan) -> tuple[Any, Votes]:
     return data, count(torch.stack(said), data.spec.num_classes)
 
 
-def brought(plan: Plan) -> None:
+def brought(plan: RunConfig) -> None:
     """A file of votes, to the label command's own function."""
     data, votes = votes_of(plan)
     rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
-    label.answer(dataclasses.replace(plan, source=rows, strategy=Passive(), transduction=None,
-                                     representation=None, sanitiser=None, refit=plan.student), votes)  # fmt: skip
+    pipeline.run(changed(plan, dataset=rows, query=Passive(), voters=VotesFile(votes=votes), features=None,
+                         sanitiser=None, student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
-def _pate(plan: Plan) -> tuple[Any, Pate]:
-    data = plan.source.load()
+def _pate(plan: RunConfig) -> tuple[Any, Pate]:
+    data = plan.dataset.load()
     _refuse_unsuited("python", plan, data)
     made = Pate(
-        "toy", classes=data.spec.num_classes, num_teachers=None if plan.census else plan.num_teachers,
-        mechanism=pipeline.calibrated(plan), delta=plan.delta, budget_epsilon=plan.opening_budget, home=plan.root,
-        teacher=plan.census or (plan.recipe if plan.transduction else LogisticRegression(max_iter=5, C=1e-3)),
+        "toy", classes=data.spec.num_classes, num_teachers=plan.num_teachers or None,
+        mechanism=plan.calibrated().mechanism, delta=plan.privacy.delta, home=plan.root,
+        budget_epsilon=plan.privacy.opening_budget, teacher=_teacher(plan),
         partition=plan.partition, unit=data.private.unit, mean=data.spec.mean, std=data.spec.std,
     )  # fmt: skip
     y = data.private.y
     return data, made.fit_teachers(data.private.x, y, unit_id=data.private.unit_id)
 
 
-def in_python(plan: Plan) -> None:
+def _teacher(plan: RunConfig) -> Any:
+    """Voters that are no teachers as they are; teachers by a recipe where they vote together, else by scikit-learn."""
+    if not isinstance(plan.voters, Teachers):
+        return plan.voters
+    return plan.teacher if isinstance(plan.voters, TransductiveTeachers) else LogisticRegression(max_iter=5, C=1e-3)
+
+
+def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
-    pate.label(data.pool.x, plan.num_queries, strategy=plan.strategy, refit=plan.refit, voting=plan.transduction,
-               representation=plan.representation)  # fmt: skip
+    voting = plan.voters if isinstance(plan.voters, TransductiveTeachers) else None
+    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, refit=plan.guide_student, voting=voting,
+               representation=plan.features)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
 
 
-def one_by_one(plan: Plan) -> None:
+def one_by_one(plan: RunConfig) -> None:
     data, pate = _pate(plan)
     with pate.labeler(6, calls=3) as labeler:
         for part in data.pool.x[:6].split(2):
             labeler.answer(part)
 
 
-ROUTES: dict[str, Callable[[Plan], Any]] = {
+ROUTES: dict[str, Callable[[RunConfig], Any]] = {
     "train": pipeline.run,
     "reuse": reuse,
     "dpsgd": dpsgd,
@@ -241,14 +255,14 @@ def _refused(tally: Tally, why: str) -> bool:
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     """What ``worst_case`` asks, and what the ledger took, are at least what the values cost."""
     made = plan(case, ROWS, home / "prices")
-    mechanism = pipeline.calibrated(made)
+    mechanism = made.calibrated().mechanism
     seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
-    rounds = 1 if case["route"] == "votes" else made.rounds
+    rounds = 1 if case["route"] == "votes" else made.num_rounds
     faults = harness.underpriced(seen, made.num_queries, rounds)
-    if made.target_epsilon is not None:
-        cost = accounting.epsilon(mechanism.worst_case(made.num_queries, made.rounds), DELTA).epsilon
-        if cost > made.target_epsilon * (1 + 1e-9):
-            faults.append(f"target_epsilon={made.target_epsilon} costs {cost}")
+    if made.privacy.target_epsilon is not None:
+        cost = accounting.epsilon(mechanism.worst_case(made.num_queries, made.num_rounds), DELTA).epsilon
+        if cost > made.privacy.target_epsilon * (1 + 1e-9):
+            faults.append(f"target_epsilon={made.privacy.target_epsilon} costs {cost}")
     return faults
 
 
@@ -264,11 +278,11 @@ def plausible(case: Case) -> bool:
     try:
         given = parts(case, Path("nowhere"))
         data = world(case["form"], case["unit"], case["classes"])
-        made = Plan(source=None, **given)  # type: ignore[arg-type]
+        made = run_config(dataset=None, **given)
         _refuse_unsuited(case["route"], made, data)
-        mechanism = pipeline.calibrated(made)
-        planned = pipeline.worst_case(made, mechanism, data)
-        preflight.refuse(made, data, mechanism, planned, training=made.census is None)
+        made = made.for_data(data, Stages(quiet=True))
+        made.worst_case_events(data)
+        made.validate_for(data)
     except ValueError:
         return False
     return True
@@ -283,9 +297,7 @@ def world(form: str, unit: str, classes: str) -> Dataset:
 
 def mechanism_for(case: Case, discrete: bool = True) -> str:
     """One that takes what these voters say."""
-    if case["census"].startswith("census"):
-        return "histogram"
-    return "descent" if case["census"].startswith("slopes") else "gaussian"
+    return getattr(choices.values()["voters"][case["voters"]](True, "torch", "add_remove"), "mechanism", "gaussian")
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:
@@ -310,7 +322,7 @@ def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Cas
         case["mechanism"] = mechanism_for(case)
     if case["mechanism"] == "soft_stability" and "classes" not in fixed:
         case["classes"] = "2"
-    if "census" not in fixed and case["mechanism"].split()[0] in ("histogram", "descent"):
-        case["census"] = {"histogram": "census", "descent": "slopes"}[case["mechanism"].split()[0]]
-        case["transduction"] = fixed.get("transduction", "none")
+    takers = [name for name in known["voters"] if mechanism_for({"voters": name}) == case["mechanism"].split()[0]]
+    if "voters" not in fixed and takers and case["voters"] not in takers:
+        case["voters"] = str(draw.choice(takers))
     return case

@@ -21,7 +21,7 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
 from pate_torch.cli.train import configuration
-from pate_torch.pipeline import Plan
+from pate_torch.config import RunConfig
 
 CONF = Path(configuration()).resolve()
 
@@ -52,7 +52,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Slopes": [{"neighbours": 3}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
-    "Transduction": [{"reach": 0.0}],
+    "TransductiveTeachers": [{"reach": 0.0}],
 }
 
 
@@ -133,7 +133,7 @@ Make = Callable[[bool, str, str], Any]
 def places(value: Any) -> list[str]:
     """The fields of a plan whose type this value has."""
     found = []
-    for name, hint in typing.get_type_hints(Plan).items():
+    for name, hint in typing.get_type_hints(RunConfig).items():
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         kinds = tuple(k for kind in kinds for k in (typing.get_args(kind) or (kind,)) if isinstance(k, type))
         if any(k not in (int, str, float, bool, type(None), Path) and isinstance(value, k) for k in kinds):
@@ -160,7 +160,7 @@ def values() -> dict[str, dict[str, Make]]:
                     found.setdefault(field, {})[name] = functools.partial(
                         component, group, option, tuple(change.items())
                     )
-    for field, hint in typing.get_type_hints(Plan).items():
+    for field, hint in typing.get_type_hints(RunConfig).items():
         if field in found and type(None) in typing.get_args(hint):
             found[field] = {"none": lambda *_: None, **found[field]}
     return found

@@ -17,13 +17,13 @@ from command_runs import ledger_entries, train
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from killed_runs import blobs, plan
+from run_configs import changed
 from test_api import clouds as points
 from test_claims import pate, selection
 from test_experiments_dpsgd import clouds
 
 from pate_torch import Pate, pipeline, run_folders
 from pate_torch.cli.train import configuration
-from pate_torch.config import Plan
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
@@ -37,6 +37,7 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
+from pate_torch.voters.base import RecordVoters
 from pate_torch.voters.gradients import Slopes
 from pate_torch.voters.reverse_knn import Census
 
@@ -57,7 +58,7 @@ def nothing_runs(monkeypatch):
 
     def forbid():
         monkeypatch.setattr(GradientStudent, "fit", lambda *_, **__: pytest.fail("a student was trained"))
-        monkeypatch.setattr("pate_torch.ensembling.train", lambda *_, **__: pytest.fail("teachers were trained"))
+        monkeypatch.setattr("pate_torch.voters.teachers.train", lambda *_, **__: pytest.fail("teachers were trained"))
         monkeypatch.setattr(NoiseSource, "_blocks", lambda *_: pytest.fail("noise was drawn"))
 
     return forbid
@@ -88,10 +89,10 @@ def table(path, group: str | None) -> Csv:
 @pytest.mark.parametrize("groups", [("patient", None), (None, "patient")], ids=["now of records", "now of groups"])
 def test_a_choice_for_another_unit_is_refused_before_training(tmp_path, nothing_runs, groups):
     before, now = (table(tmp_path, group) for group in groups)
-    pipeline.run(first := plan(tmp_path, "first", source=before))
+    pipeline.run(first := plan(tmp_path, "first", dataset=before))
     nothing_runs()
     words = r"unit='record'.*'group:patient'" if groups[0] else "cannot protect group:patient"
-    refused(plan(tmp_path, "b", source=now, labels=released(first), selection=selection()), words, tmp_path)
+    refused(plan(tmp_path, "b", dataset=now, labels=released(first), selection=selection()), words, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
     """Whether or not it drops a record of these: that is theirs to change."""
     data = blobs().load()
     shards = AddRemove(capacity=capacity).shards(data.private, 1, 0)
-    answers = voting.records(data, shards, encoder=None)
+    answers = voting.ask(data, shards, encoder=None)
     assert answers.sensitivity.l2 == moved and shards.capped is (capacity is not None)
     value = answers.take(torch.arange(5))
     if capacity is None:
@@ -182,9 +183,9 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
 
 @every_answer
 def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
-    monkeypatch.setattr(Plan, "_check_census", lambda self: None)
+    monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
     nothing_runs()
-    one = plan(tmp_path, "one", census=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
+    one = plan(tmp_path, "one", voters=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
         pipeline.run(one)
     assert not (one.folder / "release").exists()
@@ -210,11 +211,11 @@ ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
     "slopes": (
-        {"census": Slopes(size=100), "mechanism": DESCENT},
-        {"census": Slopes(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+        {"voters": Slopes(size=100), "mechanism": DESCENT},
+        {"voters": Slopes(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
-    "teachers, then census": ({}, {"census": Census(), "mechanism": HISTOGRAM}),
-    "census, then teachers": ({"census": Census(), "mechanism": HISTOGRAM}, {}),
+    "teachers, then census": ({}, {"voters": Census(), "mechanism": HISTOGRAM}),
+    "census, then teachers": ({"voters": Census(), "mechanism": HISTOGRAM}, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -272,7 +273,7 @@ def test_python_stops_at_a_lost_ledger(tmp_path):
 def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
     pipeline.run(plan(tmp_path, "first"))
     lose(tmp_path)
-    pipeline.run(plan(tmp_path, "other", source=dataclasses.replace(blobs(), name="others")))
+    pipeline.run(plan(tmp_path, "other", dataset=dataclasses.replace(blobs(), name="others")))
     assert "commit" in ledger_entries(tmp_path)
 
 
@@ -281,8 +282,8 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
-    "census": {"census": Census(), "mechanism": HISTOGRAM},
-    "slopes": {"census": Slopes(size=100), "mechanism": DESCENT},
+    "census": {"voters": Census(), "mechanism": HISTOGRAM},
+    "slopes": {"voters": Slopes(size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -292,11 +293,11 @@ TWICE = {
 def test_records_have_one_account_unless_their_owner_says_otherwise(tmp_path, first, second):
     pipeline.run(plan(tmp_path, "first", **TWICE[first]))
     before = entries(tmp_path)
-    again = plan(tmp_path, "second", source=OTHER, **TWICE[second])
+    again = plan(tmp_path, "second", dataset=OTHER, **TWICE[second])
     with pytest.raises(ValueError, match=r"dataset\.name='twin'.*account 'blobs' already"):
         pipeline.run(again)
     assert entries(tmp_path) == before
-    pipeline.run(dataclasses.replace(again, second_account=True))
+    pipeline.run(changed(again, second_account=True))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert [account.name for account in ledger.accounts()] == ["blobs", "twin"]
 
@@ -340,7 +341,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
 
     monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
     source = clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
-    one = plan(home, "one", source=source, mechanism=Gaussian(sigma=9.0))
+    one = plan(home, "one", dataset=source, mechanism=Gaussian(sigma=9.0))
     DpSgd(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
     return torch.cat(sums)
 
@@ -405,7 +406,7 @@ def _label(home, monkeypatch):
     monkeypatch.setenv("PATE_RUN_ID", "one")
     given = ["num_classes=3", "dataset.name=blobs", "mechanism.sigma=9", "privacy.delta=1e-4", "quiet=true"]
     with initialize_config_dir(version_base="1.3", config_dir=configuration()):
-        label.answer(*label.build(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
+        pipeline.run(label.build(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
 
 
 def _api(home, monkeypatch):
@@ -416,7 +417,7 @@ def _api(home, monkeypatch):
 
 def _dpsgd(home, monkeypatch):
     source = clouds(name="blobs", nominal_size=300)
-    DpSgd(network="logistic", steps=2, batch_size=60).run(plan(home, "one", source=source))
+    DpSgd(network="logistic", steps=2, batch_size=60).run(plan(home, "one", dataset=source))
 
 
 def _labeler(home, monkeypatch):
@@ -468,7 +469,7 @@ def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothi
 
 def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
     """DP-SGD, killed between the model and what it claims."""
-    run = plan(tmp_path, "one", source=clouds(name="blobs"))
+    run = plan(tmp_path, "one", dataset=clouds(name="blobs"))
     study = DpSgd(network="logistic", steps=2, batch_size=60)
     study.run(run)
     for file in (run.folder / "release").glob("*.*"):
@@ -495,7 +496,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"census": Census(), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else {"voters": Census(), "mechanism": HISTOGRAM}
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())
@@ -524,10 +525,10 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     shutil.rmtree(teachers)
     base = blobs()
     without = dataclasses.replace(base, x=base.x[1:], y=base.y[1:])
-    after = pipeline.run(plan(tmp_path, "after", source=without))
+    after = pipeline.run(plan(tmp_path, "after", dataset=without))
     assert released(first) in {part.release_id for part in after.other_releases}
     assert after.epsilon_charged > after.epsilon and not teachers.exists()
-    again = pipeline.run(plan(tmp_path, "again", source=without, labels=released(first)))
+    again = pipeline.run(plan(tmp_path, "again", dataset=without, labels=released(first)))
     assert again.reused and not again.teachers_kept and again.epsilon_charged == after.epsilon_charged
 
 

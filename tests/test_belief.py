@@ -8,6 +8,7 @@ import killed_runs
 import numpy as np
 import pytest
 import torch
+from run_configs import changed
 from scipy import stats
 from vote_laws import CERTAIN, TINY, law
 
@@ -167,7 +168,7 @@ def test_beliefs_that_are_none_are_refused(belief):
 @pytest.fixture
 def plan(tmp_path):
     counting, asking = Gaussian(sigma=4.0, counts=True), Random(rounds=3)
-    return killed_runs.plan(tmp_path, "first", mechanism=counting, strategy=asking, num_queries=9, delta=1e-5)
+    return killed_runs.plan(tmp_path, "first", mechanism=counting, query=asking, num_queries=9, delta=1e-5)
 
 
 def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
@@ -185,12 +186,12 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     folder = plan.folder / "release"
     header, *rows = (folder / "labels.csv").read_text().splitlines()
     assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
-    data = plan.source.load()
+    data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
         release, _ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
     assert release.noisy.sigma == 4.0
     assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
-    again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
     believed_QC = torch.cat([beliefs(part) for part in release.noisy.split((3, 3, 3))])
     assert len(tasks) == 2 and all(torch.equal(task.belief_QC, believed_QC) for task in tasks)
@@ -200,7 +201,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
 
 
 def test_without_them_nothing_of_the_counts_is_written(plan):
-    pipeline.run(dataclasses.replace(plan, mechanism=Gaussian(sigma=4.0)))
+    pipeline.run(changed(plan, mechanism=Gaussian(sigma=4.0)))
     assert (plan.folder / "release" / "labels.csv").read_text().startswith("query,label,class\n")
 
 
@@ -210,6 +211,6 @@ def test_an_edited_count_is_refused(plan):
     lines = file.read_text().splitlines()
     lines[1] = ",".join([*lines[1].split(",")[:-1], "999"])
     file.write_text("\n".join(lines) + "\n")
-    again = dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     with pytest.raises(ValueError, match="edited"):
         pipeline.run(again)

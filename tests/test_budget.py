@@ -358,7 +358,7 @@ POOL = PublicPool(torch.arange(6.0)[:, None])
 def label(door, folder, **changes):
     written = []
 
-    def seal(release):
+    def write(release):
         written.append(release_store.write(folder, release, {"dataset": "svhn"}, SPEC))
         return release_store.digests(written[-1])
 
@@ -371,7 +371,7 @@ def label(door, folder, **changes):
         "budget": door,
         "num_queries": 4,
         "seed": 0,
-        "seal": seal,
+        "write": write,
     }
     return aggregation.label(**given | changes), written
 

@@ -167,7 +167,7 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Census().records(data, partition.shards(private, 1, 0), encoder=encoder)
+    return Census().ask(data, partition.shards(private, 1, 0), encoder=encoder)
 
 
 def encoder() -> torch.nn.Module:
@@ -220,7 +220,7 @@ def test_a_replaced_record_moves_one_ballot_though_its_id_is_anothers():
 
     def ballots(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return Census().records(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
+        return Census().ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = ballots(x[:12], y[:12], names)
@@ -426,7 +426,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
 def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, _ = run
     release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
-    data = plan.source.load()
+    data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         release, _ = release_store.read(home, release_id, data.pool, data.spec, ledger)
         before = ledger.spent("digits").epsilon
@@ -444,7 +444,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     """The whole pipeline, not the mechanism alone: were the noise 2/3 or 3/2 of it, this would show."""
     home, plan, report = run
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        data = plan.source.load()
+        data = plan.dataset.load()
         release, _ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
@@ -473,7 +473,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
     lines = whole.splitlines()
     lines[1:3] = {"swap": [lines[2], lines[1]], "cut": [lines[1]], "foreign": ["0,99999,99999", lines[2]]}[edit]
     record = json.loads((plan.folder / "release" / "release.json").read_text())
-    data = plan.source.load()
+    data = plan.dataset.load()
     try:
         file.write_text("\n".join(lines) + "\n")
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
@@ -561,8 +561,8 @@ def test_a_census_in_python(tmp_path):
 )
 def test_the_experiment_is_a_census_in_rounds_below_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_census", *overrides)
-    assert plan.source.name == "mnist" and plan.census == Census() and plan.guided
-    assert plan.rounds == (2 if overrides else 3)
-    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.rounds), plan.delta)
-    assert 0.95 * most < price.epsilon < most and plan.refit == plan.student
-    assert plan.student.representation == plan.representation == plan.student.first.representation
+    assert plan.dataset.name == "mnist" and plan.voters == Census() and plan.is_guided
+    assert plan.num_rounds == (2 if overrides else 3)
+    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    assert 0.95 * most < price.epsilon < most and plan.guide_student == plan.student
+    assert plan.student.representation == plan.features == plan.student.first.representation

@@ -161,19 +161,19 @@ def test_brought_votes(tmp_path, name, noise):
     one = plan(
         tmp_path,
         "one",
-        source=source(num_classes(name)),
+        dataset=source(num_classes(name)),
         votes=ballots(tmp_path / "votes.npy", mechanism, 30),
         mechanism=mechanism,
-        strategy=Random(rounds=2 if name == "interactive" else 1),
+        query=Random(rounds=2 if name == "interactive" else 1),
         num_queries=QUERIES,
         noise=noise,
         student=student(),
-        refit=student(),
+        guide_student=student(),
     )
     pipeline.run(one)
     found = check(tmp_path, one.folder)
     assert found["epsilon"] == pytest.approx(
-        min(accounting.epsilon(mechanism.worst_case(QUERIES, one.rounds), DELTA).epsilon, 50.0), rel=REL
+        min(accounting.epsilon(mechanism.worst_case(QUERIES, one.num_rounds), DELTA).epsilon, 50.0), rel=REL
     )
 
 
@@ -204,20 +204,20 @@ def test_the_label_command(tmp_path, monkeypatch, name, noise):
 RUNS = {
     "gaussian": {},
     "confident": {"mechanism": Confident(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
-    "rounds": {"strategy": Random(rounds=3), "num_queries": QUERIES},
+    "rounds": {"query": Random(rounds=3), "num_queries": QUERIES},
     "selection": {"selection": selection()},
     "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True)},
     "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True), "selection": selection()},
-    "census": {"census": Census(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "census": {"voters": Census(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "census in rounds": {
-        "census": Census(),
-        "strategy": Random(rounds=2),
+        "voters": Census(),
+        "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
         "noise": "discrete",
     },
     "slopes": {
-        "census": Slopes(size=100),
-        "strategy": Random(rounds=2),
+        "voters": Slopes(size=100),
+        "query": Random(rounds=2),
         "mechanism": Descent(sigma=9.0, adjacency="replace_one", early=2.0),
         "partition": ReplaceOne(),
     },
@@ -231,7 +231,7 @@ def test_whole_runs(tmp_path, route):
     found = check(tmp_path, one.folder)
     expected = [LABELS] + [PRICE] * (one.sanitiser is not None) + [CHOICE] * (one.selection is not None)
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
-    labels = accounting.epsilon(one.mechanism.worst_case(one.num_queries, one.rounds), DELTA).epsilon
+    labels = accounting.epsilon(one.mechanism.worst_case(one.num_queries, one.num_rounds), DELTA).epsilon
     if len(expected) == 1:
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
@@ -274,7 +274,7 @@ def test_releases_of_one_account_stay_below_its_total(tmp_path):
     steps = [
         plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser(at_a_loss=True)),
         plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
-        plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), strategy=Random(rounds=2)),
+        plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), query=Random(rounds=2)),
         plan(tmp_path, "chosen", mechanism=Gaussian(sigma=7.0), selection=selection()),
     ]
     done = []
@@ -307,11 +307,11 @@ def test_labels_used_again(tmp_path, capsys, chosen):
 
 
 def test_dp_sgd(tmp_path):
-    one = plan(tmp_path, "one", source=declared(benchmark=False), mechanism=Gaussian(sigma=4.0))
+    one = plan(tmp_path, "one", dataset=declared(benchmark=False), mechanism=Gaussian(sigma=4.0))
     DpSgd(network="logistic", steps=2, batch_size=30).run(one)
     found = check(tmp_path, one.folder, "clouds")
     assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
-    again = plan(tmp_path, "two", source=one.source, mechanism=Gaussian(sigma=6.0))
+    again = plan(tmp_path, "two", dataset=one.dataset, mechanism=Gaussian(sigma=6.0))
     pipeline.run(again)
     check(tmp_path, again.folder, "clouds", alone=False)
     assert whats(again.folder, "other_releases") == ["model by DP-SGD"]
@@ -453,7 +453,7 @@ def test_only_stages_of_public_sizes_are_timed_in_public(tmp_path, route):
     found = read(one.folder)["seconds"]
     assert set(found) == STAGES[route] and found.items() <= owner.items()
     assert {"data", "labels", "student", "owner"} <= set(owner)
-    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.census is None)
+    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.num_teachers > 0)
 
 
 def test_labels_used_again_tell_no_time_of_reading_records(tmp_path):

@@ -13,7 +13,7 @@ from teacher_world import differing, recipe, records, shards_of, spec
 from pate_torch.features.neighbors import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.transductive import TransductiveTeachers
 
 HERE = Path(__file__).parent
 
@@ -36,7 +36,7 @@ def alone():
     private = records(150)
     shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
-    jointly = Transduction().among(coordinates(private.x, spec()))
+    jointly = TransductiveTeachers(num_teachers=1).among(coordinates(private.x, spec()))
     return ensemble.params, ensemble.votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 

@@ -15,7 +15,6 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.teachers.trunk import PublicStart
-from pate_torch.voters.transductive import Transduction
 
 EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
 
@@ -42,23 +41,23 @@ def test_every_experiment_composes(name, tmp_path):
 
 def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
-    assert plan.source.name == "mnist" and plan.num_teachers == 1000
-    assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.delta).epsilon < 0.1
-    assert isinstance(plan.recipe.start, PublicStart) and plan.mechanism.counts
+    assert plan.dataset.name == "mnist" and plan.num_teachers == 1000
+    assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.privacy.delta).epsilon < 0.1
+    assert isinstance(plan.teacher.start, PublicStart) and plan.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
-    assert plan.representation == plan.recipe.start.representation == plan.student.representation
+    assert plan.features == plan.teacher.start.representation == plan.student.representation
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
-    assert configured(tmp_path)[0].transduction == Transduction()
-    assert configured(tmp_path, "voting=inductive")[0].transduction is None
+    assert configured(tmp_path)[0].voters.neighbours == 6
+    assert configured(tmp_path, "voting=inductive")[0].voters.name == "inductive"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
-        assert configured(tmp_path, *f"dataset={name}".split())[0].transduction is None
-    assert configured(tmp_path, "dataset=mnist", "voting=transductive")[0].transduction == Transduction()
+        assert configured(tmp_path, *f"dataset={name}".split())[0].voters.name == "inductive"
+    assert configured(tmp_path, "dataset=mnist", "voting=transductive")[0].voters.neighbours == 6
     for name in ("mnist_pate", "mnist_prototypes"):
-        assert configured(tmp_path, f"experiment={name}")[0].transduction == Transduction()
+        assert configured(tmp_path, f"experiment={name}")[0].voters.neighbours == 6
 
 
 TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "teacher.steps=40")
@@ -94,7 +93,7 @@ def test_labels_only_runs_on_digits(tmp_path):
         "digits_labels",
     )
     plan, _ = configured(tmp_path, "experiment=labels_only", "dataset=mnist")
-    assert isinstance(plan.source, LabelsOnly) and plan.source.name == "mnist"
+    assert isinstance(plan.dataset, LabelsOnly) and plan.dataset.name == "mnist"
 
 
 def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
@@ -102,6 +101,6 @@ def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_pat
     found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
-        accounting.epsilon(plan.mechanism.worst_case(20), plan.delta).epsilon, rel=1e-6
+        accounting.epsilon(plan.mechanism.worst_case(20), plan.privacy.delta).epsilon, rel=1e-6
     )
     assert found["num_teachers"] == 0 and found["student_accuracy"] > 0.5  # chance: a tenth

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 from opacus import GradSampleModule
+from run_configs import changed, run_config
 from scipy import stats
 
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.config import Plan
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.experiments import Study
@@ -47,14 +47,14 @@ def clouds(**changes):
 @pytest.fixture
 def plan(tmp_path):
     student = Supervised(network="logistic", steps=5, augment=None)
-    return Plan(
-        source=clouds(),
+    return run_config(
+        dataset=clouds(),
         partition=AddRemove(),
-        recipe=TeacherRecipe(network="logistic", steps=5, batch_size=8),
+        teacher=TeacherRecipe(network="logistic", steps=5, batch_size=8),
         mechanism=Gaussian(sigma=4.0),
-        strategy=Random(),
+        query=Random(),
         student=student,
-        refit=student,
+        guide_student=student,
         root=tmp_path,
         folder=tmp_path / "runs" / "clouds" / "dpsgd" / "one",
         seed=0,
@@ -85,7 +85,7 @@ def test_it_costs_what_the_pate_release_would(plan):
     account = Ledger(plan.root / "ledger.sqlite").account("clouds")
     assert account.filter.kind == "rdp" and account.releases == 1
     student = load(plan.folder / "release" / "student.safetensors")
-    data = plan.source.load()
+    data = plan.dataset.load()
     right = (student.probabilities(data.evaluation.x).argmax(1) == data.evaluation.y).double().mean()
     assert float(right) == pytest.approx(found["student_accuracy"])
 
@@ -93,17 +93,17 @@ def test_it_costs_what_the_pate_release_would(plan):
 def test_a_second_baseline_adds_to_the_account_and_the_cap_holds(plan):
     STUDY.run(plan)
     first = summary(plan)
-    second = dataclasses.replace(plan, folder=plan.folder.parent / "two", target_epsilon=1.0)
+    second = changed(plan, folder=plan.folder.parent / "two", target_epsilon=1.0)
     STUDY.run(second)
     assert summary(second)["epsilon"] == pytest.approx(1.0, rel=1e-8)
     assert summary(second)["epsilon_charged"] > max(1.0, first["epsilon"])
     with pytest.raises(ValueError, match="cap"):
-        STUDY.run(dataclasses.replace(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
+        STUDY.run(changed(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
 
 
 def gaussian_account(plan):
     Ledger(plan.root / "ledger.sqlite").open_account(
-        plan.source.name,
+        plan.dataset.name,
         budget_epsilon=5.0,
         delta=1e-4,
         adjacency="add_remove",
@@ -114,14 +114,14 @@ def gaussian_account(plan):
 
 def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
     gaussian_account(plan)
-    STUDY.run(dataclasses.replace(plan, quiet=False))
+    STUDY.run(changed(plan, quiet=False))
     assert "do not compose into one" in capsys.readouterr().err
     assert Ledger(plan.root / "ledger.sqlite").account("clouds").releases == 0
     assert Ledger(plan.root / "dpsgd" / "ledger.sqlite").account("clouds").releases == 1
 
 
 def test_real_data_are_not_charged_to_two_ledgers(plan):
-    plan = dataclasses.replace(plan, source=clouds(benchmark=False))
+    plan = changed(plan, dataset=clouds(benchmark=False))
     gaussian_account(plan)
     with pytest.raises(ValueError, match="cannot bound a subsampled Gaussian"):
         STUDY.run(plan)
@@ -193,7 +193,7 @@ def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
     weights = []
     for name, seed in (("a", None), ("b", None), ("c", 3), ("d", 3)):
         home = tmp_path / name
-        one = dataclasses.replace(plan, root=home, folder=home / "runs/clouds/dpsgd/1", insecure_noise_seed=seed)
+        one = changed(plan, root=home, folder=home / "runs/clouds/dpsgd/1", insecure_noise_seed=seed)
         STUDY.run(one)
         weights.append(load(one.folder / "release" / "student.safetensors").module.state_dict()["1.weight"])
         assert summary(one)["private"] is (seed is None)
@@ -210,7 +210,7 @@ def test_what_cannot_be_accounted_for_is_refused(plan):
     )
     for change, message in refused:
         with pytest.raises(ValueError, match=message):
-            STUDY.run(dataclasses.replace(plan, **change))
+            STUDY.run(changed(plan, **change))
     assert not (plan.root / "ledger.sqlite").exists()
 
 

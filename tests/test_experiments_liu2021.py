@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from run_configs import changed, run_config
 
 from pate_torch.accounting import gdp
-from pate_torch.config import Plan
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.experiments import Study
@@ -45,14 +45,14 @@ def source(tmp_path_factory):
 @pytest.fixture
 def plan(source, tmp_path):
     student = Logistic()
-    return Plan(
-        source=source,
+    return run_config(
+        dataset=source,
         partition=ReplaceOne(),
-        recipe=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
         mechanism=Gaussian(sigma=1.0),
-        strategy=Passive(),
+        query=Passive(),
         student=student,
-        refit=student,
+        guide_student=student,
         root=tmp_path,
         folder=tmp_path / "run",
         seed=0,
@@ -181,7 +181,7 @@ def test_printed_noise_is_on_the_count_of_ones():
 
 def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(source, plan):
     with pytest.raises(ValueError, match="replace_one"):
-        study(source).run(dataclasses.replace(plan, partition=AddRemove()))
+        study(source).run(changed(plan, partition=AddRemove()))
     own = dataclasses.replace(source, benchmark=False, publish_split=True, publish_test=True)
     with pytest.raises(ValueError, match="not a public benchmark"):
         study(own).run(plan)

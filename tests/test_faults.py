@@ -21,7 +21,7 @@ from command_runs import TINY, ledger_entries, train
 from killed_runs import half_written, lines, plan, readable, reservations, unsound
 from safetensors.torch import load_file, save_file
 
-from pate_torch import pipeline, preflight, release_store
+from pate_torch import pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.ledger import Ledger, LedgerError
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -336,7 +336,7 @@ def full_disk(*_, **__):
         ("pate_torch.teachers.checkpoints.save_file", 0),
         ("pate_torch.release_store.replace", 1),
         ("pate_torch.pipeline.save_file", 1),
-        ("pate_torch.releasing.save_student", 1),
+        ("pate_torch.pipeline.save_student", 1),
         ("pate_torch.results.write_release", 1),
     ],
 )
@@ -666,7 +666,7 @@ def test_a_release_without_its_ledger_is_refused(home):
         file.unlink()
     refused(home, "there is none", labels=labels)
     assert not (home / "ledger.sqlite").exists()
-    pipeline.run(plan(home, "new", source=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
+    pipeline.run(plan(home, "new", dataset=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
     refused(home, "never charged to the ledger here", labels=labels)
 
 
@@ -748,7 +748,7 @@ def test_preflight_leaves_a_home_as_it_was(tmp_path):
     data = killed_runs.blobs().load()
     one = plan(tmp_path / "home", "first", num_queries=31)
     with pytest.raises(ValueError, match="num_queries"):
-        preflight.refuse(one, data, one.mechanism, one.mechanism.worst_case(31), training=True)
+        one.validate_for(data)
     with pytest.raises(ValueError, match="num_queries"):
         pipeline.run(one)
     assert not (tmp_path / "home").exists()

@@ -1,6 +1,5 @@
 """Votes from elsewhere: every format reads to the same counts; anything but whole votes is refused."""
 
-import dataclasses
 import json
 import math
 import pickle
@@ -8,6 +7,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from command_runs import train
+from run_configs import changed
 from safetensors.torch import save_file
 from test_pipeline import again, blobs, summary
 from test_pipeline import plan as plan_fixture
@@ -201,7 +202,7 @@ def votes_file(tmp_path):
 
 
 def test_a_run_on_brought_votes(plan, votes_file, capsys):
-    pipeline.run(one := dataclasses.replace(plan, votes=votes_file))
+    pipeline.run(one := changed(plan, votes=votes_file))
     found = summary(one)
     assert found["num_teachers"] == 20
     assert found["epsilon"] == found["epsilon_charged"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
@@ -220,7 +221,7 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
 
 
 def test_the_same_brought_votes_are_asked_once(plan, votes_file):
-    pipeline.run(one := dataclasses.replace(plan, votes=votes_file))
+    pipeline.run(one := changed(plan, votes=votes_file))
     pipeline.run(two := again(one, "second"))
     assert summary(two)["release_id"] == summary(one)["release_id"]
     assert summary(two)["epsilon_charged"] == summary(one)["epsilon_charged"]
@@ -232,11 +233,11 @@ def test_the_same_brought_votes_are_asked_once(plan, votes_file):
 def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
     file = write(tmp_path / "votes.npy", np.full((20, 74), 1))
     with pytest.raises(ValueError, match="75 x 3 counts"):
-        pipeline.run(dataclasses.replace(plan, votes=file))
+        pipeline.run(changed(plan, votes=file))
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
 
 
 @pytest.mark.parametrize("key", ["teachers", "labels"])
-def test_votes_exclude_teachers_and_labels(plan, votes_file, key):
-    with pytest.raises(ValueError, match=f"cannot be combined with {key}"):
-        dataclasses.replace(plan, votes=votes_file, **{key: "0123456789abcdef"})
+def test_votes_exclude_teachers_and_labels(tmp_path, votes_file, key, monkeypatch):
+    outcome = train(tmp_path, f"votes={votes_file}", f"{key}=0123456789abcdef", monkeypatch=monkeypatch)
+    assert f"cannot be combined with {key}" in outcome.error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_configs import run_config
 from safetensors.torch import load_file, save_file
 
 from pate_torch import pipeline
@@ -29,11 +30,11 @@ CLOSE = 1e-4
 def run(home: Path, learning_rate: float = 2e-3) -> dict:
     student = Supervised(network="mlp", steps=20, batch_size=16, augment=None)
     pipeline.run(
-        pipeline.Plan(
-            source=Digits(),
+        run_config(
+            dataset=Digits(),
             partition=AddRemove(),
             # Every number is written out: a better default elsewhere is no change here.
-            recipe=TeacherRecipe(
+            teacher=TeacherRecipe(
                 network="mlp",
                 options={"hidden": [16]},
                 steps=20,
@@ -47,9 +48,9 @@ def run(home: Path, learning_rate: float = 2e-3) -> dict:
                 chunk=5,
             ),
             mechanism=Gaussian(sigma=4.0),
-            strategy=Random(),
+            query=Random(),
             student=student,
-            refit=student,
+            guide_student=student,
             root=home,
             folder=home / "runs" / "digits" / "gaussian" / "golden",
             seed=0,

@@ -22,8 +22,11 @@ ALLOWED = {
         *("mechanisms", "types", "core", "noise", "protocols"),
         *("accounting.events", "accounting.outcomes", "voters.gradient_sums"),
     },
-    "teachers": {"teachers", "types", "core", "protocols", "networks", "features", "data", "voters.transductive"},
-    "voters": {"voters", "types", "core", "protocols", "features", "data.units", "ledger", "teachers"},
+    "teachers": {"teachers", "types", "core", "protocols", "networks", "features", "data"},
+    "voters": {
+        *("voters", "types", "core", "protocols", "networks", "features", "data.units", "data.partition", "ledger"),
+        *("teachers", "run_folders", "config", "context"),  # the last two for their types alone
+    },
     "students": {"students", "types", "core", "protocols", "networks", "features"},
     "queries": {"queries", "types", "core", "protocols", "features"},
     "analysis": {

@@ -5,8 +5,10 @@ import json
 
 import pytest
 import torch
+from run_configs import changed, run_config
 
-from pate_torch import pipeline, preflight
+from pate_torch import pipeline
+from pate_torch.config import refuse_adjacency
 from pate_torch.data.digits import Digits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -77,16 +79,16 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
     path, public = str(tmp_path / "own.csv"), str(tmp_path / "public.csv")
     data = LabelsOnly(source=Csv(path=path, publish_split=True)).load()
     with pytest.raises(ValueError, match=r"partition='replace_one'.*dataset\.roles=position.*dataset\.public_path"):
-        preflight.refuse_adjacency(data, "replace_one")
+        refuse_adjacency(data, "replace_one")
     for source in (
         Csv(path=path, roles="position", publish_split=True),
         Csv(path=path, public_path=public),
         own_data(),
     ):
         data = LabelsOnly(source=source).load()
-        preflight.refuse_adjacency(data, "replace_one")
+        refuse_adjacency(data, "replace_one")
         with pytest.raises(ValueError, match=r"partition='add_remove'.*partition=replace_one"):
-            preflight.refuse_adjacency(data, "add_remove")
+            refuse_adjacency(data, "add_remove")
 
 
 def test_labels_are_replaced_not_removed_and_groups_are_refused():
@@ -99,14 +101,14 @@ def test_labels_are_replaced_not_removed_and_groups_are_refused():
 @pytest.fixture
 def plan(tmp_path):
     student = Supervised(network="small_cnn", steps=30, augment=AUGMENT)
-    return pipeline.Plan(
-        source=SOURCE,
+    return run_config(
+        dataset=SOURCE,
         partition=ReplaceOne(),
-        recipe=RECIPE,
+        teacher=RECIPE,
         mechanism=Gaussian(sigma=1.0),
-        strategy=Random(),
+        query=Random(),
         student=student,
-        refit=student,
+        guide_student=student,
         root=tmp_path,
         folder=tmp_path / "runs" / "digits" / "gaussian" / "first",
         seed=0,
@@ -135,8 +137,8 @@ def test_a_run_says_what_it_protects_and_what_it_does_not(plan):
 def test_an_account_opened_for_records_refuses_labels(plan, tmp_path):
     own, rows = own_data(), Supervised(network="mlp", steps=5, augment=None)
     recipe = dataclasses.replace(RECIPE, start=None, augment=None)
-    given = {"recipe": recipe, "student": rows, "refit": rows, "num_teachers": 4, "num_queries": 3}
-    pipeline.run(dataclasses.replace(plan, source=own, **given))
-    again = dataclasses.replace(plan, source=LabelsOnly(source=own), folder=tmp_path / "runs/mine/gaussian/2", **given)
+    given = {"teacher": recipe, "student": rows, "guide_student": rows, "num_teachers": 4, "num_queries": 3}
+    pipeline.run(changed(plan, dataset=own, **given))
+    again = changed(plan, dataset=LabelsOnly(source=own), folder=tmp_path / "runs/mine/gaussian/2", **given)
     with pytest.raises(ValueError, match="unit"):
         pipeline.run(again)

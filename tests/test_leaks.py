@@ -21,7 +21,7 @@ from command_runs import train
 from killed_runs import plan, reservations
 from safetensors.torch import load_file
 
-from pate_torch import ensembling, pipeline
+from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
@@ -34,6 +34,7 @@ from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
+from pate_torch.voters import teachers
 
 ROOT = Path(__file__).parent.parent
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
@@ -278,7 +279,7 @@ def test_one_record_reaches_one_teacher_through_the_whole_pipeline(tmp_path, par
         )
     )
     for name, data in (("a", source), ("b", other)):
-        pipeline.run(plan(tmp_path / name, "only", source=data, partition=partition))
+        pipeline.run(plan(tmp_path / name, "only", dataset=data, partition=partition))
     left, right = weights(tmp_path / "a"), weights(tmp_path / "b")
     moved_K = torch.stack([(left[name] != right[name]).flatten(1).any(1) for name in left if name[0] != "_"]).any(0)
     assert int(moved_K.sum()) == 1
@@ -294,7 +295,7 @@ def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
     source, quiet = named(killed_runs.blobs()), Gaussian(sigma=0.01)
     for name, data in (("a", source), ("b", swapped(source))):
         pipeline.run(
-            plan(tmp_path / name, "only", source=data, insecure_noise_seed=3, mechanism=quiet, opening_budget=1e6)
+            plan(tmp_path / name, "only", dataset=data, insecure_noise_seed=3, mechanism=quiet, opening_budget=1e6)
         )
     left, right = (tmp_path / name / "runs/blobs/gaussian/only/release" for name in ("a", "b"))
     assert (left / "labels.csv").read_bytes() == (right / "labels.csv").read_bytes()
@@ -341,16 +342,16 @@ def test_overlapping_shards_stop_the_run(tmp_path):
 def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeypatch):
     """Redrawn shards would let one record reach many teachers over time: each run, each round, the same shards."""
     seen = []
-    real = ensembling.train
+    real = teachers.train
 
     def spy(private, spec, shards, *args, **options):
         seen.append(shards)
         return real(private, spec, shards, *args, **options)
 
-    monkeypatch.setattr(ensembling, "train", spy)
+    monkeypatch.setattr(teachers, "train", spy)
     pipeline.run(plan(tmp_path, "a"))
     pipeline.run(plan(tmp_path, "b", mechanism=Gaussian(sigma=3.0)))  # the same teachers: not trained again
-    pipeline.run(plan(tmp_path, "c", recipe=dataclasses.replace(plan(tmp_path, "c").recipe, steps=6)))
+    pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").teacher, steps=6)))
     assert len(seen) == 2
     assert torch.equal(seen[0].index_KS, seen[1].index_KS)
     used = seen[0].index_KS[seen[0].mask_KS]
@@ -408,9 +409,9 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
 
     for name in ("gaussian", "laplace", "gumbel", "exponential", "uniform"):
         watch(name)
-    strategy = dataclasses.replace(plan(tmp_path, "x").strategy, rounds=rounds)
+    strategy = dataclasses.replace(plan(tmp_path, "x").query, rounds=rounds)
     try:
-        pipeline.run(plan(tmp_path, "only", mechanism=mechanism, strategy=strategy, noise=mechanism.noise))
+        pipeline.run(plan(tmp_path, "only", mechanism=mechanism, query=strategy, noise=mechanism.noise))
     except ValueError as error:
         assert "none of the" in str(error)  # noise may pass every question over; it is charged all the same
     assert drawn and min(drawn) == 1
@@ -478,8 +479,8 @@ def images() -> Tensors:
 
 def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
     """A vote on a randomly distorted point is another question; here distortion ends with training."""
-    recipe = dataclasses.replace(plan(tmp_path, "x").recipe, augment=Affine(rotate=20.0, shift=1.0))
-    one = plan(tmp_path, "only", source=images(), recipe=recipe)
+    recipe = dataclasses.replace(plan(tmp_path, "x").teacher, augment=Affine(rotate=20.0, shift=1.0))
+    one = plan(tmp_path, "only", dataset=images(), teacher=recipe)
     pipeline.run(one)
     (file,) = tmp_path.glob("teachers/[0-9a-f]*/votes/*.safetensors")
     first = load_file(file)["counts_QC"]

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 import test_public_start
 import torch
+from run_configs import changed
 from scipy.stats import norm
 from test_pipeline import again, blobs, summary
 from test_pipeline import plan as plan_fixture
 
-from pate_torch import ensembling, pipeline
+from pate_torch import pipeline
 from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
+from pate_torch.context import Loaded
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.reporting.intervals import concordance, difference
 from pate_torch.reporting.statement import advantage_bound, attack_bound
 from pate_torch.students.selection import Selection
+from pate_torch.teachers.baseline import logits_of_one
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
 
@@ -206,7 +209,7 @@ def test_a_unit_is_counted_once():
 def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan, partition):
     test = MembershipTest(held_out=0.3)
     chosen = Selection(candidates={"a": plan.student, "b": plan.student}, validation=0.2)
-    loaded = ensembling.load(dataclasses.replace(plan, partition=partition, membership=test, selection=chosen))
+    loaded = Loaded.of(changed(plan, partition=partition, membership=test, selection=chosen))
     parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.others)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
@@ -247,8 +250,8 @@ def memorable(n: int = 300) -> Tensors:
 
 
 def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, capsys):
-    recipe = dataclasses.replace(plan.recipe, network="mlp", steps=200, learning_rate=0.01)
-    one = dataclasses.replace(plan, source=memorable(), recipe=recipe, membership=MembershipTest(), baseline=True)
+    recipe = dataclasses.replace(plan.teacher, network="mlp", steps=200, learning_rate=0.01)
+    one = changed(plan, dataset=memorable(), teacher=recipe, membership=MembershipTest(), baseline=True)
     report = pipeline.run(one)
     found = owners(one)["membership"]
     student, alone = found["student"], found["nonprivate"]
@@ -266,7 +269,7 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
 
 def test_the_bound_of_the_plan_is_the_distance_between_two_normal_laws(plan):
     """mu = sqrt(2 * 20) / 2: total variation 2 Phi(mu / 2) - 1."""
-    pipeline.run(one := dataclasses.replace(plan, membership=MembershipTest(), baseline=False))
+    pipeline.run(one := changed(plan, membership=MembershipTest(), baseline=False))
     found = owners(one)["membership"]
     assert found["nonprivate"] is None and found["held_out"] is False
     assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2 / 2) - 1, rel=1e-9)
@@ -274,7 +277,7 @@ def test_the_bound_of_the_plan_is_the_distance_between_two_normal_laws(plan):
 
 def test_without_a_guarantee_there_is_no_bound(plan):
     changes = {"membership": MembershipTest(held_out=0.2), "insecure_noise_seed": 0, "baseline": False}
-    pipeline.run(one := dataclasses.replace(plan, **changes))
+    pipeline.run(one := changed(plan, **changes))
     found = owners(one)["membership"]
     assert found["bound"] is found["bound_by_plan"] is None and found["held_out"] is True
 
@@ -286,13 +289,13 @@ def test_a_student_from_old_labels_is_tested_on_the_records_behind_them_alone(pl
     assert owners(same)["membership"]["student"]["members"] == 150
     source = blobs()
     other = dataclasses.replace(source, x=source.x + 1)
-    pipeline.run(strange := again(plan, "strange", source=other, **old))
+    pipeline.run(strange := again(plan, "strange", dataset=other, **old))
     assert owners(strange)["membership"] is None
 
 
 def test_votes_that_were_brought_have_no_members_here(plan, tmp_path):
     np.save(tmp_path / "v.npy", np.random.default_rng(0).integers(0, 3, (12, 75)))
-    pipeline.run(one := dataclasses.replace(plan, votes=tmp_path / "v.npy", membership=MembershipTest()))
+    pipeline.run(one := changed(plan, votes=tmp_path / "v.npy", membership=MembershipTest()))
     assert owners(one)["membership"] is None
 
 
@@ -304,7 +307,7 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         if start is None:
             given = dataclasses.replace(given, network="lean_cnn")
         ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
-        logits = ensembling.logits_of_one(ensemble, data.evaluation.x)
+        logits = logits_of_one(ensemble, data.evaluation.x)
         assert torch.equal(logits.argmax(1), ensemble.predictions(data.evaluation.x)[0].long())
 
 

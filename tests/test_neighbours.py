@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import preflight, results
+from pate_torch import results
 from pate_torch.accounting.events import Gaussian
 from pate_torch.mechanisms import descent, gaussian
-from pate_torch.pipeline import Plan
 from pate_torch.types import Sensitivity
+from pate_torch.voters.base import RecordVoters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
 
@@ -95,11 +95,11 @@ def attempted(row, draw, tally) -> bool:
 
 # ---- it finds what is planted --------------------------------------------------------------------------------------
 
-RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", "transduction": "none",
+RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", 
                          "representation": "none"}  # fmt: skip
-CENSUS = RECORDS | {"census": "census", "mechanism": "histogram"}
-SLOPES = RECORDS | {"census": "slopes", "mechanism": "descent"}
-TEACHERS = RECORDS | {"census": "none", "mechanism": "gaussian"}
+CENSUS = RECORDS | {"voters": "census", "mechanism": "histogram"}
+SLOPES = RECORDS | {"voters": "slopes", "mechanism": "descent"}
+TEACHERS = RECORDS | {"voters": "inductive", "mechanism": "gaussian"}
 
 
 def faults(case, times: int = 1) -> str:
@@ -115,7 +115,7 @@ def faults(case, times: int = 1) -> str:
 def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = CENSUS | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
-    monkeypatch.setattr(Plan, "_check_census", lambda self: None)
+    monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
     monkeypatch.setattr("pate_torch.voters.reverse_knn.of_each_record", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
@@ -142,7 +142,7 @@ def test_an_id_that_merges_records_is_found(monkeypatch):
 def test_roles_that_follow_content_are_found(monkeypatch):
     case = TEACHERS | {"partition": "replace_one", "form": "csv by hash"}
     assert not cases.attempt(case, cases.Tally())
-    monkeypatch.setattr(preflight, "refuse_adjacency", lambda *_: None)
+    monkeypatch.setattr("pate_torch.config.refuse_adjacency", lambda *_: None)
     assert "differs" in faults(case, times=4)
 
 

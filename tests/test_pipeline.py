@@ -8,8 +8,9 @@ import stat
 
 import pytest
 import torch
+from run_configs import changed, run_config
 
-from pate_torch import pipeline, preflight, release_store, sanitising
+from pate_torch import pipeline, release_store, sanitising
 from pate_torch.accounting import gdp, rdp
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
@@ -59,14 +60,14 @@ def blobs(seed: int = 0, n: int = 300) -> Tensors:
 @pytest.fixture
 def plan(tmp_path):
     student = Supervised(network="mlp", steps=40, augment=None)
-    return pipeline.Plan(
-        source=blobs(),
+    return run_config(
+        dataset=blobs(),
         partition=AddRemove(),
-        recipe=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
         mechanism=Gaussian(sigma=2.0),
-        strategy=Random(),
+        query=Random(),
         student=student,
-        refit=student,
+        guide_student=student,
         root=tmp_path,
         folder=tmp_path / "runs" / "blobs" / "gaussian" / "first",
         seed=0,
@@ -79,7 +80,7 @@ def plan(tmp_path):
 
 
 def again(plan, name, **changes):
-    return dataclasses.replace(plan, folder=plan.folder.parent / name, **changes)
+    return changed(plan, folder=plan.folder.parent / name, **changes)
 
 
 def summary(plan):
@@ -116,7 +117,7 @@ def test_released_labels_are_the_release(plan):
     pipeline.run(plan)
     rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
-    data = plan.source.load()
+    data = plan.dataset.load()
     release, _ = release_store.read(
         plan.root, summary(plan)["release_id"], data.pool, data.spec, Ledger(plan.root / "ledger.sqlite")
     )
@@ -160,13 +161,13 @@ def test_a_student_from_paid_labels_costs_nothing(plan):
 
 def test_a_release_past_the_cap_is_refused_before_a_teacher_is_trained(plan):
     with pytest.raises(ValueError, match="budget_epsilon"):
-        pipeline.run(dataclasses.replace(plan, budget_epsilon=1.0))
+        pipeline.run(changed(plan, budget_epsilon=1.0))
     assert not (plan.root / "teachers").exists()
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()  # the slip did not fix the cap
 
 
 def test_a_second_release_past_the_cap_is_refused_and_charges_nothing(plan):
-    pipeline.run(capped := dataclasses.replace(plan, budget_epsilon=20.0))
+    pipeline.run(capped := changed(plan, budget_epsilon=20.0))
     before = spent(plan)
     with pytest.raises(BudgetExceeded, match="pass the cap"):
         pipeline.run(again(capped, "second", seed=1))
@@ -184,7 +185,7 @@ def test_teachers_without_their_ledger_are_refused(plan):
 def test_teachers_of_other_records_are_refused(plan):
     pipeline.run(plan)
     with pytest.raises(ValueError, match="fingerprint"):
-        pipeline.run(again(plan, "second", source=blobs(seed=1), teachers=summary(plan)["teachers_id"]))
+        pipeline.run(again(plan, "second", dataset=blobs(seed=1), teachers=summary(plan)["teachers_id"]))
 
 
 def test_another_adjacency_is_refused_by_the_account(plan):
@@ -194,7 +195,7 @@ def test_another_adjacency_is_refused_by_the_account(plan):
 
 
 def test_seeded_noise_is_not_private_and_says_so(plan):
-    pipeline.run(seeded := dataclasses.replace(plan, insecure_noise_seed=0))
+    pipeline.run(seeded := changed(plan, insecure_noise_seed=0))
     found = summary(seeded)
     assert found["private"] is False
     assert found["epsilon"] is None
@@ -204,7 +205,7 @@ def test_seeded_noise_is_not_private_and_says_so(plan):
 
 def test_secure_noise_differs_between_runs(plan, tmp_path):
     """With sigma far above the votes, twenty equal labels in a row would be a seeded generator."""
-    noisy = dataclasses.replace(plan, mechanism=Gaussian(sigma=1e4), allow_chance=True)
+    noisy = changed(plan, mechanism=Gaussian(sigma=1e4), allow_chance=True)
     labels = []
     for name in ("a", "b"):
         pipeline.run(one := dataclasses.replace(noisy, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1"))
@@ -214,7 +215,7 @@ def test_secure_noise_differs_between_runs(plan, tmp_path):
 
 def test_confident_reports_its_cap_and_ex_post_apart(plan):
     mechanism = Confident(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
-    pipeline.run(one := dataclasses.replace(plan, mechanism=mechanism))
+    pipeline.run(one := changed(plan, mechanism=mechanism))
     found = summary(one)
     cap = gdp.epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
     answered = found["queries_answered"]
@@ -228,9 +229,9 @@ def test_confident_reports_its_cap_and_ex_post_apart(plan):
 def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_path):
     """No test label, and no truth about the public pool, reaches the student."""
     digests = []
-    for name, source in (("a", plan.source), ("b", _shuffled_evaluation(plan.source))):
-        one = dataclasses.replace(
-            plan, source=source, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1", insecure_noise_seed=5
+    for name, source in (("a", plan.dataset), ("b", _shuffled_evaluation(plan.dataset))):
+        one = changed(
+            plan, dataset=source, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1", insecure_noise_seed=5
         )
         pipeline.run(one)
         digests.append((one.folder / "release" / "student.safetensors").read_bytes())
@@ -242,9 +243,9 @@ def _shuffled_evaluation(source):
 
 
 def test_augment_of_feature_rows_is_refused(plan):
-    recipe = dataclasses.replace(plan.recipe, augment=Affine(rotate=5.0))
+    recipe = dataclasses.replace(plan.teacher, augment=Affine(rotate=5.0))
     with pytest.raises(ValueError, match="augment"):
-        pipeline.run(dataclasses.replace(plan, recipe=recipe))
+        pipeline.run(changed(plan, teacher=recipe))
 
 
 def two_candidates(**changes):
@@ -254,7 +255,7 @@ def two_candidates(**changes):
 
 
 def test_choosing_a_student_by_private_records_is_charged(plan):
-    pipeline.run(one := dataclasses.replace(plan, selection=two_candidates()))
+    pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
     labels_alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
@@ -278,9 +279,9 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
 def test_private_records_choose_no_student_under_neighbours_that_their_source_cannot_bear(plan):
     """Not even of labels that are there already: they are parted anew."""
     data = dataclasses.replace(blobs().load(), adjacencies=("add_remove",), advice="Use partition=add_remove.")
-    one = dataclasses.replace(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)
+    one = changed(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)
     with pytest.raises(ValueError, match=r"partition='replace_one'.*Use partition=add_remove\."):
-        preflight.refuse_reuse(one, data)
+        one.validate_for(data)
     with pytest.raises(ValueError, match="adjacencies"):
         dataclasses.replace(data, adjacencies="add_remove")
 
@@ -304,7 +305,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
     monkeypatch.setattr(sanitising.publication, "release", recorded)
 
     def sanitised(name, **changes):
-        one = dataclasses.replace(
+        one = changed(
             plan,
             mechanism=Gaussian(sigma=8.0),
             num_teachers=60,
@@ -331,11 +332,11 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 
 
 def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
-    discrete = dataclasses.replace(plan, noise="discrete", mechanism=Gaussian(sigma=2.0, noise="discrete"))
+    discrete = changed(plan, noise="discrete", mechanism=Gaussian(sigma=2.0, noise="discrete"))
     with pytest.raises(ValueError, match="no data-dependent price"):
         pipeline.run(dataclasses.replace(discrete, sanitiser=Sanitiser(at_a_loss=True)))
     with pytest.raises(ValueError, match="rounds"):
-        pipeline.run(dataclasses.replace(plan, strategy=Random(rounds=2), sanitiser=Sanitiser(at_a_loss=True)))
+        pipeline.run(changed(plan, query=Random(rounds=2), sanitiser=Sanitiser(at_a_loss=True)))
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
 
 
@@ -353,20 +354,20 @@ class _Refusing:
     "strategy", [Random(rounds=3), Committee(rounds=3), Disagreement(rounds=3)], ids=lambda s: s.name
 )
 def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, strategy):
-    pipeline.run(again(plan, "plain", strategy=strategy, refit=_Refusing()))
+    pipeline.run(again(plan, "plain", query=strategy, guide_student=_Refusing()))
     with pytest.raises(AssertionError, match="nobody looks"):
-        pipeline.run(again(plan, "margin", strategy=Margin(rounds=3), refit=_Refusing()))
+        pipeline.run(again(plan, "margin", query=Margin(rounds=3), guide_student=_Refusing()))
     looking = Interactive(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
-    assert dataclasses.replace(plan, strategy=strategy, mechanism=looking).guided
+    assert changed(plan, query=strategy, mechanism=looking).is_guided
 
 
 def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_back(plan):
     names = ("=HYPERLINK(1)", "'quoted", "-1.5")
-    plan = dataclasses.replace(plan, source=dataclasses.replace(plan.source, class_names=names))
+    plan = changed(plan, dataset=dataclasses.replace(plan.dataset, class_names=names))
     report = pipeline.run(plan)
     with (plan.folder / "release" / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     shown = {"0": "'=HYPERLINK(1)", "1": "''quoted", "2": "-1.5"}
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
-    again = pipeline.run(dataclasses.replace(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
+    again = pipeline.run(changed(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
     assert again.class_names == names and again.free

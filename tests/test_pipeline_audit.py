@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from run_configs import run_config
 
 from pate_torch import aggregation, pipeline
 from pate_torch.accounting import epsilon as accounting
@@ -150,14 +151,14 @@ def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
     for number in range(runs):
         home = folder / f"{canaries}-{number}"
         pipeline.run(
-            pipeline.Plan(
-                source=source(canaries),
+            run_config(
+                dataset=source(canaries),
                 partition=ReplaceOne(),
-                recipe=RECIPE,
+                teacher=RECIPE,
                 mechanism=MECHANISM,
-                strategy=Passive(),
+                query=Passive(),
                 student=student,
-                refit=student,
+                guide_student=student,
                 root=home,
                 folder=home / "runs" / "canary" / "gaussian" / "only",
                 seed=0,

@@ -283,7 +283,7 @@ def test_the_best_is_the_cheapest_among_those_with_most_right_labels():
 
 def test_private_records_are_never_loaded(capsys):
     with pytest.raises(PrivateRecordsRead):
-        run_plan(*UNTOUCHABLE).source.load()
+        run_plan(*UNTOUCHABLE).dataset.load()
     assert command.main([*UNTOUCHABLE, "--json", "--no-plot"]) == 0
     row = json.loads(capsys.readouterr().out)["choices"][4]
     assert row["num_classes"] == 10 and row["shard"] == 250

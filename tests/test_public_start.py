@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from run_configs import changed, run_config
 
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.ensembling import identify
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import Representation
 from pate_torch.features.diffusion import Diffusion
@@ -141,14 +141,14 @@ def test_the_store_keeps_the_trunk(data, diffusion, tmp_path):
 @pytest.fixture
 def plan(tmp_path):
     student = Supervised(network="small_cnn", steps=30, augment=AUGMENT)
-    return pipeline.Plan(
-        source=SOURCE,
+    return run_config(
+        dataset=SOURCE,
         partition=AddRemove(),
-        recipe=RECIPE,
+        teacher=RECIPE,
         mechanism=Gaussian(sigma=1.0),
-        strategy=Random(),
+        query=Random(),
         student=student,
-        refit=student,
+        guide_student=student,
         root=tmp_path,
         folder=tmp_path / "runs" / "glyphs" / "gaussian" / "first",
         seed=0,
@@ -162,7 +162,7 @@ def plan(tmp_path):
 
 def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data):
     pipeline.run(plan)
-    pipeline.run(second := dataclasses.replace(plan, folder=plan.folder.parent / "second", num_queries=10))
+    pipeline.run(second := changed(plan, folder=plan.folder.parent / "second", num_queries=10))
     first, again = (json.loads((p.folder / "release" / "summary.json").read_text()) for p in (plan, second))
     assert first["teachers_id"] == again["teachers_id"]
     assert first["label_accuracy"] > 0.8
@@ -171,14 +171,13 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
 
 
 def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
-    store = TeacherStore(tmp_path)
-    here = identify(plan, data, store)
+    here = plan.voters.identify(data, plan)
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
-    assert identify(plan, dataclasses.replace(data, pool=pool), store) != here
+    assert plan.voters.identify(dataclasses.replace(data, pool=pool), plan) != here
     longer = dataclasses.replace(START, copies=3)
-    assert identify(dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, start=longer)), data, store) != here
-    from_nothing = dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, start=None))
-    assert "pool" not in identify(from_nothing, data, store).configuration
+    assert plan.voters.identify(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
+    from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
+    assert "pool" not in plan.voters.identify(data, from_nothing).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):

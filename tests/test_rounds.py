@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from run_configs import changed, run_config
 
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
@@ -14,9 +15,9 @@ from pate_torch.protocols import QueryState
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
 from pate_torch.release_store import write
-from pate_torch.releasing import student_task
 from pate_torch.students.label_posterior import beliefs
 from pate_torch.students.supervised import Supervised
+from pate_torch.students.task import student_task
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import NoisyCounts, Release
 
@@ -31,14 +32,14 @@ def data():
 
 @pytest.fixture
 def plan(tmp_path):
-    return pipeline.Plan(
-        source=SOURCE,
+    return run_config(
+        dataset=SOURCE,
         partition=AddRemove(),
-        recipe=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
         mechanism=Gaussian(sigma=1.0, counts=True),
-        strategy=PrototypesThenMargin(first=10),
+        query=PrototypesThenMargin(first=10),
         student=STUDENT,
-        refit=STUDENT,
+        guide_student=STUDENT,
         root=tmp_path,
         folder=tmp_path / "runs/glyphs/gaussian/first",
         seed=0,
@@ -82,15 +83,15 @@ def test_counts_are_believed_round_by_round(data):
     noisy = NoisyCounts(counts, 5.0)
     release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, rounds=(6, 6))
     first, second = (beliefs(NoisyCounts(part, 5.0)) for part in counts.split(6))
-    assert torch.equal(student_task(data, release).belief_QC, torch.cat([first, second]))
-    assert not torch.allclose(student_task(data, release).belief_QC, beliefs(noisy))
+    assert torch.equal(student_task(data.spec, data.pool, release).belief_QC, torch.cat([first, second]))
+    assert not torch.allclose(student_task(data.spec, data.pool, release).belief_QC, beliefs(noisy))
 
 
 def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
     report = pipeline.run(plan)
     record = json.loads((plan.folder / "release/release.json").read_text())
     assert record["queries_by_round"] == [10, 20] and record["rounds"] == 2
-    again = dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
+    again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
     assert pipeline.run(again).epsilon == report.epsilon
     students = [(p.folder / "release/student.safetensors").read_bytes() for p in (plan, again)]
     assert students[0] == students[1]
@@ -98,7 +99,7 @@ def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
     for wrong in ([10, 19], [31, -1]):
         file.write_text(json.dumps(record | {"queries_by_round": wrong}))
         with pytest.raises(ValueError, match="edited"):
-            pipeline.run(dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
+            pipeline.run(changed(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
 
 
 def test_a_release_with_successors_from_before_still_says_so(plan):
@@ -106,7 +107,7 @@ def test_a_release_with_successors_from_before_still_says_so(plan):
     file = plan.folder / "release/release.json"
     record = json.loads(file.read_text()) | {"succession": True}
     file.write_text(json.dumps(record))
-    again = dataclasses.replace(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
+    again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
     pipeline.run(again)
     statement = " ".join((again.folder / "release/README.md").read_text().split())
     assert "successors of each later round" in statement and "8 teachers (after the first round" in statement

@@ -55,7 +55,7 @@ def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size:
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Slopes(size=size).records(data, partition.shards(private, 1, 0), encoder=encoder())
+    return Slopes(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
 
 
 def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers
 
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        records = Slopes(size=50).records(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
+        records = Slopes(size=50).ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
         return records.slope(weights(size=60.0)), records.sensitivity.l2 * WHOLE
 
     before, l2 = sums(x[:40], y[:40], names)
@@ -215,7 +215,7 @@ def test_classes_need_not_be_equally_common(rare):
     private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
-    records = Slopes(size=4000).records(data, AddRemove().shards(private, 1, 0), encoder=encoder)
+    records = Slopes(size=4000).ask(data, AddRemove().shards(private, 1, 0), encoder=encoder)
     descent = Descent(sigma=10.0, adjacency="add_remove")
     answers = descent.draw(records, Rehearsal(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
@@ -368,7 +368,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     )
     assert "nearest to" not in page and "0 teachers" not in page
     assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
-    assert f"The declared number of records, {plan.source.private}, is public." in page  # it set how far a slope moves
+    assert f"The declared number of records, {plan.dataset.private}, is public." in page  # it set how far a slope moves
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
@@ -387,7 +387,7 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
 
 def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, report = run
-    data = plan.source.load()
+    data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         release, _ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     assert release.score_RPC.shape == (2, len(data.pool), 10) and release.census_rounds == 2
@@ -418,8 +418,8 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2", "refit.members=2")
     pipeline.run(plan)
     first, second = asked
-    data = plan.source.load()
-    width = plan.representation.alone.features(data.pool.x[:4], data.spec, seed=0).shape[1]
+    data = plan.dataset.load()
+    width = plan.features.alone.features(data.pool.x[:4], data.spec, seed=0).shape[1]
     assert first.shape == second.shape == (2 * width + 1, 10)
     assert sorted(fitted) == sorted([plan.seed, rng.member(plan.seed, 1)] * 3), "two generations, one more round"
     student = load(plan.folder / "release" / "student.safetensors")
@@ -455,10 +455,10 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     report = pipeline.run(plan)
     assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
     student = load(plan.folder / "release" / "student.safetensors")
-    data = plan.source.load()
+    data = plan.dataset.load()
     leanings, given = kept[-1]
     encoder = among(given["encoder"], data.pool.x, data.spec, neighbours)
-    frame = Frame.of(encode(encoder, data.pool.x, data.spec), plan.census.ridge)
+    frame = Frame.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
@@ -522,7 +522,7 @@ def test_edited_scores_are_refused(run, edit):
     file = plan.folder / "release" / "scores.safetensors"
     whole = file.read_bytes()
     score = load_file(file)["score_RPC"]
-    data = plan.source.load()
+    data = plan.dataset.load()
     try:
         if edit == "garbage":
             file.write_bytes(b"no scores")
@@ -588,13 +588,13 @@ CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3", "votin
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])
 def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
-    assert plan.source.name == "mnist" and isinstance(plan.census, Slopes) and plan.guided and plan.rounds == 2
-    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.rounds), plan.delta)
+    assert plan.dataset.name == "mnist" and isinstance(plan.voters, Slopes) and plan.is_guided and plan.num_rounds == 2
+    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     # Else the guiding students would be trained a second time, and the last model's features be others.
     neighbours = 16 if overrides else 0
-    assert plan.student == dataclasses.replace(plan.refit, last="model", neighbours=neighbours)
-    assert plan.census.neighbours == neighbours
+    assert plan.student == dataclasses.replace(plan.guide_student, last="model", neighbours=neighbours)
+    assert plan.voters.neighbours == neighbours
 
 
 def test_a_census_has_a_mechanism_of_its_own():

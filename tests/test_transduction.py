@@ -7,6 +7,7 @@ import killed_runs
 import numpy as np
 import pytest
 import torch
+from run_configs import changed
 from teacher_world import recipe, records, shards_of, spec
 
 from pate_torch import pipeline
@@ -17,7 +18,8 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
-from pate_torch.voters.transductive import Transduction
+from pate_torch.voters.teachers import Teachers
+from pate_torch.voters.transductive import TransductiveTeachers
 
 SHARDS = [*(list(range(k * 9, k * 9 + 9)) for k in range(10)), []]
 
@@ -33,7 +35,7 @@ def ensemble():
 
 
 def jointly(pool, **changes):
-    return Transduction(**changes).among(coordinates(pool, spec()))
+    return TransductiveTeachers(num_teachers=1, **changes).among(coordinates(pool, spec()))
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -108,7 +110,7 @@ def test_tally_and_distributed_votes_count_them(ensemble, pool):
     votes = jointly(pool)
     counted = voting.count(votes.predictions(ensemble, pool), 4).counts_QC
     assert torch.equal(votes.tally(ensemble, pool), counted)
-    assert torch.equal(distributed.votes(ensemble, pool, jointly=votes).counts_QC, counted)
+    assert torch.equal(distributed.votes(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted)
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)
@@ -133,7 +135,9 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
     mixed = place[torch.randperm(len(place), generator=torch.Generator().manual_seed(0))]
 
     def accuracy(where, **changes):
-        return right(Transduction(**changes).among(where).predictions(ensemble, data.pool.x), data)
+        return right(
+            TransductiveTeachers(num_teachers=1, **changes).among(where).predictions(ensemble, data.pool.x), data
+        )
 
     plain = right(ensemble.predictions(data.pool.x), data)
     assert accuracy(place, reach=0) > plain + 0.01
@@ -149,7 +153,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"voting.{next(iter(wrong))}"):
-        Transduction(**wrong)
+        TransductiveTeachers(num_teachers=1, **wrong)
 
 
 def test_another_pool_is_refused(ensemble, pool):
@@ -159,8 +163,13 @@ def test_another_pool_is_refused(ensemble, pool):
 
 @pytest.fixture
 def plan(tmp_path):
-    given = {"source": SOURCE, "recipe": RECIPE, "mechanism": Gaussian(sigma=4.0), "transduction": Transduction()}
-    return killed_runs.plan(tmp_path, "first", **given, num_teachers=40, num_queries=6, delta=1e-5)
+    given = {
+        "dataset": SOURCE,
+        "teacher": RECIPE,
+        "mechanism": Gaussian(sigma=4.0),
+        "voters": TransductiveTeachers(num_teachers=40),
+    }
+    return killed_runs.plan(tmp_path, "first", **given, num_queries=6, delta=1e-5)
 
 
 def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
@@ -169,20 +178,20 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     assert record["voting"] == "transductive"
     teachers = record["teachers_id"]
     (kept,) = (plan.root / "teachers" / teachers / "votes").glob("*.safetensors")
-    other = dataclasses.replace(plan, folder=plan.folder.parent / "other", transduction=None)
+    other = changed(plan, folder=plan.folder.parent / "other", voters=Teachers(num_teachers=40))
     pipeline.run(other)
     again = json.loads((other.folder / "release" / "release.json").read_text())
     assert again["voting"] == "inductive"
     assert again["teachers_id"] == teachers  # the same teachers, asked otherwise
     assert again["release_id"] != record["release_id"]  # and paid for again
     assert len(list(kept.parent.glob("*.safetensors"))) == 2
-    third = dataclasses.replace(plan, folder=plan.folder.parent / "third")
+    third = changed(plan, folder=plan.folder.parent / "third")
     pipeline.run(third)  # the first question again: found, not paid for
     assert json.loads((third.folder / "release" / "summary.json").read_text())["release_id"] == record["release_id"]
 
 
 def test_a_pool_of_one_is_refused_before_anything_is_charged(plan):
-    alone = dataclasses.replace(plan, source=dataclasses.replace(SOURCE, public=1), num_queries=1)
+    alone = changed(plan, dataset=dataclasses.replace(SOURCE, public=1), num_queries=1)
     with pytest.raises(ValueError, match="voting='transductive': needs at least two public points"):
         pipeline.run(alone)
     assert not (plan.root / "ledger.sqlite").exists()

@@ -73,6 +73,9 @@ def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
 def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
     """Who answers; teachers give way to a file of votes."""
     voters: Voters = component(cfg, "voting", Voters)
+    if resolved["teachers"] is not None and not voters.num_teachers:
+        fix = "Leave out teachers: every record answers for itself."
+        raise checks.fail("voting", voters.name, "cannot be combined with teachers", fix)
     if resolved["votes"] is None:
         return voters
     path = Path(checks.text("votes", resolved["votes"]))

@@ -26,16 +26,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import results, run_folders
+from pate_torch import run_folders
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import Partition, RunConfig
-from pate_torch.context import RunContext
 from pate_torch.core import checks
-from pate_torch.pipeline import release_labels
+from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
-from pate_torch.reporting.released import ReleasedReport
 from pate_torch.reporting.table import show_closing
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
@@ -59,30 +57,6 @@ class Rows:
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
         private = PrivateData(nothing, no_label, np.array([], dtype=str), self.unit)
         return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label))
-
-
-def answer(config: RunConfig) -> ReleasedReport:
-    """Answer the first ``config.num_queries`` points; writes the release folder.
-
-    Raises:
-        ValueError: A choice that cannot work.
-        BudgetExceeded: The cap does not admit it. In either case nothing has been drawn or charged.
-    """
-    with RunContext.open(config) as run:
-        release = release_labels(run)
-        report = results.report(
-            data=run.data,
-            release=release.labels,
-            record=release.record,
-            paid=run.paid,
-            student=None,
-            student_name="",
-            ledger=run.ledger,
-            seconds=run.clock.seconds,
-        )
-        run.release_dir.mkdir(parents=True, exist_ok=True)
-        results.write_release(run.release_dir, report)
-    return report
 
 
 def build(cfg: DictConfig) -> RunConfig:
@@ -128,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with initialize_config_dir(version_base="1.3", config_dir=configuration()):
             config = build(hydra_compose("label", overrides=settings))
-        report = answer(config)
+        report = run(config)
+        assert report is not None
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return 2

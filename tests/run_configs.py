@@ -1,0 +1,32 @@
+"""RunConfig from flat keywords: what belongs to the account's terms, and to the teachers, finds its place."""
+
+import dataclasses
+
+from pate_torch.config import PrivacyConfig, RunConfig
+from pate_torch.voters.teachers import Teachers
+from pate_torch.voters.votes_file import VotesFile
+
+PRIVACY = {field.name for field in dataclasses.fields(PrivacyConfig)}
+
+
+def run_config(**given) -> RunConfig:
+    """``num_teachers`` makes teachers, where no ``voters`` are given."""
+    terms = {key: given.pop(key) for key in PRIVACY & given.keys()}
+    if "num_teachers" in given:
+        given["voters"] = Teachers(num_teachers=given.pop("num_teachers"))
+    return RunConfig(**{"baseline": True, **given}, privacy=PrivacyConfig(**terms))
+
+
+def changed(config: RunConfig, **changes) -> RunConfig:
+    """``teachers``: the id of an ensemble to use again; ``votes``: a file of votes that takes their place."""
+    terms = {key: changes.pop(key) for key in PRIVACY & changes.keys()}
+    voters = {key: changes.pop(key) for key in ("num_teachers", "teachers") if key in changes}
+    if "teachers" in voters:
+        voters["stored"] = voters.pop("teachers")
+    if voters:
+        changes["voters"] = dataclasses.replace(changes.get("voters", config.voters), **voters)
+    if "votes" in changes:
+        path = changes.pop("votes")
+        changes["voters"] = VotesFile(path=path)
+        changes.setdefault("baseline", False)
+    return dataclasses.replace(config, **changes, privacy=dataclasses.replace(config.privacy, **terms))
