@@ -19,7 +19,6 @@ from pate_torch.features.contrastive import Representation
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.protocols import Checkable, DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
-from pate_torch.students.carried import Carried
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, PrivateData, Shards
@@ -88,7 +87,7 @@ class RunConfig:
         num_queries: At most so many are asked. fewer_queries: their number was recommended, not chosen, so that fewer
             public points lower it.
         features: How features of the public points are learnt; None: the points as they are.
-        guide_student: Fitted between rounds of questions.
+        guide_student: Fitted between rounds of questions; None: the student itself, which then goes on from there.
         privacy: The account's terms.
         student: Learns from the released labels; None: labels are all that is wanted.
         selection, sanitiser, membership: A student chosen by private records, a published data-dependent price, the
@@ -135,23 +134,17 @@ class RunConfig:
         if given != self.privacy.noise:
             raise checks.fail("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
         self.voters.check(self)
-        if isinstance(self.student, Carried):
-            self._check_model(self.student)
+        if getattr(self.student, "last", None) == "model" and self.labels is None:
+            self._check_model()
 
-    def _check_model(self, student: Carried) -> None:
+    def _check_model(self) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
-        if student.last != "model":
-            return
-        neighbours = self.voters.model_neighbours
-        if neighbours is None:
+        if not self.voters.releases_model:
             fix = "Use voting=slopes mechanism=descent, or student.last=student."
             raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
-        if student.neighbours != neighbours:
-            fix = f"Use student.neighbours={neighbours}."
-            raise checks.fail("student.neighbours", student.neighbours, "must be voting.neighbours", fix)
-        if self.num_rounds > 1 and self.guide_student != student.before:
-            fix = "Use student@refit=carried with the values of student."
-            raise checks.fail("student.last", "model", "needs a refit that is the same student but for last", fix)
+        if self.num_rounds > 1 and self.guide_student is not None:
+            fix = "Use student@refit=same."
+            raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
 
     @property
     def ledger_path(self) -> Path:
@@ -167,6 +160,11 @@ class RunConfig:
     def num_rounds(self) -> int:
         """In how many rounds questions are asked."""
         return min(self.query.rounds, self.num_queries)
+
+    @property
+    def guide(self) -> StudentAlgorithm | None:
+        """Who guides rounds of questions: a student of its own, or the one that is published."""
+        return getattr(self.student, "guide", self.student) if self.guide_student is None else self.guide_student
 
     @property
     def is_guided(self) -> bool:
@@ -250,7 +248,7 @@ class RunConfig:
             if self.baseline:  # a model of the teachers' recipe, on all records
                 refuse_component("teacher", self.teacher, data)
             if self.is_guided:
-                refuse_component("refit", self.guide_student, data)
+                refuse_component("refit", self.guide, data)
         elif self.selection is not None:
             refuse_adjacency(data, self.partition.adjacency)
         self.validate_students(data)

@@ -25,7 +25,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.ledger import Ledger
-from pate_torch.protocols import Log, silent
+from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.teachers.store import TeacherStore
@@ -166,7 +166,7 @@ class RunContext:
                 config.validate_for(loaded.data)
                 ledger = opened.enter_context(Ledger(config.ledger_path, create=False))
                 found = release_store.read(config.root, config.labels, loaded.data.pool, loaded.data.spec, ledger)
-                reused = LabelRelease(labels=found[0], facts=found[1])
+                reused = LabelRelease(labels=found[0], facts=found[1], guide=found[2])
                 opened.enter_context(claimed(config))
                 release_store.refuse_used_folder(config.folder, reused.labels.id)
             run = cls(
@@ -188,12 +188,14 @@ class LabelRelease:
     Attributes:
         labels: Releasable: the questions, and what was answered.
         facts: Releasable: ``release.json``.
+        guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
         voters: PRIVATE. Who answered; None: they are not here.
         raw_votes: PRIVATE. The votes behind the answers, in one table, where they were given in this run; else empty.
     """
 
     labels: Release
     facts: dict[str, Any]
+    guide: Student | None = None
     voters: FittedVoters | None = None
     raw_votes: tuple[Votes | Ballots, ...] = ()
 

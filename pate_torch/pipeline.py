@@ -10,6 +10,7 @@ was drawn.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 from pate_torch import aggregation, owner, release_store, results
@@ -75,13 +76,14 @@ def release_labels(run: RunContext) -> LabelRelease:
             release_store.refuse_used_folder(config.folder, found[0].id)
             run.stages.say(f"Reusing release {found[0].id}: same questions, mechanism and teachers. It costs nothing.")
             voters.remember(run.ledger.head())
-            return LabelRelease(labels=found[0], facts=found[1], voters=voters)
+            return LabelRelease(labels=found[0], facts=found[1], guide=found[2], voters=voters)
         release_store.refuse_used_folder(config.folder)
         written: dict[str, Any] = {}
+        guide = _Guide(run, voters)
         raw_votes: list[Votes | Ballots] = []
 
         def write(labels: Release) -> dict[str, str]:
-            written.update(release_store.write(run.release_dir, labels, facts, data.spec))
+            written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept))
             return release_store.digests(written)
 
         labels = aggregation.label(
@@ -93,7 +95,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             budget=budget,
             num_queries=config.num_queries,
             seed=config.seed,
-            next_round=_guide(run, voters) if config.is_guided else None,
+            next_round=guide,
             feature_PD=learn_features(config.features, data, config.seed, config.device, run.stages),
             write=write,
             on_votes=raw_votes.append,
@@ -101,24 +103,33 @@ def release_labels(run: RunContext) -> LabelRelease:
         )
     voters.remember(run.ledger.head())
     run.paid.append(labels.id)
-    return LabelRelease(labels=labels, facts=written, voters=voters, raw_votes=tuple(raw_votes))
+    return LabelRelease(labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=tuple(raw_votes))
 
 
-def _guide(run: RunContext, voters: FittedVoters) -> aggregation.NextRound:
+class _Guide:
     """Fits a student between rounds: it guides the next questions, and the voters who look at it."""
-    config, data = run.config, run.data
-    stage = run.stages("Fitting the guiding student")
 
-    def next_round(labels: Release) -> RoundState:
-        if config.guide_student is None or not bool(labels.answered_Q.any()):
+    def __init__(self, run: RunContext, voters: FittedVoters) -> None:
+        self.run, self.voters = run, voters
+        self.student: Student | None = None
+        self.stage = run.stages("Fitting the guiding student") if run.config.is_guided else None
+
+    @property
+    def kept(self) -> Student | None:
+        """What is released beside the labels: the guide, where the student that is published goes on from it."""
+        return self.student if self.run.config.guide_student is None else None
+
+    def __call__(self, labels: Release) -> RoundState:
+        """What the next round goes by: functions of what was released, and the records in its student's features."""
+        config, data, algorithm = self.run.config, self.run.data, self.run.config.guide
+        if self.stage is None or algorithm is None or not bool(labels.answered_Q.any()):
             return RoundState()
         task = student_task(data.spec, data.pool, labels)
-        guide = config.guide_student.fit(task, seed=config.seed, device=config.device, progress=stage)
-        now = voters.for_round(guide)
-        answers = None if now is voters else now.answers
-        return RoundState(guide.probabilities(data.pool.x), answers, now.feature_PD)
-
-    return next_round
+        task = replace(task, guide=self.kept)
+        self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
+        now = self.voters.for_round(self.student)
+        answers = None if now is self.voters else now.answers
+        return RoundState(self.student.probabilities(data.pool.x), answers, now.feature_PD)
 
 
 def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
@@ -131,7 +142,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         asking["representation"] = _configuration(config.features)
     asking |= config.voters.facts(data, config)
     if config.is_guided:
-        asking["refit"] = _configuration(config.guide_student)
+        asking["refit"] = _configuration(config.guide)
     declared = config.voters.declared(data)
     pool = release_store.digest(data.pool)
     same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
@@ -190,7 +201,10 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn from. "
             "Lower the threshold, or use more teachers."
         )
-    task, held, selection = student_task(data.spec, data.pool, labels), run.loaded.validation, config.selection
+    held, selection = run.loaded.validation, config.selection
+    task = replace(
+        student_task(data.spec, data.pool, labels), guide=release.guide if config.guide_student is None else None
+    )
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
         def log(tag: str, value: float, step: int) -> None:

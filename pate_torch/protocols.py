@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.types import Answers, Context, Dataset, DataSpec, Sensitivity
+from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, Sensitivity
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -140,6 +140,8 @@ class StudentTask:
     """All a student sees. pool_x: every public point; query_Q: indices of the *answered* points; label_Q: their labels.
 
     ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
+    ``guide``: the student of all rounds but the last, by the same recipe; None: there is none. ``model``: the linear
+    model that gave the last round's answers, in the guide's features; None: no model did.
     ``belief_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
     released. ``round_Q``: the round, from 0, in which each was asked; None: all in one.
     """
@@ -151,6 +153,8 @@ class StudentTask:
     flip_probability: float | None = None
     belief_QC: Tensor | None = None
     round_Q: Tensor | None = None
+    guide: Student | None = None
+    model: LinearModel | None = None
 
 
 @dataclass(frozen=True, eq=False)

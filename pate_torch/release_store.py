@@ -26,11 +26,15 @@ from torch import Tensor
 from pate_torch import run_folders
 from pate_torch.accounting import events
 from pate_torch.core import checks
+from pate_torch.core.files import file_digest
 from pate_torch.ledger import Ledger
-from pate_torch.types import NO_ANSWER, DataSpec, NoisyCounts, PublicPool, Release
+from pate_torch.protocols import Student
+from pate_torch.students import store as student_store
+from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PublicPool, Release
 
 SCHEMA_VERSION = 1
-_ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors")
+_GUIDE = "guide.safetensors"
+_ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors", _GUIDE)
 """What is nothing without its release.json, which is written last."""
 
 
@@ -75,11 +79,14 @@ def discard_torn(run: Path) -> None:
 
 def digests(record: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 of each file of answers, by the name under which record and ledger hold it."""
-    return {name: record[name] for name in ("labels_sha256", "cells_sha256", "scores_sha256") if name in record}
+    names = ("labels_sha256", "cells_sha256", "scores_sha256", "guide_sha256")
+    return {name: record[name] for name in names if name in record}
 
 
-def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec) -> dict[str, Any]:
-    """Write the release into ``folder``; returns the record as ``read`` will."""
+def write(
+    folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec, guide: Student | None = None
+) -> dict[str, Any]:
+    """Write the release, and the student that guided it, into ``folder``; returns the record as ``read`` will."""
     folder.mkdir(parents=True, exist_ok=True)
     table = _table(release, spec)
     record = {
@@ -98,12 +105,31 @@ def write(folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSp
         record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
         replace(folder / "cells.csv", cells)
     if release.score_RPC is not None:
-        scores = safetensors.torch.save({"score_RPC": release.score_RPC.contiguous()})
+        scores = safetensors.torch.save(_scores(release.score_RPC, release.model))
         record["scores_sha256"] = hashlib.sha256(scores).hexdigest()
         replace(folder / "scores.safetensors", scores)
+    if guide is not None:
+        student_store.save(guide, folder / _GUIDE)
+        record["guide_sha256"] = file_digest(folder / _GUIDE)
     replace(folder / "labels.csv", table)
     replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
+
+
+def _scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
+    """What scores.safetensors holds: the logits of the public points, and the model behind the last round's."""
+    held = {"score_RPC": score_RPC.contiguous()}
+    if model is not None:
+        held |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
+        held["neighbours"] = torch.tensor([model.neighbours])
+    return held
+
+
+def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
+    """Inverse of ``_scores``; None in files from before the model was written."""
+    if "weight_DC" not in held:
+        return None
+    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbours"]))
 
 
 def _table(release: Release, spec: DataSpec) -> str:
@@ -161,23 +187,32 @@ def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int)
 
 def read(
     root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any]]:
-    """The release called ``release_id``, for this pool.
+) -> tuple[Release, dict[str, Any], Student | None]:
+    """(the release called ``release_id``, for this pool; its record; the student that guided it, if it was kept).
 
     Raises ValueError when it is missing, damaged, foreign, or not what the ledger was charged for.
     """
     folder, record = run_folders.find_release(root, release_id)
-    return _read(folder, record, pool, spec, ledger), record
+    return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
 
 
 def find_same(
     root: Path, same: str, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any]] | None:
+) -> tuple[Release, dict[str, Any], Student | None] | None:
     """A release with the same key, if there is one: the same questions need not be paid for twice."""
     for folder, record in run_folders.releases(root):
         if record.get("key") == same and record.get("private") is True and record.get("dataset") == spec.name:
-            return _read(folder, record, pool, spec, ledger), record
+            return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
     return None
+
+
+def _guide(folder: Path, record: dict[str, Any]) -> Student | None:
+    if "guide_sha256" not in record:
+        return None
+    path = folder / _GUIDE
+    if not path.exists() or file_digest(path) != record["guide_sha256"]:
+        raise _bad(record, f"{_GUIDE} is not the one that was written", f"Restore the files of {folder}.")
+    return student_store.load(path)
 
 
 def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
@@ -196,10 +231,12 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
         cells = scores = None
+        held: dict[str, Tensor] = {}
         if "cells_sha256" in record:
             cells = (folder / "cells.csv").read_text(encoding="utf-8")
         if "scores_sha256" in record:
             scores = (folder / "scores.safetensors").read_bytes()
+            held = safetensors.torch.load(scores)
         release = Release(
             run_folders.checked_id("labels", record["release_id"]),
             query_Q,
@@ -209,7 +246,8 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             _noisy(rows, record, spec.num_classes),
             rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
-            score_RPC=None if scores is None else safetensors.torch.load(scores)["score_RPC"],
+            score_RPC=None if scores is None else held["score_RPC"],
+            model=_model(held),
         )
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
         if cells is not None and release.cell_RP is not None:

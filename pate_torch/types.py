@@ -355,13 +355,29 @@ class NoisyCounts:
 
 
 @dataclass(frozen=True, eq=False)
+class LinearModel:
+    """Releasable. Logits z W + b of a point whose features z, of length 1, are taken under the student of the round
+    before: its guide, or what was learnt from the public points alone.
+
+    Attributes:
+        weight_DC: W, float32. bias_C: b, float32.
+        neighbours: Public points among which features are moved first (``networks.Among``); 0: none.
+    """
+
+    weight_DC: Tensor
+    bias_C: Tensor
+    neighbours: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Answers:
     """What a mechanism lets out for one batch of queries: int64 labels [Q], NO_ANSWER (-1) for none, and what it cost.
 
     ``events`` are those actually incurred. spent: the reservation that paid for the noise behind them; None: nothing
     did, and nothing releases them. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
     unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own. ``noisy``: the noisy counts,
-    where the mechanism's price is theirs. ``score_PC``: logits of every public point, where that is what left.
+    where the mechanism's price is theirs. ``score_PC``: logits of every public point, and ``model``: what gave them,
+    where that is what left.
     """
 
     label_Q: Tensor
@@ -370,6 +386,7 @@ class Answers:
     from_student_Q: Tensor | None = None
     noisy: NoisyCounts | None = None
     score_PC: Tensor | None = None
+    model: LinearModel | None = None
     spent: str | None = None
 
     @property
@@ -389,6 +406,7 @@ class Release:
     noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
     empty: all in one. cell_RP: of a census, the question (its place in query_Q) in whose cell each public point lies,
     round by round, int64 [R, P]. score_RPC: of slopes, the logits of every public point, round by round, float32.
+    model: what gave the last round's.
     """
 
     id: str
@@ -400,6 +418,7 @@ class Release:
     rounds: tuple[int, ...] = ()
     cell_RP: Tensor | None = None
     score_RPC: Tensor | None = None
+    model: LinearModel | None = None
 
     @classmethod
     def empty(cls, id: str, planned: tuple[Event, ...]) -> Release:
@@ -433,6 +452,7 @@ class Release:
             rounds=(*self.rounds, shown),
             cell_RP=_one_more(self.cell_RP, cell_P),
             score_RPC=_one_more(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
+            model=answers.model,
         )
 
     @property

@@ -211,7 +211,7 @@ def _census(home: Path, number: int) -> None:
 
 def _slopes(home: Path, number: int) -> None:
     mechanism = Descent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, census=Slopes(size=100), mechanism=mechanism, student=_carried())
+    _pipeline(home, number, voters=Slopes(size=100), mechanism=mechanism, student=_carried())
 
 
 def _label(home: Path, number: int) -> None:

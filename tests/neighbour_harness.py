@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +38,7 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.students import rounds, selection
+from pate_torch.students import selection
 from pate_torch.types import Sensitivity
 from pate_torch.voters.gradient_sums import WHOLE, Leanings
 
@@ -174,7 +173,6 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
         for module in (results, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
-        patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
         patch.setattr(estimator, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(tensorboard, "confusion_figure", lambda _: None)

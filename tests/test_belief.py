@@ -188,7 +188,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
     data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
-        release, _ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
     assert release.noisy.sigma == 4.0
     assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
     again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")

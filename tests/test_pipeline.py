@@ -118,7 +118,7 @@ def test_released_labels_are_the_release(plan):
     rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data = plan.dataset.load()
-    release, _ = release_store.read(
+    release, *_ = release_store.read(
         plan.root, summary(plan)["release_id"], data.pool, data.spec, Ledger(plan.root / "ledger.sqlite")
     )
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]

@@ -48,7 +48,7 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
         features=None if resolved["representation"] is None else component(cfg, "representation", Representation),
         student=component(cfg, "student", StudentAlgorithm),
-        guide_student=component(cfg, "refit", StudentAlgorithm),
+        guide_student=component(cfg, "refit", StudentAlgorithm) if "_target_" in resolved["refit"] else None,
         privacy=privacy(resolved),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,

@@ -79,4 +79,6 @@ class Descent(RecordMechanism):
             weight_DC = weight_DC + (self.rate if step else self.first) * votes.scale * noisy_DC / longest
         score_PC = votes.scores(weight_DC)
         asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
-        return Answers(asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC)
+        return Answers(
+            asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC, model=votes.model(weight_DC)
+        )

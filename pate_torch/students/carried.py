@@ -8,7 +8,6 @@ mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +16,10 @@ import torch
 from pate_torch.core import checks
 from pate_torch.features.contrastive import Representation
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.students.answering import answering
 from pate_torch.students.carrying import REACH, carried, trusted
 from pate_torch.students.ensemble import Ensemble
-from pate_torch.students.rounds import by_round, remembered
+from pate_torch.students.linear_model import linear_student
+from pate_torch.students.task import by_round
 from pate_torch.students.training import pose
 from pate_torch.types import DataSpec
 
@@ -45,7 +44,6 @@ class Carried:
     ``last``: what is given in the end. "student": one that learnt from the last round's answers. "model": the linear
     model itself that gave them (``voting=slopes``), in the features of the students before. It was led by the private
     records, which those students never saw, and so does not repeat what they got wrong of the public points.
-    ``neighbours``: its own, ``voting.neighbours``.
     """
 
     first: StudentAlgorithm
@@ -59,7 +57,6 @@ class Carried:
     generations: int = 2
     members: int = 1
     last: str = "student"
-    neighbours: int = 0
 
     def __post_init__(self) -> None:
         for key in ("first", "then"):
@@ -74,14 +71,11 @@ class Carried:
         checks.integer("student.generations", self.generations, low=1)
         checks.integer("student.members", self.members, low=1)
         checks.one_of("student.last", self.last, ("student", "model"))
-        checks.integer("student.neighbours", self.neighbours, low=0)
-        if self.neighbours and self.last != "model":
-            raise checks.fail("student.neighbours", self.neighbours, "is the model's", "Use student.last=model.")
 
     @property
-    def before(self) -> Carried:
-        """The recipe of the students that a last model follows: this one, where there is no such model."""
-        return replace(self, last="student", neighbours=0)
+    def guide(self) -> Carried:
+        """The recipe of the students that guide rounds: this one, but that it never gives the model."""
+        return replace(self, last="student")
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
@@ -98,23 +92,24 @@ class Carried:
         progress: Progress = silent,
         log: Log = silent,
     ) -> Student:
-        """The student of the last generation. Raises ValueError without labels, and where the ``last`` answers are not
-        those of a model that is linear in the features of the students before.
+        """The student of the last generation, or the model of the last round.
+
+        Where the guide is one of this recipe's own students (``task.guide``), it has learnt from all rounds but the
+        last, and the others follow it.
+
+        Raises:
+            ValueError: There are no labels, or (``last``) no model was released.
         """
         rounds = by_round(task)
-        learnt = rounds if self.last == "student" else rounds[:-1]
-        told = learnt[:1] * self.generations + learnt[1:]
-        student: Student | None = None
-        curves: dict[str, list[tuple[int, float]]] = {}
-        name = repr(self.before)  # what guided the rounds has learnt from all of them so far
-        for turn in range(len(told)):
-            learn = functools.partial(self._generation, told, turn, student, seed, device, progress, log)
-            student = remembered((name, seed, device), told[: turn + 1], learn)
+        told = rounds[:1] * self.generations + rounds[1:]
+        learnt = told if self.last == "student" else told[: -1 if len(rounds) > 1 else 0]
+        student, first = task.guide, 0 if task.guide is None else len(told) - 1
+        curves = {} if student is None else dict(student.curves)
+        for turn in range(first, len(learnt)):
+            student = self._generation(learnt, turn, student, seed, device, progress, log)
             curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
         if self.last == "model":
-            student = answering(
-                rounds[-1], student, self.representation, neighbours=self.neighbours, seed=seed, device=device
-            )
+            student = linear_student(task, student, self.representation, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 

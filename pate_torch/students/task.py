@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
             label_S,
             belief_QC=share_SC,
             round_Q=rounds.repeat_interleave(len(pool)),
+            model=release.model,
         )
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
@@ -47,3 +50,15 @@ def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
     assert release.cell_RP is not None and release.noisy is not None
     cell_S = release.cell_RP.flatten()
     return release.label_Q[cell_S], shares(release.noisy)[cell_S]
+
+
+def by_round(task: StudentTask) -> list[StudentTask]:
+    """The task of each round that has answers."""
+    query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
+    round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
+    told = []
+    for turn in round_Q.unique().tolist() or [0]:
+        mine = round_Q == turn
+        belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[mine]
+        told.append(replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], belief_QC=belief_QC, round_Q=None))
+    return told

@@ -77,8 +77,8 @@ class Voters(Protocol):
         ...
 
     @property
-    def model_neighbours(self) -> int | None:
-        """Where a linear model is what they move: among how many public points its features are taken; else None."""
+    def releases_model(self) -> bool:
+        """Whether a linear model is what they move, and what is released."""
         ...
 
     def check(self, config: RunConfig) -> None:
@@ -132,8 +132,8 @@ class VotersBase:
         return False
 
     @property
-    def model_neighbours(self) -> int | None:
-        return None
+    def releases_model(self) -> bool:
+        return False
 
     def check(self, config: RunConfig) -> None:
         """Everything goes with them."""

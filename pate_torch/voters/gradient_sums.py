@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pate_torch.types import Sensitivity
+from pate_torch.features.whitening import Whitening
+from pate_torch.types import LinearModel, Sensitivity
 
 GRID = 1 << 15
 """Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
@@ -45,6 +46,7 @@ class Leanings:
     """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
     the public points. sensitivity: of ``slope`` in units of ``WHOLE``, where only what is longer than 1 is cut; a
     shorter cut shortens it alike. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
+    whitening: releasable, what made ``place_PD`` of features among ``neighbours`` public points (0: of features).
     asked_Q: the public points whose labels are wanted; None: all.
     """
 
@@ -54,6 +56,8 @@ class Leanings:
     num_classes: int
     sensitivity: Sensitivity
     scale: float
+    whitening: Whitening | None = None
+    neighbours: int = 0
     asked_Q: Tensor | None = None
     num_teachers: int = 0
 
@@ -101,6 +105,10 @@ class Leanings:
     def scores(self, weight_DC: Tensor) -> Tensor:
         """Releasable. What a released model says of every public point, as logits, float32 [P, C]."""
         return self.place_PD @ weight_DC.float()
+
+    def model(self, weight_DC: Tensor) -> LinearModel | None:
+        """Releasable. That model, for points that are not here; None: their features are not known."""
+        return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbours)
 
     def __repr__(self) -> str:
         return f"Leanings(adjacency={self.adjacency!r}, content withheld)"

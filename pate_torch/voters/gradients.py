@@ -19,16 +19,15 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from pate_torch.core import checks
 from pate_torch.data.units import one_per_unit
+from pate_torch.features.whitening import Whitening
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import Dataset, Shards, of_each_record, one_vector
 from pate_torch.voters.base import RecordVoters
@@ -65,8 +64,8 @@ class Slopes(RecordVoters):
             checks.integer("voting.size", self.size, low=1, high=_MOST - 1)
 
     @property
-    def model_neighbours(self) -> int:
-        return self.neighbours
+    def releases_model(self) -> bool:
+        return True
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError as ``RecordVoters`` does, and as ``check_size``."""
@@ -103,41 +102,21 @@ class Slopes(RecordVoters):
         """
         self.check_size(data)
         private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbours)
-        private, frame = one_per_unit(private, shards.adjacency), Frame.of(place_PD, self.ridge)
+        private, whitening = one_per_unit(private, shards.adjacency), Whitening.of(place_PD, self.ridge)
         z_ND = map_records_independently(
-            lambda place_BD: whole(frame.bounded(place_BD)).int(), encoder, private, data.spec, progress
+            lambda place_BD: whole(whitening.bounded(place_BD)).int(), encoder, private, data.spec, progress
         )
         size = self.declared(data)
         assert size is not None
         classes, width = data.spec.num_classes, z_ND.shape[1]
         sensitivity = of_each_record(shards, one_vector(shards.adjacency, width * classes))
-        return Leanings(z_ND, private.y, frame(place_PD), classes, sensitivity, frame.radius / size)
-
-
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """Releasable. Where features are measured from, along which axes, and how long a record's coordinates may be."""
-
-    centre_D: Tensor
-    axis_DD: Tensor
-    radius: float
-
-    @classmethod
-    def of(cls, place_PD: Tensor, ridge: float) -> Frame:
-        """The public points' own: their mean, their axes over the spread along each, their median length."""
-        centre_D = place_PD.mean(0)
-        centred_PD = (place_PD - centre_D).double()
-        values_D, axis_DD = torch.linalg.eigh(centred_PD.T @ centred_PD / len(centred_PD))
-        values_D = values_D.clamp(min=0)
-        axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
-        unbounded = cls(centre_D, axis_DD, math.inf)
-        return replace(unbounded, radius=float(unbounded(place_PD).norm(dim=1).median()))
-
-    def __call__(self, place_PD: Tensor) -> Tensor:
-        """Coordinates and a 1, whose weight is the intercept, float32 [P, D + 1]: of any length."""
-        return F.pad((place_PD - self.centre_D) @ self.axis_DD, (0, 1), value=1.0)
-
-    def bounded(self, place_PD: Tensor) -> Tensor:
-        """What a call gives, of length at most ``radius``, over ``radius``, float64 [P, D + 1]."""
-        z_PD = self(place_PD).double() / self.radius
-        return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
+        return Leanings(
+            z_ND=z_ND,
+            y_N=private.y,
+            place_PD=whitening(place_PD),
+            num_classes=classes,
+            sensitivity=sensitivity,
+            scale=whitening.radius / size,
+            whitening=whitening,
+            neighbours=self.neighbours,
+        )

@@ -1,0 +1,57 @@
+"""The released linear model (``mechanism=descent``) as a student: it was led by the private records themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.features.contrastive import Representation, among
+from pate_torch.protocols import Student, StudentTask
+
+
+def linear_student(
+    task: StudentTask, guide: Student | None, representation: Representation | None, seed: int, device: torch.device
+) -> Student:
+    """The model of the last round, over the features in which the records saw it: of the ``guide``, or, without one, of
+    the representation, or, without either, the points themselves.
+
+    Raises:
+        ValueError: No model was released, or it is of other features.
+    """
+    model = task.model
+    if model is None:
+        fix = "Use voting=slopes mechanism=descent, or student.last=student."
+        raise checks.fail("student.last", "model", "is the model that records have moved, and none was released", fix)
+    trunk, network = _trunk(task, guide, representation, seed, device)
+    trunk = among(trunk.to(device), task.pool_x, task.spec, model.neighbours)
+    moved = {"points": len(task.pool_x), "neighbours": model.neighbours} if model.neighbours else {}
+    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
+    module = networks.rebuild(description)
+    state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
+    state |= {"2.weight": model.weight_DC.T.contiguous(), "2.bias": model.bias_C}
+    if module.get_submodule("2").weight.shape != state["2.weight"].shape:
+        what = "is a model of other features than those of the students before"
+        raise checks.fail(
+            "student.last", "model", what, "Give the run that asked the same student, or student.last=student."
+        )
+    module.load_state_dict(state)
+    return Student(description, module.to(device).eval(), task.spec)
+
+
+def _trunk(
+    task: StudentTask, guide: Student | None, representation: Representation | None, seed: int, device: torch.device
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The encoder that the round was asked in, and the name and options of the network whose lower part it is."""
+    if guide is not None:
+        return networks.beneath(guide.module), {key: guide.network[key] for key in ("name", "options")}
+    if representation is None:
+        return nn.Flatten(), {"name": "logistic", "options": {}}
+    trunk = representation.learn(task.pool_x, task.spec, seed=seed, device=device)
+    alone = {"name": representation.network, "options": dict(representation.network_options)}
+    if representation.encoders == 1:
+        return trunk, alone
+    return trunk, {"name": "voting", "options": {"members": representation.encoders, "of": alone}}
