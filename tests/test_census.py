@@ -356,7 +356,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
     round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()
     both = StudentTask(IMAGES, x, every.repeat(2), y.repeat(2), round_Q=round_Q)
     guide = student.fit(dataclasses.replace(both, query_Q=every, label_Q=y, round_Q=None), seed=0, device=CPU)
-    last = student.fit(both, seed=0, device=CPU)
+    last = student.fit(dataclasses.replace(both, guide=guide), seed=0, device=CPU)
     assert [name for name, _ in seen] == ["first", "then"], "the guide is not trained a second time"
     assert seen[0][1] < 60 and seen[1][1] == 90
     assert guide is not last

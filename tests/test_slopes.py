@@ -422,8 +422,8 @@ def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(
 
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
-    records, fit = Slopes.records, GradientStudent.fit
-    monkeypatch.setattr(Slopes, "records", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
+    records, fit = Slopes.ask, GradientStudent.fit
+    monkeypatch.setattr(Slopes, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = ["representation=contrastive", "representation.encoders=2", "recommended.representation_steps=4"]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
