@@ -12,6 +12,10 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update-pins", action="store_true", help="renew tests/end_to_end/pins by what is found")
+
+
 def pytest_terminal_summary(terminalreporter):
     """What the neighbours of every combination came to, in the end of any run that tried them."""
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:

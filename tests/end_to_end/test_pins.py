@@ -1,0 +1,275 @@
+"""What every experiment, command and class leaves for others to read, pinned at toy size: a restructuring must not change it.
+
+One file per case lies in ``pins/``: the names of a run's files, its summary, record, privacy statement and labels, and a
+few weights of the student. Identifiers, hashes, times and paths are taken out; accuracies and weights may differ a
+little, since processors round differently; all the rest is compared exactly, epsilons to the last digit.
+
+The noise is fixed below the package, where the operating system gives its entropy, so that runs are PRIVATE by all
+they say and their epsilons can be pinned; one case has ``insecure_noise_seed``. To accept an intended change::
+
+    python -m pytest tests/end_to_end/test_pins.py --update-pins
+
+and read the difference that git shows; a line in LOG.md says why. A renamed option changes one line of ``SPELLED``.
+"""
+
+import csv
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_runs import train
+from safetensors.torch import load_file
+from sklearn.neighbors import KNeighborsClassifier
+
+from pate_torch import Pate, PrivateLabeler
+from pate_torch.cli.main import main
+from pate_torch.mechanisms.gaussian import Gaussian
+
+PINS = Path(__file__).parent / "pins"
+
+SPELLED = {
+    "digits": "dataset=digits dataset.private=240 dataset.public=60 dataset.test=200",
+    "six questions to eight teachers": "num_teachers=8 num_queries=6 mechanism.sigma=2",
+    "short": "recommended.representation_steps=2 recommended.student_steps=2 teacher.steps=3",
+    "linear teachers": "teacher=logistic",
+    "small batches": "recommended.student_batch=8 recommended.unlabelled_batch=16",
+    "quick guide": "refit.steps=3",
+    "room": "privacy.opening_budget=500 privacy.allow_chance=true baseline=false quiet=true",
+    "seeded noise": "insecure_noise_seed=0",
+    "integer noise": "noise=discrete",
+    "inductive": "voting=inductive",
+    "transductive": "voting=transductive",
+    "two rounds": "query=margin query.rounds=2",
+    "choice of a student": "selection=exponential selection.epsilon=4 selection.candidates.supervised.steps=3",
+    "published price": "sanitiser=smooth sanitiser.at_a_loss=true",
+    "supervised": "student=supervised student.steps=3",
+    "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
+    "a new student": "labels={release}",
+    "the same teachers": "teachers={teachers} num_queries=4 seed=1",
+    "labels only": "experiment=labels_only",
+    "mnist_pate": "experiment=mnist_pate",
+    "reverse k-NN": "experiment=mnist_census",
+    "gradients": "experiment=mnist_low_epsilon",
+    "prototypes": "experiment=mnist_prototypes",
+    "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabelled_batch=16",
+    "few steps": "mechanism.steps=2 recommended.student_network=cnn recommended.student_options.width=4"
+    " refit.first.batch_size=8 refit.first.unlabelled_batch=16",
+    "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
+    "table": "experiment=liu2021_table4 study.tables.mushroom.dataset.path={file} ~study.tables.a9a teacher.steps=5"
+    " teacher.batch_size=8 study.repeats=2 study.shard=12 study.epsilons=[1.0,4.0] insecure_noise_seed=3 quiet=true",
+    "votes": "votes={file} num_classes=3 dataset.name=hospitals mechanism.sigma=8 privacy.delta=1e-5 quiet=true",
+}
+"""What a case asks for, and how that is spelled today."""
+
+SMALL = ("digits", "short", "small batches", "room")
+TEACHERS = (*SMALL, "six questions to eight teachers", "quick guide")
+CASES = {
+    "default": TEACHERS,
+    "default_seeded": (*TEACHERS, "seeded noise"),
+    "integer_noise": (*TEACHERS, "linear teachers", "supervised", "integer noise"),
+    "inductive": (*TEACHERS, "linear teachers", "supervised", "inductive"),
+    "transductive": (*TEACHERS, "linear teachers", "supervised", "transductive"),
+    "screened": (*TEACHERS, "linear teachers", "supervised", "screened"),
+    "two_rounds": (*TEACHERS, "linear teachers", "supervised", "two rounds"),
+    "selection": (*TEACHERS, "linear teachers", "choice of a student"),
+    "sanitised": (*TEACHERS, "linear teachers", "supervised", "published price"),
+    "mnist_pate": ("mnist_pate", *TEACHERS),
+    "mnist_prototypes": ("prototypes", *TEACHERS),
+    "labels_only": ("labels only", *TEACHERS),
+    "mnist_reverse_knn": ("reverse k-NN", *SMALL, "small clusters"),
+    "mnist_low_epsilon": ("gradients", *SMALL, "small clusters", "few steps"),
+    "dpsgd_baseline": ("dpsgd", *SMALL),
+}
+"""A run of the training command each."""
+
+
+@pytest.fixture
+def entropy(monkeypatch):
+    """The operating system's entropy in one known order. Identifiers are drawn past it, by ``secrets``."""
+    draw = np.random.default_rng(0)
+    monkeypatch.setattr(os, "urandom", draw.bytes)
+
+
+@pytest.fixture
+def pinned(request):
+    """Holds what a case left against its pin, or renews the pin."""
+
+    def check(name: str, found: dict) -> None:
+        file = PINS / f"{name}.json"
+        if request.config.getoption("update_pins"):
+            PINS.mkdir(exist_ok=True)
+            lines = json.dumps(found, indent=1, ensure_ascii=False)
+            file.write_text(re.sub(r"\[[^][{}]*\]", lambda row: re.sub(r"\n *", " ", row[0]), lines) + "\n")
+        assert not list(differences(json.loads(file.read_text()), json.loads(json.dumps(found))))
+
+    return check
+
+
+# ---- what is read off a folder -------------------------------------------------------------------------------------
+
+
+def left(home: Path, folder: Path) -> dict:
+    """The names of a run's files, and what can be read in those of them that are released."""
+    found: dict = {"files": sorted({plain(str(f.relative_to(folder)), home) for f in folder.rglob("*") if f.is_file()})}
+    for file in sorted(f for f in folder.rglob("*") if f.is_file() and not {"private", ".hydra"} & set(f.parts)):
+        name = plain(str(file.relative_to(folder)), home)
+        if file.suffix == ".json":
+            found[name] = normal(json.loads(file.read_text()), home)
+        elif file.suffix == ".csv":
+            head, *rows = csv.reader(file.read_text().splitlines())
+            found[name] = {column: [number(row[i]) for row in rows] for i, column in enumerate(head)}
+        elif file.suffix == ".safetensors":
+            found[name] = {"weights": {key: some(value) for key, value in sorted(load_file(file).items())}}
+    return found
+
+
+def plain(text: str, home: Path) -> str:
+    """Without places, identifiers, hashes and times."""
+    text = text.replace(str(home), "HOME")
+    text = re.sub(r"(events\.out\.tfevents)\.\S+", r"\1", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d([_T][\d:.-]+)?", "TIME", text)
+    return re.sub(r"\b[0-9a-f]{16,}\b", "HEX", text)
+
+
+def normal(value: object, home: Path) -> object:
+    if isinstance(value, dict):
+        return {k: dict.fromkeys(v, "TIME") if k == "seconds" else normal(v, home) for k, v in value.items()}
+    if isinstance(value, list):
+        return [normal(part, home) for part in value]
+    return plain(value, home) if isinstance(value, str) else value
+
+
+def number(cell: str) -> object:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def some(tensor: torch.Tensor) -> list:
+    """Its shape, and four of its elements from the first to the last."""
+    flat = tensor.double().flatten()
+    place = torch.linspace(0, len(flat) - 1, min(4, len(flat))).long()
+    return [list(tensor.shape), [float(f"{value:.6g}") for value in flat[place].tolist()]]
+
+
+CLOSE = {"weights": 1e-4, "student_accuracy": 0.0151, "accuracy": 0.02, "balanced": 0.02}
+"""How far from its pin a float may lie, by the name above it: a student may take three of 200 test points otherwise."""
+
+
+def differences(pin: object, found: object, at: tuple[str, ...] = ()):
+    """Where two differ, as ``path: pinned, found``."""
+    where = "/".join(at)
+    if isinstance(pin, dict) and isinstance(found, dict):
+        for key in sorted(pin.keys() | found.keys()):
+            if key not in pin or key not in found:
+                yield f"{where}/{key}: {'gone' if key in pin else 'new'}"
+            else:
+                yield from differences(pin[key], found[key], (*at, key))
+    elif isinstance(pin, list) and isinstance(found, list) and len(pin) == len(found):
+        for place, pair in enumerate(zip(pin, found, strict=True)):
+            yield from differences(*pair, (*at, str(place)))
+    elif isinstance(pin, float) and isinstance(found, float):
+        tolerance = max(CLOSE.get(key, 0.0) for key in at)
+        if not math.isclose(pin, found, rel_tol=tolerance, abs_tol=tolerance):
+            yield f"{where}: {pin!r}, {found!r}"
+    elif pin != found or type(pin) is not type(found):
+        yield f"{where}: {pin!r}, {found!r}"
+
+
+# ---- the cases -----------------------------------------------------------------------------------------------------
+
+
+def run(home: Path, said: tuple[str, ...], monkeypatch, **given: object) -> Path:
+    """The folder of one run of the training command."""
+    before = set(home.glob("runs/**/.hydra"))
+    words = [word.format(**given) for what in said for word in SPELLED[what].split()]
+    done = train(home, *words, monkeypatch=monkeypatch, base=[])
+    assert done.code == 0, done.err
+    (made,) = set(home.glob("runs/**/.hydra")) - before
+    return made.parent
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_leaves_what_is_pinned(case, tmp_path, monkeypatch, entropy, pinned):
+    pinned(case, left(tmp_path, run(tmp_path, CASES[case], monkeypatch)))
+
+
+def test_labels_and_teachers_used_again_leave_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
+    """Labels cost nothing a second time; other questions to the same teachers are charged to the same account."""
+    said = (*TEACHERS, "linear teachers", "supervised")
+    first = run(tmp_path, said, monkeypatch)
+    ids = json.loads((first / "release" / "summary.json").read_text())
+    given = {"release": ids["release_id"], "teachers": ids["teachers_id"]}
+    student = run(tmp_path, (*SMALL, "quick guide", "a new student"), monkeypatch, **given)
+    questions = run(tmp_path, (*said, "the same teachers"), monkeypatch, **given)
+    pinned("labels_again", left(tmp_path, student))
+    pinned("teachers_again", left(tmp_path, questions))
+
+
+def test_table_4_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
+    draw = np.random.default_rng(0)
+    y = draw.random(600) < 1 / 3
+    file = tmp_path / "signs.svm"
+    file.write_text("".join(f"{int(c)} 1:{2 * c - 0.5 - draw.random():.3f} 2:{draw.normal():.3f}\n" for c in y))
+    pinned("liu2021_table4", left(tmp_path, run(tmp_path, ("table",), monkeypatch, file=file)))
+
+
+def test_a_file_of_votes_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "votes.npy", np.where(draw.random((50, 20)) < 0.1, 0, np.arange(20) % 3))
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    words = ["label", *SPELLED["votes"].format(file=tmp_path / "votes.npy").split()]
+    assert main(words) == 0
+    (release,) = tmp_path.glob("runs/**/release")
+    pinned("label", left(tmp_path, release.parent))
+
+
+def clouds(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounded, so that every processor finds the same bits: units are known by a hash of them."""
+    draw = np.random.default_rng(seed)
+    y = draw.integers(3, size=count)
+    x = (3 * np.eye(3)[y] + draw.normal(size=(count, 3))).round(2)
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+@pytest.fixture
+def pate(tmp_path):
+    """Ten nearest-neighbour teachers of three clouds, which take no step that a processor could round."""
+    pate = Pate(
+        "clouds",
+        classes=["a", "b", "c"],
+        num_teachers=10,
+        mechanism=Gaussian(sigma=2.0),
+        delta=1e-4,
+        budget_epsilon=50.0,
+        home=tmp_path,
+        teacher=KNeighborsClassifier(1),
+    )
+    return pate.fit_teachers(*clouds(100, 0))
+
+
+def test_the_estimator_leaves_what_is_pinned(tmp_path, entropy, pinned, pate):
+    pool, pool_y = clouds(30, 1)
+    pate.label(pool, num_queries=8)
+    pate.fit_student("supervised", steps=3)
+    report = pate.report(*clouds(200, 2), pool_y=pool_y)
+    assert report.epsilon == pate.epsilon
+    pinned("estimator", left(tmp_path, pate.folder.parent))
+
+
+def test_the_labeler_leaves_what_is_pinned(tmp_path, entropy, pinned, pate):
+    with pate.labeler(8) as labeler:
+        assert isinstance(labeler, PrivateLabeler)
+        labels = [labeler.answer(x).tolist() for x in clouds(5, 1)[0].split(2)]
+        charged = labeler.epsilon
+    account = pate.account
+    found = {"labels": labels, "charged": charged, "settled": account.ex_post.epsilon}
+    (journal,) = tmp_path.glob("answers/*")
+    lines = [normal(json.loads(line), tmp_path) for line in journal.read_text().splitlines()]
+    pinned("labeler", found | {"journal": lines})
