@@ -57,8 +57,7 @@ SPELLED = {
     "gradients": "experiment=mnist_low_epsilon",
     "prototypes": "experiment=mnist_prototypes",
     "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabelled_batch=16",
-    "few steps": "mechanism.steps=2 recommended.student_network=cnn recommended.student_options.width=4"
-    " refit.first.batch_size=8 refit.first.unlabelled_batch=16",
+    "few steps": "mechanism.steps=2 recommended.student_network=cnn recommended.student_options.width=4",
     "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
     "table": "experiment=liu2021_table4 study.tables.mushroom.dataset.path={file} ~study.tables.a9a teacher.steps=5"
     " teacher.batch_size=8 study.repeats=2 study.shard=12 study.epsilons=[1.0,4.0] insecure_noise_seed=3 quiet=true",
