@@ -47,7 +47,7 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
         num_queries=resolved["num_queries"],
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
         features=None if resolved["representation"] is None else component(cfg, "representation", Representation),
-        student=component(cfg, "student", StudentAlgorithm),
+        student=component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
         guide_student=component(cfg, "refit", StudentAlgorithm) if "_target_" in resolved["refit"] else None,
         privacy=privacy(resolved),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,

@@ -2,6 +2,7 @@
 
     python -m pate_torch.label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \\
         privacy.delta=1e-6
+    python -m pate_torch.label dataset=svhn                     # by voters of one's own, with the keys of train.py
 
 The votes may come from teachers trained anywhere (``voters.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
@@ -94,6 +95,14 @@ def build(cfg: DictConfig) -> RunConfig:
     )
 
 
+def composed(settings: Sequence[str]) -> RunConfig:
+    """Of a file of votes, where one is named; else of a data set, whose voters answer."""
+    if any(setting.startswith("votes=") for setting in settings):
+        return build(hydra_compose("label", overrides=list(settings)))
+    cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
+    return hydra_config.plan(cfg, Path(cfg.paths.run))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. 0: done; 2: a bad choice of the user's, with nothing charged."""
     parser = argparse.ArgumentParser(prog="python -m pate_torch.label", description=(__doc__ or "").splitlines()[0])
@@ -101,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_intermixed_args(arguments).settings
     try:
         with initialize_config_dir(version_base="1.3", config_dir=configuration()):
-            config = build(hydra_compose("label", overrides=settings))
+            config = composed(settings)
         report = run(config)
         assert report is not None
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:

@@ -1,0 +1,162 @@
+"""One Python file and one YAML make new voters: every command, Python and the neighbour harness take them as they are."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import neighbour_cases as cases
+import neighbour_choices as choices
+import numpy as np
+import pytest
+import torch
+from command_runs import train
+
+from pate_torch import Pate
+from pate_torch.audit import membership
+from pate_torch.label import command as label
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.plan import command as plan
+from pate_torch.voters.base import Voters
+
+MEMBER = '''
+"""Teachers without a network: each knows the mean of every class of its shard."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pate_torch.data.partition import deal
+from pate_torch.teachers.voting import count
+from pate_torch.voters.base import FittedVoters, VotersBase
+from pate_torch.voters.register import Register
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestMean(VotersBase):
+    """A unit lies in one shard, so that it moves one vote on every question."""
+
+    name: str = "nearest_mean"
+    num_teachers: int
+
+    def votes_per_question(self, data, config):
+        return self.num_teachers
+
+    def validate_for(self, data, config):
+        deal(config.partition, data.private, self.num_teachers, config.seed)
+
+    def fit(self, run):
+        data, config = run.data, run.config
+        shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+        pool_PD = data.spec.normalise(data.pool.x).flatten(1)
+        said = []
+        for teacher in range(self.num_teachers):
+            mine = shards.of(teacher)
+            x_ND, y_N = data.spec.normalise(data.private.x[mine]).flatten(1).clamp(-1e3, 1e3), data.private.y[mine]
+            mean_CD = torch.full((data.spec.num_classes, pool_PD.shape[1]), 1e6)
+            for c in y_N.unique().tolist():
+                mean_CD[c] = x_ND[y_N == c].mean(0)
+            said.append(torch.cdist(pool_PD, mean_CD).argmin(1))
+        votes = count(torch.stack(said), data.spec.num_classes)
+        register = Register(run.store)
+        enrolled = register.known(run.store.fingerprint(data.private), data.spec.name, self.num_teachers, run.ledger)
+        return FittedVoters(
+            id=enrolled.id, answers=votes, remember=lambda head: register.set_ledger_head(enrolled, head)
+        )
+'''
+YAML = """_target_: nearest_mean.NearestMean
+name: nearest_mean
+num_teachers: ${num_teachers}
+"""
+SMALL = ("dataset.private=200", "dataset.public=60", "dataset.test=100", "num_teachers=8", "num_queries=6",
+         "mechanism.sigma=2", "privacy.opening_budget=500", "voting=nearest_mean")  # fmt: skip
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """The two files, where a user puts them; ``--config-dir`` is this setting."""
+    (tmp_path / "nearest_mean.py").write_text(MEMBER)
+    folder = tmp_path / "myconf" / "voting"
+    folder.mkdir(parents=True)
+    (folder / "nearest_mean.yaml").write_text(YAML)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    yield f"hydra.searchpath=[file://{folder.parent}]"
+    sys.modules.pop("nearest_mean", None)
+
+
+def released(home: Path) -> list[dict]:
+    return [json.loads(file.read_text()) for file in sorted(home.glob("runs/*/*/*/release/release.json"))]
+
+
+def test_train_with_its_statement_and_the_owners_attack(tmp_path, found, monkeypatch):
+    small = ("refit.steps=3", "student=supervised", "student.steps=3", "membership.records=40", "baseline=false")
+    outcome = train(tmp_path / "home", *SMALL, *small, found, monkeypatch=monkeypatch, base=[])
+    assert outcome.code == 0, outcome.error
+    (record,) = released(tmp_path / "home")
+    assert (record["voting"], record["num_teachers"]) == ("nearest_mean", 8)
+    (folder,) = (tmp_path / "home").glob("runs/*/*/*/release")
+    said = json.loads((folder / "privacy.json").read_text())
+    assert json.dumps(said).count("add_remove") and (folder / "report.html").stat().st_size > 1000
+    owner = json.loads((folder.parent / "private" / "summary.json").read_text())
+    assert owner["membership"] is not None
+
+
+def test_label_answers_by_them_and_trains_nothing(tmp_path, found):
+    assert label.main([*SMALL, "dataset=digits", "quiet=true", found]) == 0
+    (record,) = released(tmp_path / "home")
+    assert record["queries_answered"] == 6 and record["voting"] == "nearest_mean"
+    assert not list((tmp_path / "home").rglob("student.safetensors"))
+
+
+def test_a_plan_foretells_them(tmp_path, found):
+    sheet = plan.plan([*SMALL, "dataset=digits", found], plot=False)
+    (choice,) = sheet.choices
+    assert choice.num_teachers == 8 and choice.epsilon is not None and choice.problem is None
+
+
+def test_python_takes_them(tmp_path, found):
+    from nearest_mean import NearestMean
+
+    assert isinstance(NearestMean(num_teachers=8), Voters)
+    drawn = np.random.default_rng(0)
+    y = drawn.integers(0, 3, 120)
+    x = torch.tensor(drawn.normal(size=(120, 4)) + 3 * np.eye(4)[y], dtype=torch.float32)
+    pate = Pate("mine", classes=3, teacher=NearestMean(num_teachers=8), mechanism=Gaussian(sigma=2.0), delta=1e-5,
+                budget_epsilon=500, home=tmp_path / "home")  # fmt: skip
+    answers = pate.fit_teachers(x, torch.tensor(y)).label(x[:60], num_queries=30)
+    assert float((answers.label_Q == torch.tensor(y)[answers.query_Q]).double().mean()) > 0.8
+    pate.fit_student("supervised", network="logistic", steps=3)
+    found = pate.membership(x + 10, torch.tensor(y), records=40)
+    assert isinstance(found, membership.Membership)
+
+
+@pytest.fixture
+def harness(tmp_path, found, monkeypatch):
+    """The neighbour harness on a copy of the configuration with one file more."""
+    conf = tmp_path / "conf"
+    shutil.copytree(choices.CONF, conf)
+    (conf / "voting" / "nearest_mean.yaml").write_text(YAML)
+    cached = (choices.groups, choices.composed, choices._made, choices.values)
+    monkeypatch.setattr(choices, "CONF", conf)
+    for one in cached:
+        one.cache_clear()
+    yield cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", "partition": "add_remove",
+                         "features": "none", "mechanism": "gaussian", "voters": "nearest_mean"}  # fmt: skip
+    for one in cached:
+        one.cache_clear()
+
+
+def test_the_neighbour_harness_reaches_them(harness):
+    assert "nearest_mean" in cases.space()["voters"]
+    assert cases.attempt(harness, tally := cases.Tally(), most=6), tally.reasons
+    assert tally.values and not tally.faults
+
+
+def test_the_neighbour_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
+    """Teachers that look at all records, whatever their shard: one of them moves several votes."""
+    (tmp_path / "nearest_mean.py").write_text(MEMBER.replace("mine = shards.of(teacher)", "mine = slice(None)"))
+    sys.modules.pop("nearest_mean", None)
+    tally = cases.Tally()
+    assert cases.attempt(harness, tally, most=None)
+    assert tally.faults and "where it says" in str(tally.faults)
