@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import preflight, run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import Partition, Plan, RecordVoting
 from pate_torch.core import checks
@@ -37,8 +37,11 @@ from pate_torch.pipeline import claimed, open_budget, worst_case
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.releasing import fit_student, obtain_release
+from pate_torch.reporting.build import build_report
+from pate_torch.reporting.owner import attack_student
 from pate_torch.reporting.private import make_private_folder
-from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
@@ -276,7 +279,7 @@ class Pate:
         test_y: Tensor | np.ndarray | None = None,
         *,
         pool_y: Tensor | np.ndarray | None = None,
-    ) -> ReleasedReport:
+    ) -> ReleaseReport:
         """Everything releasable about the last release and its student, written into its folder too.
 
         test_x, test_y: public points to measure the student on; pool_y: the pool's true labels, to measure the
@@ -296,7 +299,7 @@ class Pate:
             evaluation = replace(evaluation, pool_y=truth)
         name, student = self._student or ("", None)
         with self._open() as ledger:
-            report = results.report(
+            report = build_report(
                 data=replace(done.data, evaluation=evaluation),
                 release=done.release,
                 record=done.record,
@@ -307,7 +310,7 @@ class Pate:
                 seconds=self._clock.seconds,
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        results.write_release(self.folder, report)
+        write_release(self.folder, report)
         return report
 
     def membership(
@@ -328,7 +331,7 @@ class Pate:
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
             raise checks.fail("other_x", len(held), f"must be at least {FEWEST} records that are no members")
-        return results.membership(
+        return attack_student(
             sides,
             student=self._student[1],
             nonprivate=None,

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch import preflight, release_store, results, run_folders
+from pate_torch import preflight, release_store, run_folders
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
@@ -38,9 +38,19 @@ from pate_torch.ensembling import (
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Mechanism, Student
 from pate_torch.releasing import fit_student, obtain_release
-from pate_torch.reporting.private import OwnerSummary, PrivateBoard, make_private_folder, write_owner_summary
-from pate_torch.reporting.released import Baseline, ReleasedReport
-from pate_torch.reporting.table import show_closing
+from pate_torch.reporting.build import build_report
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.owner import (
+    OwnerSummary,
+    attack_student,
+    count_records,
+    owner_summary,
+    withheld_figures,
+    write_owner_summary,
+)
+from pate_torch.reporting.private import PrivateBoard, make_private_folder
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
@@ -52,7 +62,7 @@ from pate_torch.voters.votes_file import Register
 __all__ = ["Plan", "run"]
 
 
-def run(plan: Plan) -> ReleasedReport | None:
+def run(plan: Plan) -> ReleaseReport | None:
     """From the plan to the files of DESIGN's layout; returns what was released (None on the ranks that assist).
 
     Raises ValueError for a choice of the user's that cannot work, before anything is charged.
@@ -65,7 +75,7 @@ def run(plan: Plan) -> ReleasedReport | None:
     return report
 
 
-def _run(plan: Plan) -> ReleasedReport:
+def _run(plan: Plan) -> ReleaseReport:
     clock = Clock()
     with Stages(quiet=plan.quiet) as stages, contextlib.ExitStack() as opened:
         with clock("data"):
@@ -134,7 +144,7 @@ def _run(plan: Plan) -> ReleasedReport:
                 name, student, choice = fit_student(plan, data, release, stages, shown, choose)
             if choice is not None:
                 paid.append(choice)
-            report = results.report(
+            report = build_report(
                 data=data,
                 release=release,
                 record=record,
@@ -146,11 +156,11 @@ def _run(plan: Plan) -> ReleasedReport:
                 baselines=_publishable(data, owner),
             )
             shown.write(report)
-        results.write_release(plan.folder / "release", report)
+        write_release(plan.folder / "release", report)
         owner = examine(plan, loaded, release, record, student, nonprivate, paid, ledger, board, owner)
         owner = dataclasses.replace(
             owner or OwnerSummary(),
-            **results.withheld(data, student),
+            **withheld_figures(data, student),
             records=_counted(plan, loaded),
             seconds=clock.seconds,
         )
@@ -186,7 +196,7 @@ def claimed(plan: Plan) -> Iterator[None]:
 
 def _counted(plan: Plan, loaded: Loaded) -> dict[str, int]:
     """PRIVATE. How many records there were, and what became of them."""
-    counts = results.counted(loaded.data, loaded.everyone)
+    counts = count_records(loaded.data, loaded.everyone)
     if plan.labels is None and plan.votes is None and getattr(plan.partition, "capacity", None) is not None:
         shards = deal(plan.partition, loaded.data.private, plan.num_teachers, plan.seed)
         counts["left out beyond partition.capacity"] = len(loaded.data.private) - int(shards.mask_KS.sum())
@@ -292,7 +302,7 @@ def look(
         )
     if isinstance(asked, Votes):
         board.votes(asked, release.answered_Q)
-    return results.owner_summary(
+    return owner_summary(
         data=data,
         release=release,
         votes=voted,
@@ -333,7 +343,7 @@ def examine(
     if sides is None:
         return owner
     claim = ledger.claim(data.spec.name, [release.id, *paid])
-    found = results.membership(
+    found = attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,

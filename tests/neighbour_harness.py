@@ -26,7 +26,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import estimator, pipeline, results, sanitising
+from pate_torch import estimator, pipeline, sanitising
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
@@ -37,7 +37,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
-from pate_torch.reporting import tensorboard
+from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students import rounds, selection
 from pate_torch.types import Sensitivity
@@ -172,7 +172,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
-        for module in (results, dpsgd):
+        for module in (build, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         patch.setattr(rounds, "_FITTED", OrderedDict())  # what was learnt before in this process leaves no curves
         patch.setattr(estimator, "_now", lambda: f"{next(ids)}")

@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import preflight, run_folders
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import Partition, Plan, calibrated
@@ -38,8 +38,10 @@ from pate_torch.pipeline import claimed, open_budget, worst_case
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
 from pate_torch.releasing import obtain_release
-from pate_torch.reporting.released import ReleasedReport
-from pate_torch.reporting.table import show_closing
+from pate_torch.reporting.build import build_report
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import TeacherRecipe
@@ -67,7 +69,7 @@ class Rows:
         return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label))
 
 
-def answer(plan: Plan, votes: Votes) -> ReleasedReport:
+def answer(plan: Plan, votes: Votes) -> ReleaseReport:
     """Answer the first ``plan.num_queries`` of these votes; writes the release folder.
 
     Raises ValueError for a plan that cannot work, and BudgetExceeded, before anything is drawn or charged.
@@ -84,7 +86,7 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
         with clock("labels"):
             release, record, reused = obtain_release(plan, data, teachers, mechanism, budget, stages)
         teachers.remember(ledger.head())
-        report = results.report(
+        report = build_report(
             data=data,
             release=release,
             record=record,
@@ -95,7 +97,7 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
             seconds=clock.seconds,
         )
         (plan.folder / "release").mkdir(parents=True, exist_ok=True)
-        results.write_release(plan.folder / "release", report)
+        write_release(plan.folder / "release", report)
     return report
 
 
