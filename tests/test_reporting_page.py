@@ -209,6 +209,13 @@ def test_curves_place_their_points_linearly_between_zero_and_the_top():
     assert np.allclose(y, 100 * (1 - np.array(growth) / 1.06 / 2.86), atol=1e-3)
 
 
+@pytest.mark.parametrize("level", [0.0, -2.5, 1e20])
+def test_a_level_curve_is_drawn_however_far_from_zero(level):
+    html = page(demo(student_curves={"student/loss": ((0, level), (9, level))}))
+    drawn = [node.attributes["points"] for node in nodes(html) if node.name == "polyline"]
+    assert "nan" not in drawn[-1] and "inf" not in drawn[-1]
+
+
 def test_long_curves_are_thinned_but_keep_their_ends():
     points = [(float(i), float(i)) for i in range(10_000)]
     kept = thinned(points)

@@ -41,7 +41,7 @@ from pate_torch.data.units import one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.reporting.build import claims, test_figures
+from pate_torch.reporting.build import claims, student_figures
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
 from pate_torch.reporting.private import make_private_folder
@@ -264,7 +264,7 @@ class DpSgd:
     ) -> ReleaseReport:
         """What a run of teachers reports, without teachers and questions."""
         spec = data.spec
-        measured = test_figures(data, student) if data.evaluation.public else {}
+        measured = student_figures(data, student) if data.evaluation.public else {}
         return ReleaseReport(
             dataset=spec.name,
             mechanism="dpsgd",

@@ -49,7 +49,7 @@ def build_report(
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
-    measured = {} if student is None or not data.evaluation.public else test_figures(data, student)
+    measured = {} if student is None or not data.evaluation.public else student_figures(data, student)
     correct, answered = label_hits(data, release)
     voters, rounds = _voters(release, record), release.census_rounds
     declared = record.get("declared_size") if rounds else data.spec.nominal_size
@@ -99,7 +99,7 @@ def _voters(release: Release, record: Mapping[str, Any]) -> str:
     return "successors" if record.get("succession") is True else "teachers"
 
 
-def test_figures(data: Dataset, student: Student) -> dict[str, Any]:
+def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
     """What the test set says of a student, by the names of a report's fields; releasable if ``data.evaluation`` is."""
     truth = data.evaluation.y
     if not len(truth):

@@ -46,7 +46,7 @@ class Scale:
     def around(cls, values: Sequence[float], *, zero: bool = False, room: float = 0.0) -> Scale:
         """From the least value (zero: from 0) to the greatest, with room above and below, as a share of the span."""
         low = 0.0 if zero else min(values)
-        span = (max(values) - low) or 1.0
+        span = (max(values) - low) or max(1.0, abs(low))
         return cls(low if zero else low - room * span, low + span + room * span)
 
     def at(self, value: float) -> float:

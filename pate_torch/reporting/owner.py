@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import exact, rdp
@@ -26,7 +25,7 @@ from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
 from pate_torch.ensembling import logits_of_one
 from pate_torch.protocols import Student
-from pate_torch.reporting.build import accuracy_of, test_figures
+from pate_torch.reporting.build import accuracy_of, student_figures
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.private import OWNER_ONLY_FILE
 from pate_torch.reporting.render import strict_json
@@ -44,14 +43,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerSummary:
-    """PRIVATE figures of a run; None where one was not computed.
+    """PRIVATE figures of a run; None if one was not computed.
 
-    records: how many there were, by what became of them. student_accuracy, student_size, confusion: of the student on
-    test records that are not public, where a report may not show them.
-    ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
-    the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
-    seconds: per stage, also of those whose time tells how many records there are. not_computed: why a figure is missing
-    that should be here, by what it is called.
+    The two epsilons depend on the votes: they are no guarantee and no price.
+
+    Attributes:
+        records: How many there were, by what became of them.
+        student_accuracy, student_size, confusion: Of the student on test records that are not public.
+        ensemble_accuracy: Of the plurality without noise.
+        teacher_accuracy_mean: Of one teacher, on average.
+        gap_quantiles: Of the votes between winner and runner-up.
+        nonprivate_accuracy: Of a model trained on all records at once.
+        membership: What an attack found in the student.
+        seconds: Of every stage, also of those whose time tells how many records there are.
+        not_computed: Why a figure is missing that should be here, by what it is called.
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -103,12 +108,12 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
 
 
 def withheld_figures(data: Dataset, student: Student) -> dict[str, Any]:
-    """PRIVATE. Those figures where they may not be published, for the owner."""
-    return {} if data.evaluation.public else test_figures(data, student)
+    """PRIVATE. The student's figures on test records, if they may not be published."""
+    return {} if data.evaluation.public else student_figures(data, student)
 
 
 def count_records(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
-    """PRIVATE. How many records there are, by what became of them. everyone: with those kept from the teachers."""
+    """PRIVATE. How many records there are, by what became of them; ``everyone``: with those kept from the teachers."""
     everyone = data.private if everyone is None else everyone
     units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
     rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
@@ -131,8 +136,13 @@ def owner_summary(
 ) -> OwnerSummary:
     """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
 
-    votes: on the pool; None: of a census. Data-dependent prices compose only when no question depends on an earlier
-    answer: with rounds there is none.
+    Args:
+        votes: The teachers' on the pool; None if records answered for themselves.
+        ensemble: None if the votes were brought from elsewhere: they say nothing of the test points.
+        nonprivate: A model trained on all records, if there is one.
+        model: The mechanism's law of outcomes, if it has one.
+        rounds: Data-dependent prices compose only if no question depends on an earlier answer: of several rounds there
+            is none.
     """
     missing: dict[str, str] = {}
     accuracy = mean = alone = None
@@ -143,11 +153,11 @@ def owner_summary(
             lambda: accuracy_of(nonprivate.predictions(data.evaluation.x, device=device)[0], truth),
             missing,
         )
-    if ensemble is not None:  # votes brought from elsewhere say nothing of the test points
+    if ensemble is not None:
 
         def both() -> tuple[float, float]:
             prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
-            plurality = ensemble_plurality(prediction_KQ, data.spec.num_classes)
+            plurality = count(prediction_KQ, data.spec.num_classes).plurality()
             return accuracy_of(prediction_KQ, truth), accuracy_of(plurality, truth)
 
         mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
@@ -204,11 +214,6 @@ def _price(rdp_A: Array, delta: float) -> float:
     if not math.isfinite(epsilon):
         raise ArithmeticError("no finite epsilon")
     return epsilon
-
-
-def ensemble_plurality(prediction_KQ: Tensor, num_classes: int) -> Tensor:
-    """PRIVATE. The noiseless winner of each question, int64 [Q]."""
-    return count(prediction_KQ, num_classes).plurality()
 
 
 def attack_student(
