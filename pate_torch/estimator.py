@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import results, run_folders
+from pate_torch import run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
@@ -37,8 +37,11 @@ from pate_torch.ledger import Account, Ledger
 from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
+from pate_torch.reporting.build import build_report
+from pate_torch.reporting.owner import attack_student
 from pate_torch.reporting.private import make_private_folder
-from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
@@ -266,7 +269,7 @@ class Pate:
         test_y: Tensor | np.ndarray | None = None,
         *,
         pool_y: Tensor | np.ndarray | None = None,
-    ) -> ReleasedReport:
+    ) -> ReleaseReport:
         """Everything releasable about the last release and its student, written into its folder too.
 
         test_x, test_y: public points to measure the student on; pool_y: the pool's true labels, to measure the
@@ -286,7 +289,7 @@ class Pate:
             evaluation = replace(evaluation, pool_y=truth)
         name, student = self._student or ("", None)
         with self._open() as ledger:
-            report = results.report(
+            report = build_report(
                 data=replace(done.data, evaluation=evaluation),
                 release=done.release.labels,
                 record=done.release.facts,
@@ -297,7 +300,7 @@ class Pate:
                 seconds=self._clock.seconds,
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        results.write_release(self.folder, report)
+        write_release(self.folder, report)
         return report
 
     def membership(
@@ -318,7 +321,7 @@ class Pate:
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
             raise checks.fail("other_x", len(held), f"must be at least {FEWEST} records that are no members")
-        return results.membership(
+        return attack_student(
             sides,
             student=self._student[1],
             nonprivate=None,

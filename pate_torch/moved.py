@@ -44,6 +44,12 @@ MOVED = {
     "runplan": "config",
     "runs": "run_folders",
     "planning": "plan",
+    "results": "reporting.build",
+    "reporting.released": "reporting.report",
+    "reporting.page": "reporting.render",
+    "reporting.card": "reporting.render",
+    "reporting.charts": "reporting.figures",
+    "reporting.table": "reporting.console",
 }
 """Old name -> new name, both below ``pate_torch``."""
 

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
-from pate_torch import aggregation, owner, release_store, results
+from pate_torch import aggregation, owner_view, release_store
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
@@ -21,9 +21,12 @@ from pate_torch.context import LabelRelease, Loaded, RunContext
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.protocols import Student, StudentAlgorithm
-from pate_torch.reporting.private import make_private_folder, write_owner_summary
-from pate_torch.reporting.released import ReleasedReport
-from pate_torch.reporting.table import show_closing
+from pate_torch.reporting.build import build_report
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.owner import write_owner_summary
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
@@ -33,7 +36,7 @@ from pate_torch.voters.base import FittedVoters
 from pate_torch.voters.teachers import Teachers
 
 
-def run(config: RunConfig) -> ReleasedReport | None:
+def run(config: RunConfig) -> ReleaseReport | None:
     """Train voters, release their answers under differential privacy, and train the student that may be published.
 
     Returns:
@@ -51,7 +54,7 @@ def run(config: RunConfig) -> ReleasedReport | None:
         if config.student is None and config.selection is None:
             report, sanitised = write_labels_report(run, release), None
         else:
-            owner.save_votes(run, release)
+            owner_view.save_votes(run, release)
             sanitised = publish_price(run, release)
             name, student = fit_student(run, release)
             report = write_reports(run, release, name, student)
@@ -227,11 +230,11 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
     return name, student
 
 
-def write_reports(run: RunContext, release: LabelRelease, name: str, student: Student) -> ReleasedReport:
+def write_reports(run: RunContext, release: LabelRelease, name: str, student: Student) -> ReleaseReport:
     """Write what may be published into ``release/``, and what the owner alone may see into ``private/``."""
     with run.clock("owner"):
-        figures, nonprivate = owner.look(run, release)
-    report = results.report(
+        figures, nonprivate = owner_view.look(run, release)
+    report = build_report(
         data=run.data,
         release=release.labels,
         record=release.facts,
@@ -240,11 +243,11 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
         student_name=name,
         ledger=run.ledger,
         seconds=run.clock.seconds,
-        baselines=owner.publishable(run.data, figures),
+        baselines=owner_view.publishable(run.data, figures),
     )
     run.release_board.write(report)
-    results.write_release(run.release_dir, report)
-    figures = owner.examine(run, release, student, figures, nonprivate)
+    write_release(run.release_dir, report)
+    figures = owner_view.examine(run, release, student, figures, nonprivate)
     make_private_folder(run.private_dir)
     write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir}
@@ -252,9 +255,9 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     return report
 
 
-def write_labels_report(run: RunContext, release: LabelRelease) -> ReleasedReport:
+def write_labels_report(run: RunContext, release: LabelRelease) -> ReleaseReport:
     """Write what may be published of labels that nobody has learnt from yet."""
-    report = results.report(
+    report = build_report(
         data=run.data,
         release=release.labels,
         record=release.facts,
@@ -265,7 +268,7 @@ def write_labels_report(run: RunContext, release: LabelRelease) -> ReleasedRepor
         seconds=run.clock.seconds,
     )
     run.release_dir.mkdir(parents=True, exist_ok=True)
-    results.write_release(run.release_dir, report)
+    write_release(run.release_dir, report)
     return report
 
 

@@ -25,7 +25,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import estimator, pipeline, results, sanitising
+from pate_torch import estimator, pipeline, sanitising
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
@@ -36,7 +36,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
-from pate_torch.reporting import tensorboard
+from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students import selection
 from pate_torch.types import Sensitivity
@@ -171,7 +171,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
-        for module in (results, dpsgd):
+        for module in (build, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         patch.setattr(estimator, "_now", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well

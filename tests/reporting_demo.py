@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from pate_torch.reporting.released import Baseline, Examples, ReleasedReport
-from pate_torch.reporting.statement import OtherRelease
+from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reservation
 
 QUERIES = 286
 EPSILON = 2.4353597494239
@@ -33,7 +32,7 @@ def confusion(classes: int = 10, each: int = 100) -> tuple[tuple[int, ...], ...]
     return tuple(rows)
 
 
-def demo(**changes: Any) -> ReleasedReport:
+def demo(**changes: Any) -> ReleaseReport:
     """A plausible private run; ``changes`` replace fields."""
     counts = confusion()
     hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
@@ -76,10 +75,10 @@ def demo(**changes: Any) -> ReleasedReport:
             Baseline(name="Clusters of the public points", accuracy=0.81, because="public", size=1000),
         ),
         other_releases=(
-            OtherRelease(
+            Reservation(
                 release_id="00000000000000cc", what="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
             ),
         ),
         created="made-up figures, for tests",
     )
-    return ReleasedReport(**(fields | changes))
+    return ReleaseReport(**(fields | changes))

@@ -173,7 +173,7 @@ def test_the_order_of_stages_and_bad_arguments(make):
 def test_a_report_of_labels_alone_and_one_without_measurements(make):
     pate = make().fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert pate.report().student == ""
+    assert pate.report().student is None
     assert not (pate.folder / "student.safetensors").exists()
     pate.fit_student("supervised", steps=5)
     report = pate.report()

@@ -35,7 +35,8 @@ from pate_torch.networks import beneath, headless
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
-from pate_torch.reporting.statement import PrivacyFacts, plain_words
+from pate_torch.reporting.report import ReleaseReport
+from pate_torch.reporting.statement import plain_words, title
 from pate_torch.students import carrying
 from pate_torch.students.carried import Carried
 from pate_torch.students.label_posterior import shares
@@ -412,7 +413,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
-    assert report.census_rounds == 2 and report.title == "digits: a student of a private census"
+    assert report.rounds == 2 and title(report) == "digits: a student of private reverse k-NN counts"
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
@@ -484,11 +485,12 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
 
 def test_the_statement_names_the_unit():
     def how(unit: str, rounds: int) -> str:
-        facts = PrivacyFacts(
+        report = ReleaseReport(
             dataset="d", mechanism="histogram", num_teachers=0, queries_asked=9, queries_answered=9, epsilon=1.0,
-            delta=1e-5, accountant="gdp", adjacency="replace_one", unit=unit, private=True, census_rounds=rounds,
+            delta=1e-5, accountant="gdp", adjacency="replace_one", unit=unit, private=True,
+            voters="reverse_knn", rounds=rounds,
         )  # fmt: skip
-        return plain_words(facts)[-1]
+        return plain_words(report)[-1]
 
     assert "Every record was counted once: " in how("record", 1)
     assert "Every patient was counted once in each of 2 rounds: " in how("group:patient", 2)
@@ -544,7 +546,7 @@ def test_a_census_in_python(tmp_path):
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     report = pate.report(test_x, test_y)
-    assert report.census_rounds == 1 and report.num_teachers == 0
+    assert report.rounds == 1 and report.num_teachers == 0
     assert "counted once:" in (pate.folder / "README.md").read_text()
     with pytest.raises(ValueError, match="at once"):
         pate.labeler(5)

@@ -15,9 +15,9 @@ from killed_runs import blobs, plan
 from test_budget import FORMS, RECORDS, made
 from test_experiments_dpsgd import clouds as declared
 from test_mechanisms import num_classes, num_teachers
-from test_reporting_released import faults
+from test_reporting_report import faults
 
-from pate_torch import Pate, pipeline, results
+from pate_torch import Pate, pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.experiments.dpsgd import DpSgd
@@ -30,7 +30,8 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
 from pate_torch.queries.random import Random
-from pate_torch.reporting.released import privacy_schema
+from pate_torch.reporting.build import claims
+from pate_torch.reporting.render import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
@@ -265,7 +266,7 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
     monkeypatch.setattr(Ledger, "claim", lambda self, *given: asked.append(given) or claim(self, *given))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        found = results.claims(ledger, "blobs", [read(one.folder)["release_id"]])
+        found = claims(ledger, "blobs", [read(one.folder)["release_id"]])
     assert len(asked) == 1 and len(found["other_releases"]) == 2
 
 

@@ -311,8 +311,8 @@ def leaves(content: dict, within: str = "") -> set[str]:
 def test_every_field_of_the_statement_is_explained():
     from reporting_demo import demo
 
-    from pate_torch.reporting.private import OwnerSummary
-    from pate_torch.reporting.released import privacy, summary
+    from pate_torch.reporting.owner import OwnerSummary
+    from pate_torch.reporting.render import privacy, summary
 
     page = ROOT / "docs" / "privacy-statement.md"
     assert keys_in(page, "keys of summary.json") == set(summary(demo()))

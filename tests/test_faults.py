@@ -337,7 +337,7 @@ def full_disk(*_, **__):
         ("pate_torch.release_store.replace", 1),
         ("pate_torch.pipeline.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),
-        ("pate_torch.results.write_release", 1),
+        ("pate_torch.pipeline.write_release", 1),
     ],
 )
 def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
@@ -423,7 +423,7 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         raise ArithmeticError("the accountant is broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr("pate_torch.results.accounting.epsilon", crash)
+        broken.setattr("pate_torch.reporting.build.accounting.epsilon", crash)
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()

@@ -575,4 +575,4 @@ def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(a
     assert sum(map(sum, owner["confusion"])) == owner["student_size"] == owner["records"]["test"]
     assert b"student_accuracy" not in board
     shown, hidden = done.out.split("For the owner only")
-    assert "Accuracy of" not in shown and "Accuracy of student" in hidden and "Records" in hidden
+    assert "| Student " not in shown and "Accuracy of student" in hidden and "Records" in hidden

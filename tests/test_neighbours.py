@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import results
+from pate_torch import pipeline
 from pate_torch.accounting.events import Gaussian
 from pate_torch.mechanisms import descent, gaussian
 from pate_torch.types import Sensitivity
@@ -148,12 +148,12 @@ def test_roles_that_follow_content_are_found(monkeypatch):
 
 @pytest.mark.parametrize("case", [TEACHERS, SLOPES], ids=["teachers", "slopes"])
 def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
-    made = results.report
+    made = pipeline.build_report
 
     def telling(**given):
         return dataclasses.replace(made(**given), label_accuracy=len(given["data"].private) / 1000)
 
-    monkeypatch.setattr(results, "report", telling)
+    monkeypatch.setattr(pipeline, "build_report", telling)
     assert "summary.json differs" in faults(case | {"partition": "add_remove"})
 
 

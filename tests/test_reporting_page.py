@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 from reporting_demo import confusion, demo, examples
 
-from pate_torch.reporting import charts
-from pate_torch.reporting.charts import Line, Row
-from pate_torch.reporting.intervals import Share
-from pate_torch.reporting.markup import Markup, tag, text
-from pate_torch.reporting.page import page, write_page
-from pate_torch.reporting.released import Baseline, Examples
+from pate_torch.reporting.figures import MAX_POINTS, Scale, picture, thinned
+from pate_torch.reporting.render import page
+from pate_torch.reporting.report import Baseline, Examples
 
-VOID = {"meta", "img", "br", "path", "line", "circle"}
+VOID = {"meta", "img", "br"}
 
 
 class Node:
@@ -63,9 +60,8 @@ def nodes(html):
     return list(Tree(html).root.all())
 
 
-def test_the_page_needs_nothing_else(tmp_path):
-    write_page(demo(), tmp_path / "report.html")
-    html = (tmp_path / "report.html").read_text()
+def test_the_page_needs_nothing_else():
+    html = page(demo())
     words = re.sub(r'src="data:image/png;base64,[^"]*"', "", html)
     assert not re.search(r"https?:|//\w|url\(|@import|javascript:|data:\w", words)
     for node in nodes(html):
@@ -140,12 +136,6 @@ def test_names_are_escaped_everywhere():
     assert EVIL in next(node for node in nodes(html) if node.name == "h1").words
 
 
-def test_markup_escapes_all_but_markup():
-    assert text("<b>&\"'") == "&lt;b&gt;&amp;&quot;&#x27;"
-    assert tag("p", "<", tag("b", "x"), None, 3, class_='"') == '<p class="&quot;">&lt;<b>x</b>3</p>'
-    assert isinstance(tag("p"), Markup)
-
-
 def test_the_page_works_on_a_phone_and_in_the_dark():
     html = page(demo())
     assert 'content="width=device-width, initial-scale=1"' in html
@@ -203,30 +193,39 @@ def test_an_unfinished_curve_shows_the_guarantee_above_it():
     "low,high,most", [(0, 1, 5), (0.7, 1, 4), (0, 286, 4), (1, 3, 5), (-0.3, 2.4e-3, 5), (0, 7e6, 5)]
 )
 def test_ticks_are_round_inside_and_few(low, high, most):
-    values = charts.ticks(low, high, most)
+    values = Scale(low, high).ticks(most)
     assert all(low - 1e-9 <= v <= high + 1e-9 for v in values) and 2 <= len(values) <= most + 1
     steps = np.diff(values)
     assert np.allclose(steps, steps[0])
     assert f"{steps[0]:.0e}"[0] in "1235"  # 1, 2, 2.5 or 5 times a power of ten
 
 
-def test_lines_place_their_points_linearly():
-    html = charts.lines([Line(name="a", points=[(0, 0.0), (5, 5.0), (10, 10.0)])], x_name="x", y_name="y")
-    path = re.search(r'd="M([^"]+)" class="line', html)[1]
-    points = [tuple(map(float, p.split())) for p in path.split("L")]
-    assert points[0] == (0, 100) and points[1][0] == 50 and points[2][0] == 100
-    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1], abs=0.02)
+def test_curves_place_their_points_linearly_between_zero_and_the_top():
+    growth = tuple(0.01 * q for q in range(1, 287))
+    html = page(demo(epsilon_curve=growth, account_curve=(), budget_epsilon=None, epsilon=2.86, student_curves={}))
+    (drawn,) = (node for node in nodes(html) if node.name == "polyline")
+    x, y = np.array([[float(part) for part in point.split(",")] for point in drawn.attributes["points"].split()]).T
+    assert np.allclose(x, 100 * np.arange(286) / 285, atol=1e-3)
+    assert np.allclose(y, 100 * (1 - np.array(growth) / 1.06 / 2.86), atol=1e-3)
+
+
+@pytest.mark.parametrize("level", [0.0, -2.5, 1e20])
+def test_a_level_curve_is_drawn_however_far_from_zero(level):
+    html = page(demo(student_curves={"student/loss": ((0, level), (9, level))}))
+    drawn = [node.attributes["points"] for node in nodes(html) if node.name == "polyline"]
+    assert "nan" not in drawn[-1] and "inf" not in drawn[-1]
 
 
 def test_long_curves_are_thinned_but_keep_their_ends():
     points = [(float(i), float(i)) for i in range(10_000)]
-    kept = charts.thinned(points)
-    assert len(kept) <= charts.MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
+    kept = thinned(points)
+    assert len(kept) <= MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
 
 
 def test_dots_place_shares_on_their_scale():
-    html = charts.dots([Row(name="a", share=Share(value=0.9)), Row(name="b", share=Share(value=0.5))], "x")
-    places = [float(x) for x in re.findall(r'cx="([\d.]+)%"', html)]
+    baselines = (Baseline(name="a", accuracy=0.9, because="public"), Baseline(name="b", accuracy=0.5, because="public"))
+    html = page(demo(student_accuracy=None, label_accuracy=None, confusion=(), baselines=baselines))
+    places = [float(node.attributes["cx"].rstrip("%")) for node in nodes(html) if node.name == "circle"]
     low = 0.4
     assert places == pytest.approx([100 * (0.9 - low) / (1 - low), 100 * (0.5 - low) / (1 - low)], abs=1e-3)
 
@@ -238,6 +237,6 @@ def test_pictures_keep_their_pixels():
     from PIL import Image
 
     image = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
-    source = re.search(r"base64,([^\"]+)", charts.picture(image, "x"))[1]
+    source = picture(image).removeprefix("data:image/png;base64,")
     read = np.asarray(Image.open(io.BytesIO(base64.b64decode(source))))
     assert np.array_equal(np.moveaxis(read, 2, 0), image)

@@ -12,17 +12,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pate_torch import results
 from pate_torch.accounting.outcomes import Gnmax, Lnmax
 from pate_torch.audit.membership import Attack, Membership
-from pate_torch.reporting.private import (
-    OwnerSummary,
-    PrivateBoard,
-    gap_quantiles,
-    make_private_folder,
-    write_owner_summary,
-)
-from pate_torch.results import owner_summary
+from pate_torch.reporting import owner
+from pate_torch.reporting.owner import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
+from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release, Votes
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
@@ -77,7 +71,7 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
 
 def test_owner_lines_show_no_price():
     lines = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).lines()
-    assert [line.value for line in lines] == ["98.0 %", "99.0 %"]
+    assert list(lines.values()) == ["98.0 %", "99.0 %"]
 
 
 SPEC = DataSpec(name="d", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
@@ -116,8 +110,8 @@ def test_a_thousand_classes_are_looked_at_in_megabytes(model):
 def test_where_the_exact_price_is_long_work_the_owner_has_the_theorems_and_is_told():
     summary = looked_at(thousand(20_000), Gnmax(sigma=200.0))
     assert summary.epsilon_exact_data_dependent is None and summary.epsilon_pate2018 > 0
-    (line,) = summary.lines()
-    assert line.name == "Price of these votes, exact" and "theorem" in line.value and line.value.isascii()
+    ((name, value),) = summary.lines().items()
+    assert name == "Price of these votes, exact" and "theorem" in value and value.isascii()
 
 
 class Broken:
@@ -145,28 +139,32 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is summary.ensemble_accuracy is None
     assert summary.gap_quantiles == gap_quantiles(VOTES)
     assert len(summary.not_computed) == len(summary.lines()) == 4
-    assert all(error.__name__ in line.value and "secret" not in line.value for line in summary.lines())
+    assert all(error.__name__ in value and "secret" not in value for value in summary.lines().values())
     write_owner_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["not_computed"] == summary.not_computed
 
 
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
-    monkeypatch.setattr(results.rdp, "to_epsilon", lambda *_: math.inf)
+    monkeypatch.setattr(owner.rdp, "to_epsilon", lambda *_: math.inf)
     summary = looked_at(VOTES.counts_QC.numpy(), Gnmax(sigma=2.0))
     assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is None
     assert len(summary.not_computed) == 2
 
 
+def said(found):
+    return list(OwnerSummary(membership=found).lines().values())
+
+
 def test_owner_lines_show_an_attack_beside_its_bound():
-    student, alone = OwnerSummary(membership=MEMBERSHIP).lines()
+    student, alone = said(MEMBERSHIP)
     found = "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
-    assert student.value == f"{found}; any attack's advantage is at most 30.0 % by the guarantee"
+    assert student == f"{found}; any attack's advantage is at most 30.0 % by the guarantee"
     missed = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage=-0.012))
-    assert OwnerSummary(membership=missed).lines()[0].value.startswith("no signal found: advantage -1.2 %")
-    assert alone.value == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
+    assert said(missed)[0].startswith("no signal found: advantage -1.2 %")
+    assert alone == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
     leak = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage_interval=(0.31, 0.4)))
-    assert "ABOVE ITS BOUND" in OwnerSummary(membership=leak).lines()[0].value
-    assert all(line.value.isascii() for line in OwnerSummary(membership=leak).lines())
+    assert "ABOVE ITS BOUND" in said(leak)[0]
+    assert all(value.isascii() for value in said(leak))
 
 
 def test_an_attack_is_written_into_the_owners_summary(tmp_path):

@@ -11,7 +11,8 @@ from scipy.stats import binomtest
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.reporting import statement
 from pate_torch.reporting.intervals import wilson
-from pate_torch.reporting.statement import OtherRelease, attack_bound
+from pate_torch.reporting.report import Reservation
+from pate_torch.reporting.statement import attack_bound
 
 
 @pytest.mark.parametrize(
@@ -100,18 +101,24 @@ def test_a_declared_size_is_an_assumption():
 
 def test_without_teachers_the_statement_does_not_speak_of_them():
     report = demo(
-        num_teachers=0, mechanism="dpsgd", queries_asked=0, queries_answered=0, epsilon_curve=(), account_curve=()
+        num_teachers=0,
+        voters="none",
+        mechanism="dpsgd",
+        queries_asked=0,
+        queries_answered=0,
+        epsilon_curve=(),
+        account_curve=(),
     )
     text = " ".join(statement.plain_words(report) + statement.assumptions(report))
     assert "teacher" not in text and "dpsgd" in text
 
 
 def test_composition_tells_guarantee_total_and_cap_apart():
-    names = [price.name for price in statement.composition(demo(epsilon_ex_post=2.1))]
+    names = [price.name for price in statement.prices(demo(epsilon_ex_post=2.1))]
     assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
-    total = statement.composition(demo(charged_accountant="rdp"))[1]
+    total = statement.prices(demo(charged_accountant="rdp"))[1]
     assert "(rdp)" in total.route
-    assert "added nothing" in statement.composition(demo(reused=True))[1].covers
+    assert "added nothing" in statement.prices(demo(reused=True))[1].note
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,7 @@ def test_impossible_facts_are_refused(changes):
 
 def test_another_releases_epsilon_needs_its_route():
     with pytest.raises(ValueError, match="accountant"):
-        OtherRelease(release_id="a", what="b", epsilon=1.0)
+        Reservation(release_id="a", what="b", epsilon=1.0)
 
 
 def test_noise_is_shown_so_that_typing_it_costs_no_more():

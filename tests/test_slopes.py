@@ -34,6 +34,7 @@ from pate_torch.networks import Beside
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
+from pate_torch.reporting.statement import title
 from pate_torch.students.carried import Carried
 from pate_torch.students.export import export
 from pate_torch.students.store import load
@@ -372,11 +373,9 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "census"} & set(summary["seconds"])  # their length tells how many records
-    assert report.slopes and report.title == "digits: a student of private records' slopes"
+    assert report.voters == "gradients" and title(report) == "digits: a student of private gradients"
     page = (release / "report.html").read_text()
-    assert (
-        "Every record had a say 2 times in each of 2 rounds" in page and "which way a public model should move" in page
-    )
+    assert "Every record gave its gradient 2 times in each of 2 rounds" in page
     assert "nearest to" not in page and "0 teachers" not in page
     assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
     assert f"The declared number of records, {plan.dataset.private}, is public." in page  # it set how far a slope moves
@@ -586,7 +585,7 @@ def test_slopes_in_python(tmp_path):
     student = pate.fit_student(Carried(first=small, then=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).slopes
+    assert pate.report(test_x, test_y).voters == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3", "voting.neighbours=16")

@@ -56,7 +56,8 @@ def committed(folder: str) -> set[str]:
 def test_it_holds_the_package_the_configuration_and_the_licence(names):
     assert committed("pate_torch") <= names
     assert {f"pate_torch/{name}" for name in committed("conf")} <= names
-    for needed in ("py.typed", "reporting/privacy.schema.json", "reporting/page.css", "conf/config.yaml"):
+    page = "reporting/templates/report.html.jinja"
+    for needed in ("py.typed", "reporting/privacy.schema.json", page, "conf/config.yaml"):
         assert f"pate_torch/{needed}" in names
     assert any(re.fullmatch(r"pate_torch-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
 

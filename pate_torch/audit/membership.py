@@ -27,7 +27,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.rng import numpy_stream
 from pate_torch.data.units import hold_out, one_per_unit, take, unit_names
-from pate_torch.reporting.intervals import concordance, difference
+from pate_torch.reporting.intervals import concordance, difference, percent
 from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
 
 Scores = NDArray[np.float64]
@@ -78,6 +78,14 @@ class Attack:
     auc: float
     auc_interval: tuple[float, float]
 
+    def __str__(self) -> str:
+        """'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'. Below 0 it is chance, and says so."""
+        low, high = self.advantage_interval
+        below, above = self.auc_interval
+        advantage = f"advantage {percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
+        found = "no signal found: " if self.advantage <= 0 else ""
+        return f"{found}{advantage}, AUC {self.auc:.3f} ({below:.3f} to {above:.3f})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
@@ -100,6 +108,14 @@ class Membership:
         """Whether the student's whole interval lies above its bound: a fault, or two kinds that were never alike."""
         bounds = [bound for bound in (self.bound, self.bound_by_plan) if bound is not None]
         return bool(bounds) and self.student.advantage_interval[0] > min(bounds)
+
+    def lines(self) -> dict[str, str]:
+        """What was found in the student, what any attack may find, and what was found without privacy."""
+        bound = self.bound_by_plan
+        most = "" if bound is None else f"; any attack's advantage is at most {percent(bound)} by the guarantee"
+        alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.above_bound else ""
+        lines = {"Attack on the student": f"{self.student}{most}{alarm}"}
+        return lines if self.nonprivate is None else lines | {"  and without privacy": str(self.nonprivate)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from pate_torch import networks, release_store, results
+from pate_torch import networks, release_store
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
@@ -42,9 +42,12 @@ from pate_torch.data.units import one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.reporting.private import OwnerSummary, make_private_folder, write_owner_summary
-from pate_torch.reporting.released import ReleasedReport
-from pate_torch.reporting.table import show_closing
+from pate_torch.reporting.build import claims, student_figures
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
 from pate_torch.students.store import save
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
@@ -133,12 +136,12 @@ class DpSgd:
                 report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
-                    **results.withheld(data, student),
-                    records=results.counted(dataclasses.replace(data, private=everyone)),
+                    **withheld_figures(data, student),
+                    records=count_records(dataclasses.replace(data, private=everyone)),
                     seconds=clock.seconds,
                 )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
-                results.write_release(release, report)
+                write_release(release, report)
         show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
 
     def batch(self, data: Dataset) -> int:
@@ -259,11 +262,12 @@ class DpSgd:
         multiplier: float,
         ledger: Ledger,
         release_id: str,
-    ) -> ReleasedReport:
+    ) -> ReleaseReport:
         """What a run of teachers reports, without teachers and questions."""
         spec = data.spec
-        measured = results.figures(data, student) if data.evaluation.public else {}
-        return ReleasedReport(
+        measured = student_figures(data, student) if data.evaluation.public else {}
+        return ReleaseReport(
+            voters="none",
             dataset=spec.name,
             mechanism="dpsgd",
             student=self.network,
@@ -273,7 +277,7 @@ class DpSgd:
             delta=plan.privacy.delta,
             adjacency=plan.partition.adjacency,
             unit=data.private.unit,
-            **results.claims(ledger, spec.name, [release_id], now=[release_id]),
+            **claims(ledger, spec.name, [release_id], now=[release_id]),
             parameters={
                 "noise_multiplier": multiplier,
                 "clip": self.clip,

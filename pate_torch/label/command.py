@@ -35,7 +35,7 @@ from pate_torch.core import checks
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
-from pate_torch.reporting.table import show_closing
+from pate_torch.reporting.console import show_closing
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
 

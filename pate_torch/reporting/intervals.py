@@ -1,4 +1,4 @@
-"""Intervals for shares: an accuracy measured on some hundred points is known to a few percent, and is shown so."""
+"""Shares with their intervals: an accuracy measured on some hundred points is known to a few percent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from scipy.optimize import brentq
 from pate_torch.core import checks
 
 Z95 = 1.959963984540054
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """0.974 -> '97.4 %'."""
+    return f"{100 * value:.{digits}f} %"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,15 @@ class Share:
     @property
     def interval(self) -> tuple[float, float] | None:
         return None if self.size is None else wilson(self.value, self.size)
+
+    @property
+    def interval_words(self) -> str:
+        """'96.1 to 98.3', in percent; empty where the interval is not known."""
+        return "" if self.interval is None else "{:.1f} to {:.1f}".format(*(100 * end for end in self.interval))
+
+    def __str__(self) -> str:
+        """'97.4 % (96.1 to 98.3)'."""
+        return percent(self.value) + (f" ({self.interval_words})" if self.size else "")
 
 
 def wilson(share: float, size: int, z: float = Z95) -> tuple[float, float]:

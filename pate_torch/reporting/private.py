@@ -1,26 +1,18 @@
-"""The owner's side of a report: votes may be seen here, and nothing written here may be published."""
+"""The private folder of a run and its TensorBoard: votes may be seen here, nothing written here may be published."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch.audit.membership import Attack, Membership
-from pate_torch.core import checks
-from pate_torch.reporting.charts import percent, show_share, thinned
-from pate_torch.reporting.intervals import Share
-from pate_torch.reporting.released import strict_json
-from pate_torch.reporting.table import OwnerLine
+from pate_torch.audit.membership import Membership
+from pate_torch.reporting.figures import numbered, thinned
 from pate_torch.types import Votes
 
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 OWNER_ONLY = 0o700
 OWNER_ONLY_FILE = 0o600
 
@@ -49,112 +41,6 @@ def make_private_folder(path: Path, content: str = "run") -> Path:
     readme = path / "README.txt"
     readme.write_text(README.format(what=CONTENT.get(content, content)), encoding="utf-8")
     return path
-
-
-def gap_quantiles(votes: Votes) -> dict[str, float]:
-    """How clearly the teachers agree: quantiles of winner minus runner-up, in votes. PRIVATE."""
-    gap = votes.gap().double()
-    if len(gap) == 0:
-        return {}
-    values = torch.quantile(gap, torch.tensor(QUANTILES, dtype=torch.float64, device=gap.device))
-    return {f"{q:g}": float(value) for q, value in zip(QUANTILES, values.tolist(), strict=True)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnerSummary:
-    """PRIVATE figures of a run; None where one was not computed.
-
-    records: how many there were, by what became of them. student_accuracy, student_size, confusion: of the student on
-    test records that are not public, where a report may not show them.
-    ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
-    the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
-    seconds: per stage, also of those whose time tells how many records there are. not_computed: why a figure is missing
-    that should be here, by what it is called.
-    """
-
-    records: Mapping[str, int] = field(default_factory=dict)
-    student_accuracy: float | None = None
-    student_size: int | None = None
-    confusion: tuple[tuple[int, ...], ...] = ()
-    ensemble_accuracy: float | None = None
-    teacher_accuracy_mean: float | None = None
-    epsilon_exact_data_dependent: float | None = None
-    epsilon_pate2018: float | None = None
-    gap_quantiles: Mapping[str, float] = field(default_factory=dict)
-    nonprivate_accuracy: float | None = None
-    membership: Membership | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    not_computed: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
-        for name in ("epsilon_exact_data_dependent", "epsilon_pate2018"):
-            if getattr(self, name) is not None:
-                checks.non_negative(name, getattr(self, name))
-        for key, value in self.gap_quantiles.items():
-            checks.non_negative(f"gap_quantiles.{key}", value)
-
-    def lines(self) -> tuple[OwnerLine, ...]:
-        """What the closing table shows the owner: accuracies, and what is missing (an epsilon looks like a price)."""
-        shown = (
-            ("Ensemble, no noise", self.ensemble_accuracy),
-            ("A teacher, on average", self.teacher_accuracy_mean),
-            ("Model without privacy", self.nonprivate_accuracy),
-        )
-        lines = [OwnerLine(name="Records", value=", ".join(f"{n:,} {what}" for what, n in self.records.items()))]
-        if self.student_accuracy is not None:
-            on = Share(value=self.student_accuracy, size=self.student_size)
-            value = f"{show_share(on)}, on {self.student_size} test records"
-            lines.append(OwnerLine(name="Accuracy of student", value=value))
-        lines += [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
-        missing = [OwnerLine(name=name, value=f"not computed: {why}") for name, why in self.not_computed.items()]
-        return (*(line for line in lines if line.value), *_membership_lines(self.membership), *missing)
-
-
-def _membership_lines(found: Membership | None) -> list[OwnerLine]:
-    """What the attack found in the student, what any attack may find, and what it found without privacy."""
-    if found is None:
-        return []
-    bound = found.bound_by_plan
-    most = "" if bound is None else f"; any attack's advantage is at most {percent(bound)} by the guarantee"
-    alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if found.above_bound else ""
-    lines = [OwnerLine(name="Attack on the student", value=_show_attack(found.student) + most + alarm)]
-    if found.nonprivate is not None:
-        lines.append(OwnerLine(name="  and without privacy", value=_show_attack(found.nonprivate)))
-    return lines
-
-
-def _show_attack(attack: Attack) -> str:
-    """advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529). Below 0 it is chance, and says so."""
-    low, high = attack.advantage_interval
-    below, above = attack.auc_interval
-    advantage = f"advantage {percent(attack.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
-    found = "no signal found: " if attack.advantage <= 0 else ""
-    return f"{found}{advantage}, AUC {attack.auc:.3f} ({below:.3f} to {above:.3f})"
-
-
-def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
-    """private/summary.json; NaN is refused."""
-    content: dict[str, Any] = {
-        "records": dict(summary.records),
-        "student_accuracy": summary.student_accuracy,
-        "student_size": summary.student_size,
-        "confusion": summary.confusion,
-        "ensemble_accuracy": summary.ensemble_accuracy,
-        "teacher_accuracy_mean": summary.teacher_accuracy_mean,
-        "epsilon_exact_data_dependent": summary.epsilon_exact_data_dependent,
-        "epsilon_pate2018": summary.epsilon_pate2018,
-        "gap_quantiles": dict(summary.gap_quantiles),
-        "nonprivate_accuracy": summary.nonprivate_accuracy,
-        "seconds": dict(summary.seconds),
-        "not_computed": dict(summary.not_computed),
-        "membership": None if summary.membership is None else asdict(summary.membership),
-    }
-    path.touch(mode=OWNER_ONLY_FILE)
-    path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
-    path.write_text(strict_json(content), encoding="utf-8")
 
 
 LAYOUT = {
@@ -199,12 +85,12 @@ class PrivateBoard:
         self._spread("votes/top", votes.top(), 0)
         if len(answered_Q):
             share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
-            for question, share in thinned(list(enumerate(share_Q.tolist(), start=1))):
+            for question, share in thinned(numbered(share_Q.tolist())):
                 self.writer.add_scalar("votes/answered_share", share, int(question))
 
     def membership(self, found: Membership) -> None:
         """What the attack on the student found, beside its bounds and a model without privacy."""
-        words = "\n\n".join(f"{line.name.strip()}: {line.value}" for line in _membership_lines(found))
+        words = "\n\n".join(f"{name.strip()}: {value}" for name, value in found.lines().items())
         self.writer.add_text("membership", words)
 
     def _spread(self, tag: str, values: Tensor, step: int) -> None:

@@ -6,25 +6,22 @@ Plain tags, one run, one layout. A run that is not private shows no epsilon, and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
-from pate_torch.reporting.card import card
-from pate_torch.reporting.charts import thinned
-from pate_torch.reporting.released import ReleasedReport
+from pate_torch.reporting.figures import confusion_figure, examples_figure, numbered, thinned
+from pate_torch.reporting.render import card
+from pate_torch.reporting.report import ReleaseReport
 
-if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the end of a run
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_PICTURES = 20
 STUDENT = "student/"
 
 
@@ -48,7 +45,7 @@ class ReleaseBoard:
         self.logged.add(tag)
         self.writer.add_scalar(self.prefix + tag, value, step)
 
-    def write(self, report: ReleasedReport) -> None:
+    def write(self, report: ReleaseReport) -> None:
         """All that is known at the end."""
         if bool(self.prefix) == report.private:
             raise checks.fail("private", report.private, "must be what the board was opened with")
@@ -65,22 +62,22 @@ class ReleaseBoard:
         self._layout(report)
         self._hparams(report)
 
-    def _epsilons(self, report: ReleasedReport) -> None:
-        curves: dict[str, Sequence[float]] = {"privacy/epsilon": report.epsilon_curve}
-        if report.account_curve:
-            curves["privacy/epsilon_all_releases"] = report.account_curve
+    def _epsilons(self, report: ReleaseReport) -> None:
+        curves = {
+            "privacy/epsilon": numbered(report.epsilon_curve),
+            "privacy/epsilon_all_releases": numbered(report.account_curve),
+            "privacy/budget_left": _budget_left(report),
+        }
         events = self.writer.file_writer
         assert events is not None, "written after close"
-        for tag, values in curves.items():
-            for question, value in thinned([(q, v) for q, v in enumerate(values, start=1)]):
+        for tag, points in curves.items():
+            for question, value in thinned(points):
                 events.add_summary(_described(tag, value, report.terms), int(question))
-        for question, value in thinned(_budget_left(report)):
-            events.add_summary(_described("privacy/budget_left", value, report.terms), int(question))
 
     def _figure(self, tag: str, figure: Figure) -> None:
         self.writer.add_figure(self.prefix + tag, figure, close=False)
 
-    def _layout(self, report: ReleasedReport) -> None:
+    def _layout(self, report: ReleaseReport) -> None:
         layout: dict[str, dict[str, list[Any]]] = {}
         if report.private and report.epsilon_curve:
             spent = [r"privacy/epsilon$", r"privacy/epsilon_all_releases$"]
@@ -94,13 +91,13 @@ class ReleaseBoard:
         if layout:
             self.writer.add_custom_scalars(layout)
 
-    def _hparams(self, report: ReleasedReport) -> None:
+    def _hparams(self, report: ReleaseReport) -> None:
         """One row of the comparison of runs: an epsilon stands beside its delta, adjacency, unit and route."""
         given: dict[str, Any] = {
             "dataset": report.dataset,
             "mechanism": report.mechanism,
             **{f"mechanism.{name}": value for name, value in report.parameters.items() if value is not None},
-            "student": report.student,
+            "student": report.student or "",
             "num_teachers": report.num_teachers,
             "queries_asked": report.queries_asked,
             "delta": report.delta,
@@ -112,8 +109,8 @@ class ReleaseBoard:
         results = {
             "result/student_accuracy": report.student_accuracy,
             "result/label_accuracy": report.label_accuracy,
-            "result/epsilon": report.claimed_epsilon,
-            "result/epsilon_all_releases": report.claimed_epsilon_charged,
+            "result/epsilon": report.epsilon,
+            "result/epsilon_all_releases": report.epsilon_charged,
         }
         shown = {self.prefix + tag: value for tag, value in results.items() if value is not None}
         self.writer.add_hparams(given, shown, run_name=".")
@@ -136,7 +133,7 @@ class ReleaseBoard:
         self.close()
 
 
-def _budget_left(report: ReleasedReport) -> list[tuple[float, float]]:
+def _budget_left(report: ReleaseReport) -> list[tuple[float, float]]:
     """(question, cap less what was reserved by then): one point where only the end is known."""
     if report.budget_epsilon is None or report.budget_left is None:
         return []
@@ -153,45 +150,3 @@ def _described(tag: str, value: float, terms: str) -> Summary:
     metadata = SummaryMetadata(plugin_data=kind, summary_description=words)
     tensor = TensorProto(double_val=[value], dtype="DT_DOUBLE")
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
-
-
-def confusion_figure(report: ReleasedReport) -> Figure:
-    """The student's test counts, shaded by share of the row."""
-    counts = np.array(report.confusion)
-    size = len(counts)
-    side = min(12.0, 1.6 + 0.36 * size)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    names = [report.class_name(c) for c in range(size)]
-    axes.set_xticks(range(size), names, rotation=0 if max(map(len, names)) < 3 else 60)
-    axes.set_yticks(range(size), names)
-    axes.set_xlabel("said")
-    axes.set_ylabel("true")
-    for true, guess in zip(*np.nonzero(counts), strict=True):
-        ink = "white" if share[true, guess] > 0.5 else "black"
-        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=ink, fontsize=10)
-    return figure
-
-
-def examples_figure(report: ReleasedReport) -> Figure:
-    """Some public points, each under the label released for it."""
-    shown = report.examples
-    assert shown is not None
-    count = min(MAX_PICTURES, len(shown.label))
-    columns = min(5, count)
-    rows = -(-count // columns)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(0.9 * columns, 1.2 * rows), layout="constrained")
-    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.axis("off")
-        if place < count:
-            image = np.moveaxis(shown.image[place], 0, 2)
-            axes.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=255)
-            label = shown.label[place]
-            axes.set_title(report.class_name(label) if label >= 0 else "no answer", fontsize=12)
-    return figure

@@ -1,4 +1,4 @@
-"""One Python file and one YAML make new voters: every command, Python and the neighbour harness take them as they are."""
+"""One Python file and one YAML make new voters: commands, Python and the neighbour harness take them as they are."""
 
 import json
 import shutil

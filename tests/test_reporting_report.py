@@ -1,5 +1,6 @@
 """Released reports: nothing private enters by type, files are strict, and a run that is not private claims nothing."""
 
+import html
 import json
 import math
 import re
@@ -8,21 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from jinja2 import nodes
 from reporting_demo import EPSILON, demo, examples
 
-from pate_torch.reporting.card import card, plain, write_card
-from pate_torch.reporting.page import write_page
-from pate_torch.reporting.released import (
-    Baseline,
-    Examples,
-    privacy,
-    privacy_schema,
-    strict_json,
-    summary,
-    write_privacy,
-    write_summary,
-)
-from pate_torch.types import PrivateData, Votes
+from pate_torch.reporting import figures, statement
+from pate_torch.reporting.render import card, page, plain, privacy, privacy_schema, strict_json, summary, write_release
+from pate_torch.reporting.report import Baseline, Examples
+from pate_torch.types import LABEL_UNIT, PrivateData, Votes
 
 FIXED_KEYS = [
     "schema_version",
@@ -52,7 +45,7 @@ FIXED_KEYS = [
 
 
 def test_summary_has_the_fixed_keys_unrounded(tmp_path):
-    write_summary(demo(), tmp_path / "summary.json")
+    write_release(tmp_path, demo())
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert list(read) == FIXED_KEYS
     assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 2
@@ -142,16 +135,24 @@ def test_examples_are_bytes_of_images():
 
 def test_class_accuracies_are_the_diagonal_over_the_rows():
     report = demo(confusion=((8, 2), (0, 0)), class_names=("a", "b"))
-    first, second = report.class_shares
-    assert first.value == 0.8 and first.size == 10 and second is None
+    first, second = report.class_accuracies
+    assert first.name == "a" and first.share.value == 0.8 and first.share.size == 10 and second is None
 
 
-@pytest.mark.parametrize("write", [write_summary, write_privacy, write_card, write_page])
-def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_price(write, tmp_path):
-    write(demo(private=False, epsilon_ex_post=2.1234), tmp_path / "file")
-    text = (tmp_path / "file").read_text(encoding="utf-8")
-    assert ('"private": false' if write is write_summary else "NOT PRIVATE") in text
-    assert not any(price in text for price in ("2.4353", "2.436", "2.9138", "2.914", "2.1234", "2.124"))
+def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_price(tmp_path):
+    write_release(tmp_path, demo(private=False, epsilon_ex_post=2.1234))
+    texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    assert set(texts) == {"summary.json", "privacy.json", "report.html", "README.md"}
+    for name, text in texts.items():
+        assert ('"private": false' if name == "summary.json" else "NOT PRIVATE") in text
+        assert not any(price in text for price in ("2.4353", "2.436", "2.9138", "2.914", "2.1234", "2.124"))
+
+
+def test_a_report_that_is_not_private_holds_no_epsilon():
+    report = demo(private=False, epsilon_ex_post=2.1, parts=demo().other_releases)
+    assert report.epsilon is report.epsilon_ex_post is report.epsilon_charged is report.epsilon_charged_ex_post is None
+    assert report.epsilon_curve == report.account_curve == ()
+    assert all(part.epsilon is None for part in (*report.parts, *report.other_releases))
 
 
 # --- privacy.json against its schema, by a checker of our own
@@ -206,7 +207,7 @@ def faults(value, schema, where="$"):
     ],
 )
 def test_privacy_json_fits_its_schema(changes, tmp_path):
-    write_privacy(demo(**changes), tmp_path / "privacy.json")
+    write_release(tmp_path, demo(**changes))
     read = json.loads((tmp_path / "privacy.json").read_text(), parse_constant=pytest.fail)
     assert faults(read, privacy_schema()) == []
 
@@ -245,6 +246,38 @@ def test_the_schema_refuses_broken_statements_and_a_library_agrees():
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
     text = json.dumps(privacy(demo(private=False)))
     assert "NOT PRIVATE" in text and "2.4353" not in text and "2.436" not in text and "1.35647" not in text
+
+
+# --- the templates
+
+KNOWN = {"report": demo(), "statement": statement, "figures": figures}
+TEMPLATES = statement.environment(autoescape=False)
+
+
+@pytest.mark.parametrize("name", TEMPLATES.list_templates(extensions=["jinja"]))
+def test_templates_name_nothing_that_is_not_there(name):
+    """A run has been charged when they are filled in."""
+    tree = TEMPLATES.parse(TEMPLATES.loader.get_source(TEMPLATES, name)[0])
+    used = [(node.node.name, node.attr) for node in tree.find_all(nodes.Getattr) if isinstance(node.node, nodes.Name)]
+    used = [(thing, attribute) for thing, attribute in used if thing in KNOWN]
+    assert used and [name for name in used if not hasattr(KNOWN[name[0]], name[1])] == []
+
+
+WHO = [{"voters": who, "num_teachers": 0, "rounds": 2} for who in ("gradients", "reverse_knn", "none")]
+
+
+@pytest.mark.parametrize("who", [{}, {"voters": "successors"}, *WHO], ids=lambda who: who.get("voters", "teachers"))
+@pytest.mark.parametrize("unit", ["record", "group:user", LABEL_UNIT])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, unit, adjacency):
+    report = demo(unit=unit, adjacency=adjacency, **who)
+    shown = html.unescape(page(report)).replace("\u00a0", " ")
+    for tell in (statement.plain_words, statement.assumptions, statement.not_covered):
+        for sentence in tell(report):
+            assert re.fullmatch(r"[A-Z].*[.)]", sentence) and not re.search(r" [,.:;)]|[{}]|None|  ", sentence), (
+                sentence
+            )
+            assert plain(sentence) in card(report) and sentence in shown
 
 
 # --- the model card

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from reporting_demo import demo
 
-from pate_torch.reporting.card import card
-from pate_torch.reporting.page import page
-from pate_torch.reporting.private import OwnerSummary
-from pate_torch.reporting.released import Baseline
-from pate_torch.reporting.table import show_closing, show_left
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.owner import OwnerSummary
+from pate_torch.reporting.render import card, page
+from pate_torch.reporting.report import Baseline
+from pate_torch.reporting.statement import prices
 
 OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).lines()
 
@@ -37,8 +37,8 @@ def test_everything_a_newcomer_needs_is_there():
         "add or remove one record (add_remove)",
         "exact Gaussian accounting (gdp)",
         "epsilon = 4.000",
-        "1.086 left",
-        "97.8 % (96.7 to 98.5), on 1000 test points",
+        "1.086 of it is left",
+        "97.8 % (96.7 to 98.5) correct: fixmatch, on 1000 test points",
         "286 of 286 answered, by 250 teachers",
         "release/report.html",
     ):
@@ -110,9 +110,8 @@ def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, sai
 
 
 def test_the_budget_left_is_rounded_down():
-    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2)) == "1.800"
-    assert show_left(demo(budget_epsilon=4.0, epsilon_charged=2.2001)) == "1.799"
-    assert show_left(demo(budget_epsilon=2.0, epsilon_charged=2.2)) == "0.000"
+    for cap, charged, left in ((4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")):
+        assert prices(demo(budget_epsilon=cap, epsilon_charged=charged))[-1].note == f"{left} of it is left."
 
 
 def test_names_are_not_read_as_markup():

@@ -6,12 +6,18 @@ import dataclasses
 
 from safetensors.torch import save_file
 
-from pate_torch import results
 from pate_torch.context import LabelRelease, RunContext
 from pate_torch.data.partition import deal
 from pate_torch.protocols import Student
-from pate_torch.reporting.private import OwnerSummary, make_private_folder
-from pate_torch.reporting.released import Baseline
+from pate_torch.reporting.owner import (
+    OwnerSummary,
+    attack_student,
+    count_records,
+    owner_summary,
+    withheld_figures,
+)
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.report import Baseline
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.teachers.ensemble import Ensemble
@@ -43,7 +49,7 @@ def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble
     if config.baseline:
         distributed.broadcast_text(distributed.BASELINE)
         nonprivate = train_on_all(run.data, config.teacher, seed=config.seed, device=config.device, stages=run.stages)
-    figures = results.owner_summary(
+    figures = owner_summary(
         data=run.data,
         release=release.labels,
         votes=voters.answers if isinstance(voters.answers, Votes) else None,
@@ -63,7 +69,7 @@ def examine(
     """PRIVATE. The figures, with what an attack on the student finds, where the records behind it are here."""
     config, data, facts = run.config, run.data, release.facts
     figures = dataclasses.replace(
-        figures, **results.withheld(data, student), records=_counted(run), seconds=run.clock.seconds
+        figures, **withheld_figures(data, student), records=_counted(run), seconds=run.clock.seconds
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures
@@ -75,7 +81,7 @@ def examine(
     if sides is None:
         return figures
     claim = run.ledger.claim(data.spec.name, [release.labels.id, *run.paid])
-    found = results.membership(
+    found = attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,
@@ -106,7 +112,7 @@ def publishable(data: Dataset, figures: OwnerSummary) -> tuple[Baseline, ...]:
 def _counted(run: RunContext) -> dict[str, int]:
     """PRIVATE. How many records there were, and what became of them."""
     config, private = run.config, run.data.private
-    counts = results.counted(run.data, run.everyone)
+    counts = count_records(run.data, run.everyone)
     capacity = getattr(config.partition, "capacity", None)
     if config.labels is None and config.num_teachers and capacity is not None:
         shards = deal(config.partition, private, config.num_teachers, config.seed)

@@ -1,0 +1,227 @@
+"""The public report of a finished run: what the evaluation labels, the ledger and the release itself say.
+
+The claim follows the artefacts: the epsilon reported as the guarantee is composed from what was *reserved* for
+everything that lies in the release folder (labels, the choice of a student, a published price), which no vote can
+change; the account's from all that was ever reserved. What was incurred is reported beside either, as ex post.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.ledger.accounts import Charge
+from pate_torch.ledger.ledger import CHOICE, Account, Ledger
+from pate_torch.protocols import Student
+from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reservation
+from pate_torch.reporting.statement import NOT_PRIVATE
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import NO_ANSWER, Dataset, Release
+
+EXAMPLES = 12
+
+
+def build_report(
+    *,
+    data: Dataset,
+    release: Release,
+    record: Mapping[str, Any],
+    paid: Sequence[str],
+    student: Student | None,
+    student_name: str,
+    ledger: Ledger,
+    seconds: Mapping[str, float],
+    baselines: tuple[Baseline, ...] = (),
+) -> ReleaseReport:
+    """Everything that may be published of a finished run. Evaluation labels are read here, for the first time.
+
+    Args:
+        record: Of the release, as its release.json has it.
+        paid: The reservations that this run made; that of labels from before is not among them.
+        student: None if labels were released and nothing was trained.
+    """
+    delta, name = record["delta"], data.spec.name
+    claimed = claims(ledger, name, [release.id, *paid], now=paid)
+    measured = {} if student is None or not data.evaluation.public else student_figures(data, student)
+    correct, answered = label_hits(data, release)
+    voters, rounds = _voters(release, record), release.census_rounds
+    declared = record.get("declared_size") if rounds else data.spec.nominal_size
+    return ReleaseReport(
+        dataset=name,
+        mechanism=record["mechanism"],
+        student=student_name or None,
+        num_teachers=record["num_teachers"],
+        queries_asked=len(release.query_Q),
+        queries_answered=int(release.answered_Q.sum()),
+        delta=delta,
+        adjacency=record["adjacency"],
+        unit=record["unit"],
+        **claimed,
+        parameters=_scalars(record["parameters"]),
+        noise=record["noise"],
+        # Teachers' shapes follow from it, and the step of gradients; counts need none.
+        declared_size=declared if record["adjacency"] == "add_remove" else None,
+        split=data.pool.split,
+        reused=release.id not in paid,
+        voters=voters,
+        rounds=rounds,
+        seconds=public_seconds(seconds, record, chosen=any(part.what == CHOICE for part in claimed["parts"])),
+        **measured,
+        label_accuracy=correct / answered if answered else None,
+        label_size=answered or None,
+        teachers_id=record["teachers_id"],
+        teachers_kept=TeacherStore(ledger.path.parent).holds(record["teachers_id"]),
+        release_id=release.id,
+        ledger_head=ledger.head(),
+        class_names=data.spec.class_names,
+        epsilon_curve=epsilon_curve(release, delta),
+        account_curve=account_curve(ledger, name, release) if release.id in paid else (),
+        student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
+        examples=examples(data, release),
+        baselines=baselines,
+        created=datetime.date.today().isoformat(),
+    )
+
+
+def _voters(release: Release, record: Mapping[str, Any]) -> str:
+    """Who answered, one of ``report.VOTERS``."""
+    if release.score_RPC is not None:
+        return "gradients"
+    if release.cell_RP is not None:
+        return "reverse_knn"
+    return "successors" if record.get("succession") is True else "teachers"
+
+
+def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
+    """What the test set says of a student, by the names of a report's fields; releasable if ``data.evaluation`` is."""
+    truth = data.evaluation.y
+    if not len(truth):
+        return {}
+    predicted = student.probabilities(data.evaluation.x).argmax(1)
+    return {
+        "student_accuracy": accuracy_of(predicted, truth),
+        "student_size": len(truth),
+        "confusion": confusion(truth, predicted, data.spec.num_classes),
+    }
+
+
+def accuracy_of(prediction: Tensor, truth_Q: Tensor) -> float:
+    """Of one model's predictions, [Q], or of many models', [K, Q]."""
+    if not len(truth_Q):
+        raise ValueError("nothing to measure an accuracy on")
+    return float((prediction == truth_Q).double().mean())
+
+
+def confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
+    """Test counts [truth, predicted]."""
+    flat = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)
+    return tuple(tuple(row) for row in flat.view(num_classes, num_classes).tolist())
+
+
+def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Sequence[str] = ()) -> dict[str, Any]:
+    """What a report may claim of a folder that holds what these reservations paid for, and of the whole account.
+
+    Args:
+        reservations: Of everything in the folder.
+        now: Those made by the run that reports.
+
+    Returns:
+        The fields of a ``ReleaseReport`` that are claims.
+    """
+    account, claim = ledger.account(name), ledger.claim(name, reservations)
+    guarantee, total, total_ex_post = claim.guarantee, account.guarantee, account.ex_post
+    return {
+        "epsilon": None if guarantee is None else guarantee.epsilon,
+        "accountant": "none" if guarantee is None else guarantee.route,
+        "epsilon_ex_post": None if claim.ex_post is None else claim.ex_post.epsilon,
+        "private": claim.private,
+        "parts": tuple(_part(account, identity, charge, identity in now) for identity, charge in claim.parts.items()),
+        "epsilon_charged": None if total is None else total.epsilon,
+        "charged_accountant": None if total is None else total.route,
+        "epsilon_charged_ex_post": None if total_ex_post is None else total_ex_post.epsilon,
+        "budget_epsilon": account.budget_epsilon,
+        "other_releases": tuple(
+            _part(account, identity, charge, False)
+            for identity, charge in ledger.charges(name).items()
+            if identity not in claim.parts
+        ),
+    }
+
+
+def _part(account: Account, identity: str, charge: Charge, now: bool) -> Reservation:
+    """One reservation: what it paid for, and its own guarantee."""
+    alone = replace(account, private=not charge.insecure)  # its noise is its own; the cap is the account's
+    guarantee = alone.claim(charge.planned, capped=account.private)
+    what = charge.what if charge.committed or now else f"{charge.what}, interrupted: charged at its worst case"
+    if guarantee is None:
+        return Reservation(release_id=identity, what=f"{what}, {NOT_PRIVATE}: seeded noise", now=now)
+    return Reservation(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
+
+
+def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
+    """The stages whose time tells nothing of how many private records there are, or what they are.
+
+    Votes of teachers that are there already are counted and asked by public sizes; records that answer, and
+    all that reads or trains on them, take the longer the more there are. chosen: the student was, by private records.
+    """
+    shown = {"start"} if chosen else {"start", "student"}
+    if record.get("voting") in ("inductive", "transductive", "brought") and not record.get("succession"):
+        shown.add("labels")
+    return {stage: took for stage, took in seconds.items() if stage in shown}
+
+
+def label_hits(data: Dataset, release: Release) -> tuple[int, int]:
+    """(released labels that are right, labels that can be checked)."""
+    if data.evaluation.pool_y is None:
+        return 0, 0
+    query = release.query_Q[release.answered_Q]
+    return int((data.evaluation.pool_y[query] == release.label_Q[release.answered_Q]).sum()), len(query)
+
+
+def epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
+    """Price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
+    each = _per_question(release)
+    if each is None:
+        return ()
+    asked = len(release.query_Q)
+    return tuple(accounting.epsilon([replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1))
+
+
+def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, ...]:
+    """The account's total after each question of this release; empty where questions cost unequally, or none is
+    claimed.
+    """
+    each, asked, account = _per_question(release), len(release.query_Q), ledger.account(name)
+    if each is None or not account.private:
+        return ()
+    before = [e for other, charge in ledger.charges(name).items() if other != release.id for e in charge.planned]
+    totals = (account.claim([*before, replace(each, count=each.count * q)]) for q in range(1, asked + 1))
+    return tuple(total.epsilon for total in totals if total is not None)
+
+
+def _per_question(release: Release) -> Event | None:
+    """What every question cost alike, or None."""
+    asked = len(release.query_Q)
+    if not asked or len(release.events) != 1 or release.events[0].count % asked:
+        return None
+    return replace(release.events[0], count=release.events[0].count // asked)
+
+
+def examples(data: Dataset, release: Release) -> Examples | None:
+    """A few answered public images with the label released for them."""
+    if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
+        return None
+    query = release.query_Q[release.answered_Q][:EXAMPLES]
+    label = release.label_Q[release.label_Q != NO_ANSWER][:EXAMPLES]
+    return Examples(image=data.pool.x[query].cpu().numpy(), label=tuple(label.tolist()), query=tuple(query.tolist()))
+
+
+def _scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in parameters.items() if v is None or isinstance(v, bool | int | float | str)}

@@ -1,0 +1,246 @@
+"""What only the owner of the data may see of a run: figures without noise, and prices that depend on the votes.
+
+Nothing here enters a ``ReleaseReport``; it is written into the run's private folder and printed for the owner, marked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import exact, rdp
+from pate_torch.accounting.data_dependent import theorem_rdp
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.accounting.vote_rows import Array
+from pate_torch.audit.membership import Membership, Sides, attack
+from pate_torch.core import checks
+from pate_torch.protocols import Student
+from pate_torch.reporting.build import accuracy_of, student_figures
+from pate_torch.reporting.intervals import Share, percent
+from pate_torch.reporting.private import OWNER_ONLY_FILE
+from pate_torch.reporting.render import strict_json
+from pate_torch.reporting.statement import advantage_bound
+from pate_torch.teachers.baseline import logits_of_one
+from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.voting import count
+from pate_torch.types import Dataset, PrivateData, Release, Votes
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"
+"""Two figures for the owner, as they are called where they are missing."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerSummary:
+    """PRIVATE figures of a run; None if one was not computed.
+
+    The two epsilons depend on the votes: they are no guarantee and no price.
+
+    Attributes:
+        records: How many there were, by what became of them.
+        student_accuracy, student_size, confusion: Of the student on test records that are not public.
+        ensemble_accuracy: Of the plurality without noise.
+        teacher_accuracy_mean: Of one teacher, on average.
+        gap_quantiles: Of the votes between winner and runner-up.
+        nonprivate_accuracy: Of a model trained on all records at once.
+        membership: What an attack found in the student.
+        seconds: Of every stage, also of those whose time tells how many records there are.
+        not_computed: Why a figure is missing that should be here, by what it is called.
+    """
+
+    records: Mapping[str, int] = field(default_factory=dict)
+    student_accuracy: float | None = None
+    student_size: int | None = None
+    confusion: tuple[tuple[int, ...], ...] = ()
+    ensemble_accuracy: float | None = None
+    teacher_accuracy_mean: float | None = None
+    epsilon_exact_data_dependent: float | None = None
+    epsilon_pate2018: float | None = None
+    gap_quantiles: Mapping[str, float] = field(default_factory=dict)
+    nonprivate_accuracy: float | None = None
+    membership: Membership | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    not_computed: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
+            if getattr(self, name) is not None:
+                checks.between(name, getattr(self, name), 0, 1)
+        for name in ("epsilon_exact_data_dependent", "epsilon_pate2018"):
+            if getattr(self, name) is not None:
+                checks.non_negative(name, getattr(self, name))
+        for key, value in self.gap_quantiles.items():
+            checks.non_negative(f"gap_quantiles.{key}", value)
+
+    def lines(self) -> dict[str, str]:
+        """What the closing table shows the owner: accuracies, and what is missing (an epsilon looks like a price)."""
+        lines = {"Records": ", ".join(f"{n:,} {what}" for what, n in self.records.items())} if self.records else {}
+        if self.student_accuracy is not None:
+            share = Share(value=self.student_accuracy, size=self.student_size)
+            lines["Accuracy of student"] = f"{share}, on {self.student_size} test records"
+        shown = {
+            "Ensemble, no noise": self.ensemble_accuracy,
+            "A teacher, on average": self.teacher_accuracy_mean,
+            "Model without privacy": self.nonprivate_accuracy,
+        }
+        lines |= {name: percent(value) for name, value in shown.items() if value is not None}
+        if self.membership is not None:
+            lines |= self.membership.lines()
+        return lines | {name: f"not computed: {why}" for name, why in self.not_computed.items()}
+
+
+def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
+    """private/summary.json; NaN is refused."""
+    path.touch(mode=OWNER_ONLY_FILE)
+    path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
+    path.write_text(strict_json(asdict(summary)), encoding="utf-8")
+
+
+def withheld_figures(data: Dataset, student: Student) -> dict[str, Any]:
+    """PRIVATE. The student's figures on test records, if they may not be published."""
+    return {} if data.evaluation.public else student_figures(data, student)
+
+
+def count_records(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
+    """PRIVATE. How many records there are, by what became of them; ``everyone``: with those kept from the teachers."""
+    everyone = data.private if everyone is None else everyone
+    units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
+    rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
+    rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
+    rows |= {"private kept from the teachers": kept} if kept else {}
+    return rows | {f"left out {why}": count for why, count in data.dropped.items()}
+
+
+def owner_summary(
+    *,
+    data: Dataset,
+    release: Release,
+    votes: Votes | None,
+    ensemble: Ensemble | None,
+    nonprivate: Ensemble | None,
+    model: OutcomeModel | None,
+    rounds: int,
+    delta: float,
+    device: torch.device,
+) -> OwnerSummary:
+    """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
+
+    Args:
+        votes: The teachers' on the pool; None if records answered for themselves.
+        ensemble: None if the votes were brought from elsewhere: they say nothing of the test points.
+        nonprivate: A model trained on all records, if there is one.
+        model: The mechanism's law of outcomes, if it has one.
+        rounds: Data-dependent prices compose only if no question depends on an earlier answer: of several rounds there
+            is none.
+    """
+    missing: dict[str, str] = {}
+    accuracy = mean = alone = None
+    truth = data.evaluation.y
+    if nonprivate is not None:
+        alone = _figure(
+            "Model without privacy",
+            lambda: accuracy_of(nonprivate.predictions(data.evaluation.x, device=device)[0], truth),
+            missing,
+        )
+    if ensemble is not None:
+
+        def both() -> tuple[float, float]:
+            prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
+            plurality = count(prediction_KQ, data.spec.num_classes).plurality()
+            return accuracy_of(prediction_KQ, truth), accuracy_of(plurality, truth)
+
+        mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
+    asked = None if votes is None else votes.take(release.query_Q)
+    exact_epsilon = theorem_epsilon = None
+    if model is not None and rounds == 1 and asked is not None and len(asked):
+        counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
+
+        def exactly() -> float | None:
+            if not exact.affordable(model, counts):
+                missing[EXACT] = (
+                    "too much work with so many classes, teachers or questions; the theorems' price stands alone"
+                )
+                return None
+            return _price(exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta)
+
+        theorem_epsilon = _figure(THEOREM, lambda: _price(theorem_rdp(model, counts, orders), delta), missing)
+        exact_epsilon = _figure(EXACT, exactly, missing)
+    gaps = None if asked is None else _figure("How teachers agree", lambda: gap_quantiles(asked), missing)
+    return OwnerSummary(
+        ensemble_accuracy=accuracy,
+        teacher_accuracy_mean=mean,
+        epsilon_exact_data_dependent=exact_epsilon,
+        epsilon_pate2018=theorem_epsilon,
+        gap_quantiles=gaps or {},
+        nonprivate_accuracy=alone,
+        not_computed=missing,
+    )
+
+
+def gap_quantiles(votes: Votes) -> dict[str, float]:
+    """How clearly the teachers agree: quantiles of winner minus runner-up, in votes. PRIVATE."""
+    gap = votes.gap().double()
+    if len(gap) == 0:
+        return {}
+    values = torch.quantile(gap, torch.tensor(QUANTILES, dtype=torch.float64, device=gap.device))
+    return {f"{q:g}": float(value) for q, value in zip(QUANTILES, values.tolist(), strict=True)}
+
+
+def _figure(name: str, compute: Callable[[], T], missing: dict[str, str]) -> T | None:
+    """PRIVATE. The figure, or None and its failure by the error's name alone.
+
+    The labels are charged by now: no figure for the owner may end the run, whatever goes wrong with it.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        missing[name] = f"it failed ({type(error).__name__})"
+        return None
+
+
+def _price(rdp_A: Array, delta: float) -> float:
+    epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+    if not math.isfinite(epsilon):
+        raise ArithmeticError("no finite epsilon")
+    return epsilon
+
+
+def attack_student(
+    sides: Sides,
+    *,
+    student: Student,
+    nonprivate: Ensemble | None,
+    events: Iterable[Event],
+    delta: float,
+    seed: int,
+    private_run: bool,
+    held_out: bool,
+) -> Membership:
+    """PRIVATE. The attack on the released student, beside what its price leaves to any attack.
+
+    At epsilon = 0 the privacy curve's delta is the total variation between neighbours, hence a bound of its own.
+    """
+    bound = by_plan = None
+    if private_run:
+        planned = tuple(events)
+        bound = advantage_bound(accounting.epsilon(planned, delta).epsilon, delta)
+        by_plan = min(bound, accounting.delta(planned, 0.0))
+    contrast = None if nonprivate is None else attack(functools.partial(logits_of_one, nonprivate), sides, seed)
+    return Membership(
+        student=attack(student.logits, sides, seed),
+        nonprivate=contrast,
+        bound=bound,
+        bound_by_plan=by_plan,
+        held_out=held_out,
+    )

@@ -1,0 +1,147 @@
+"""The files of a release folder that say what was released: JSON, a page and a model card, all of one report.
+
+Templates lay out what ``report`` knows and ``statement`` says; everything they insert is escaped.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from pate_torch.core.progress import clock
+from pate_torch.reporting import figures, statement
+from pate_torch.reporting.intervals import percent
+from pate_torch.reporting.report import ReleaseReport, Reservation
+
+SCHEMA_VERSION = 2
+"""2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
+
+SUMMARY_KEYS = (
+    *("dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
+    *("epsilon", "epsilon_ex_post", "delta", "accountant", "adjacency", "unit"),
+    *("epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon", "student_accuracy", "label_accuracy"),
+    *("private", "teachers_id", "release_id", "ledger_head"),
+)
+
+
+def write_release(folder: Path, report: ReleaseReport) -> None:
+    """All the files of the release folder but the labels and the student."""
+    written = {
+        "summary.json": strict_json(summary(report)),
+        "privacy.json": strict_json(privacy(report)),
+        "report.html": page(report),
+        "README.md": card(report),
+    }
+    for name, content in written.items():
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def summary(report: ReleaseReport) -> dict[str, Any]:
+    """The fixed keys of summary.json, unrounded. Every epsilon of a run that is not private is null."""
+    facts = {key: getattr(report, key) for key in SUMMARY_KEYS}
+    return {"schema_version": SCHEMA_VERSION, **facts, "seconds": dict(report.seconds)}
+
+
+def privacy(report: ReleaseReport) -> dict[str, Any]:
+    """privacy.json, the statement for machines; ``privacy_schema`` describes it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "private": report.private,
+        "headline": statement.headline(report),
+        "guarantee": {
+            "definition": "(epsilon, delta)-differential privacy",
+            "epsilon": report.epsilon,
+            "delta": report.delta,
+            "adjacency": report.adjacency,
+            "unit": report.unit,
+            "route": report.accountant,
+            "symbols": statement.symbols(report),
+            "plain_words": list(statement.plain_words(report)),
+        },
+        "mechanism": {
+            "name": report.mechanism,
+            "parameters": dict(report.parameters),
+            "noise": report.noise,
+            "num_teachers": report.num_teachers,
+            "queries_asked": report.queries_asked,
+            "queries_answered": report.queries_answered,
+        },
+        "composition": {
+            "dataset": report.dataset,
+            "this_release": report.epsilon,
+            "this_release_ex_post": report.epsilon_ex_post,
+            "account_total": report.epsilon_charged,
+            "account_total_ex_post": report.epsilon_charged_ex_post,
+            "account_note": statement.NO_TOTAL if report.epsilon_charged is None else statement.ADAPTIVE,
+            "parts": [_listed(part) for part in report.parts],
+            "account_route": report.charged_accountant or report.accountant,
+            "account_cap": report.budget_epsilon,
+            "labels_reused": report.reused,
+        },
+        "other_releases": [_listed(other) for other in report.other_releases],
+        "assumptions": list(statement.assumptions(report)),
+        "not_covered": list(statement.not_covered(report)),
+    }
+
+
+def _listed(part: Reservation) -> dict[str, Any]:
+    return {
+        "release_id": part.release_id,
+        "what": part.what,
+        "epsilon": part.epsilon,
+        "route": part.accountant or None,
+    }
+
+
+def privacy_schema() -> dict[str, Any]:
+    """The JSON schema of privacy.json, shipped with the package."""
+    return json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+
+
+def strict_json(content: Mapping[str, Any]) -> str:
+    """JSON that every reader accepts: NaN and infinity raise ValueError."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def page(report: ReleaseReport) -> str:
+    """report.html: one page that needs nothing else, neither a network nor a script."""
+    return _html().get_template("report.html.jinja").render(report=report).replace(" %", "\u00a0%")
+
+
+def card(report: ReleaseReport) -> str:
+    """README.md, the model card: the same facts for those who read text."""
+    return _markdown().get_template("model_card.md.jinja").render(report=report)
+
+
+@functools.cache
+def _html() -> Environment:
+    return _with_report(statement.environment(autoescape=True))
+
+
+@functools.cache
+def _markdown() -> Environment:
+    return _with_report(statement.environment(autoescape=True, finalize=plain, keep_trailing_newline=True))
+
+
+def _with_report(environment: Environment) -> Environment:
+    """What the templates may use beside the report itself."""
+    environment.filters |= {"clock": clock, "percent": percent}
+    environment.globals |= {"statement": statement, "figures": figures}
+    return environment
+
+
+def plain(value: object) -> Markup:
+    """Text that Markdown shows as it stands: neither HTML, nor tables, nor emphasis made from a name."""
+    if isinstance(value, Markup):
+        return value
+    kept = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*_[]|#":
+        kept = kept.replace(mark, f"\\{mark}")
+    return Markup(kept)

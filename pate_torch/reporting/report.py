@@ -1,0 +1,410 @@
+"""The report of a release: every fact that may be published of a run, once. Files, pages and tables lay it out.
+
+Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``owner.OwnerSummary``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.core import checks
+from pate_torch.reporting.intervals import Share, percent
+from pate_torch.types import LABEL_UNIT
+
+Scalar = bool | int | float | str | None
+
+ROUTES = {
+    "gdp": "exact Gaussian accounting",
+    "rdp": "Rényi accounting",
+    "pld": "privacy loss distributions",
+    "zcdp": "zero-concentrated accounting",
+    "pure": "pure composition",
+    "none": "nothing was released",
+    "cap": "the account's cap, kept by its filter",
+}
+
+VOTERS = ("teachers", "successors", "reverse_knn", "gradients", "none")
+"""Who answered: teachers; in later rounds others who began from a released student (of releases from before); every
+record for itself, counted or by its gradient; nobody, where a model was trained on the records themselves."""
+
+BECAUSE = {
+    "public": "learnt from public data alone",
+    "released": "learnt from released labels alone",
+    "published": "a published figure",
+    "benchmark": "from private records, shown because this is a public benchmark",
+}
+"""Why a baseline may be shown outside the owner's house."""
+
+FILES = {
+    "report.html": "This report as one page, to be opened in any browser.",
+    "summary.json": "The figures, unrounded.",
+    "privacy.json": "The privacy statement for machines.",
+    "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
+    "release.json": "What was asked, of whom, at what price.",
+    "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
+    "cells.csv": "The question in whose cell each public point lies, round by round.",
+    "scores.safetensors": "What the released model says of every public point, as logits, round by round.",
+    "student.safetensors": "The student's weights.",
+    "README.md": "The model card.",
+    "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
+}
+"""What may lie in a release folder: name -> what it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An accuracy to compare with, and the reason why it is releasable (a key of ``BECAUSE``)."""
+
+    name: str
+    accuracy: float
+    because: str
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("baseline.because", self.because, BECAUSE)
+        _ = self.share
+
+    @property
+    def share(self) -> Share:
+        return Share(value=self.accuracy, size=self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """What the account paid for once: something released from the private data, in this folder or elsewhere.
+
+    Attributes:
+        epsilon: Its own guarantee at the report's delta and adjacency; None if it has none.
+        accountant: The route that gave epsilon.
+        now: Whether the run that reports was charged for it.
+    """
+
+    release_id: str
+    what: str
+    epsilon: float | None = None
+    accountant: str = ""
+    now: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            checks.non_negative("reservation.epsilon", self.epsilon)
+            if not self.accountant:
+                raise checks.fail("reservation.accountant", self.accountant, "must name the route that gave epsilon")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """Public points with the labels released for them. image: uint8 [E, Ch, H, W], Ch 1 or 3; query: pool indices."""
+
+    image: np.ndarray
+    label: tuple[int, ...]
+    query: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.image)
+        if not isinstance(self.image, np.ndarray) or self.image.dtype != np.uint8:
+            raise checks.fail("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
+        if len(shape) != 4 or shape[1] not in (1, 3):
+            raise checks.fail("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
+        if not shape[0] == len(self.label) == len(self.query):
+            raise checks.fail(
+                "examples.label", len(self.label), f"must be one per image ({shape[0]}), as examples.query"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """One measured accuracy. of: what was measured on what; strong: the release's own, not there to compare."""
+
+    name: str
+    share: Share
+    of: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleaseReport:
+    """Everything that may be published of a run.
+
+    If the run is not private, no epsilon is kept, whatever is passed here: none can be shown.
+
+    Attributes:
+        num_teachers: 0 where no teachers answered (see ``voters``).
+        epsilon: The guarantee of everything in the folder, composed from what was reserved for its ``parts``. Every
+            epsilon here is at ``delta``.
+        accountant: The route that gave epsilon (and the total, unless ``charged_accountant`` names another).
+        private: Whether the noise behind everything in the folder was secret.
+        epsilon_ex_post: What had been spent when the run stopped; it depends on the answers, and is no guarantee.
+        epsilon_charged: The account's total, from what all releases reserved; None if one of them used seeded noise.
+        epsilon_charged_ex_post: What they used of it.
+        budget_epsilon: The account's cap.
+        other_releases: What else was reserved for these data.
+        noise: "torch" (floating point) or "discrete".
+        declared_size: The publicly declared number of records, if the plan used one.
+        split: The share of the owner's file that was made public, as the public points.
+        reused: Whether the labels had been released before.
+        voters: Who answered, one of ``VOTERS``.
+        rounds: How often every record answered for itself; 0 if none did.
+        student: What learnt from the answers; None if labels alone were released.
+        seconds: Time of each stage that may be shown.
+        student_size, label_size: How many points the two accuracies were measured on.
+        teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
+        epsilon_curve: Price of the first q questions, q = 1..Q.
+        account_curve: The account's total at the same moments.
+        confusion: The student's test counts [truth, predicted].
+        student_curves: Tag -> ((step, value), ...).
+        created: A date for people to read.
+    """
+
+    dataset: str
+    mechanism: str
+    num_teachers: int
+    queries_asked: int
+    queries_answered: int
+    epsilon: float | None
+    delta: float
+    accountant: str
+    adjacency: str
+    unit: str
+    private: bool
+    epsilon_ex_post: float | None = None
+    epsilon_charged: float | None = None
+    epsilon_charged_ex_post: float | None = None
+    charged_accountant: str | None = None
+    parts: tuple[Reservation, ...] = ()
+    budget_epsilon: float | None = None
+    other_releases: tuple[Reservation, ...] = ()
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    noise: str = "torch"
+    declared_size: int | None = None
+    split: float = 0.0
+    reused: bool = False
+    voters: str = "teachers"
+    rounds: int = 0
+    student: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    student_accuracy: float | None = None
+    student_size: int | None = None
+    label_accuracy: float | None = None
+    label_size: int | None = None
+    teachers_id: str | None = None
+    teachers_kept: bool = True
+    release_id: str | None = None
+    ledger_head: str | None = None
+    class_names: tuple[str, ...] = ()
+    epsilon_curve: tuple[float, ...] = ()
+    account_curve: tuple[float, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    student_curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    examples: Examples | None = None
+    baselines: tuple[Baseline, ...] = ()
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "parameters", "student_curves"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
+        for item in fields(self):
+            _check_releasable(item.name, getattr(self, item.name))
+        self._check_facts()
+        self._check_shapes()
+        if not self.private:
+            self._drop_epsilons()
+
+    def _check_facts(self) -> None:
+        checks.integer("num_teachers", self.num_teachers, low=0)
+        checks.integer("rounds", self.rounds, low=0)
+        checks.integer("queries_asked", self.queries_asked, low=0)
+        checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
+        checks.delta("delta", self.delta)
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        checks.one_of("noise", self.noise, ("torch", "discrete"))
+        checks.one_of("voters", self.voters, VOTERS)
+        checks.boolean("private", self.private)
+        checks.boolean("reused", self.reused)
+        checks.between("split", self.split, 0, 1)
+        grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
+        if self.unit not in ("record", LABEL_UNIT) and not grouped:
+            raise checks.fail("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
+        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon"):
+            if getattr(self, name) is not None:
+                checks.non_negative(name, getattr(self, name))
+        for name in ("student_accuracy", "label_accuracy"):
+            if getattr(self, name) is not None:
+                checks.between(name, getattr(self, name), 0, 1)
+        if self.private and self.epsilon is None:
+            raise checks.fail(
+                "epsilon", None, "must be a number in a private run", "Without a price nothing is released."
+            )
+
+    def _check_shapes(self) -> None:
+        for name in ("epsilon_curve", "account_curve"):
+            curve = getattr(self, name)
+            if curve and len(curve) != self.queries_asked:
+                raise checks.fail(name, len(curve), f"must have one value per question asked ({self.queries_asked})")
+            # Routes are computed to nine digits or more; below that a price may seem to fall.
+            if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(curve)):
+                raise checks.fail(name, "decreasing", "a price never falls as questions are added")
+        size = len(self.confusion)
+        if any(len(row) != size for row in self.confusion):
+            raise checks.fail("confusion", size, "must be square")
+        if size and self.class_names and len(self.class_names) != size:
+            raise checks.fail("class_names", len(self.class_names), f"must have {size} entries")
+
+    def _drop_epsilons(self) -> None:
+        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post"):
+            object.__setattr__(self, name, None)
+        for name in ("epsilon_curve", "account_curve"):
+            object.__setattr__(self, name, ())
+        for name in ("parts", "other_releases"):
+            object.__setattr__(self, name, tuple(replace(part, epsilon=None) for part in getattr(self, name)))
+
+    # ---- the terms of an epsilon, without which it means nothing
+
+    @property
+    def unit_words(self) -> str:
+        if self.unit == LABEL_UNIT:
+            return "the label of one record"
+        return "one record" if self.unit == "record" else f"all records of one {self.group}"
+
+    @property
+    def group(self) -> str:
+        """The column that makes the unit; empty unless records are protected in groups."""
+        return self.unit.removeprefix("group:") if self.unit.startswith("group:") else ""
+
+    @property
+    def adjacency_words(self) -> str:
+        verb = "add or remove {}" if self.adjacency == "add_remove" else "replace {} by any other"
+        return f"{verb.format(self.unit_words)} ({self.adjacency})"
+
+    @property
+    def route_words(self) -> str:
+        return show_route(self.accountant)
+
+    @property
+    def setting(self) -> str:
+        """The terms that every epsilon of an account shares: all but the route."""
+        return f"delta = {show_delta(self.delta)}; neighbours: {self.adjacency_words}; unit: {self.unit}"
+
+    @property
+    def terms(self) -> str:
+        """What an epsilon means nothing without."""
+        return f"{self.setting}; route: {self.route_words}"
+
+    def with_terms(self, epsilon: float) -> str:
+        return f"epsilon = {show_epsilon(epsilon)} ({self.terms})"
+
+    # ---- what follows from the facts
+
+    @property
+    def budget_left(self) -> float | None:
+        """The cap less what all releases reserved. Votes may have left some of that unused: it does not count."""
+        if self.budget_epsilon is None or self.epsilon_charged is None:
+            return None
+        return max(0.0, self.budget_epsilon - self.epsilon_charged)
+
+    @property
+    def free(self) -> bool:
+        """Whether this run added nothing to the account."""
+        return self.reused and not any(part.now for part in self.parts)
+
+    @property
+    def mechanism_words(self) -> str:
+        """'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
+        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
+        return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What lies in the release folder: name -> what it is."""
+        there = {
+            "student.safetensors": self.student is not None,
+            "tensorboard/": self.student is not None,
+            "cells.csv": self.voters == "reverse_knn",
+            "scores.safetensors": self.voters == "gradients",
+            "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
+        }
+        return {name: what for name, what in FILES.items() if there.get(name, True)}
+
+    @property
+    def accuracies(self) -> tuple[Accuracy, ...]:
+        """All that were measured: the student's, the labels', those to compare with."""
+        rows = []
+        if self.student_accuracy is not None:
+            size = self.student_size or sum(map(sum, self.confusion)) or None
+            of = f"{self.student}, on {size} test points" if size else f"{self.student}"
+            share = Share(value=self.student_accuracy, size=size)
+            rows.append(Accuracy(name="Student", share=share, of=of, strong=True))
+        if self.label_accuracy is not None:
+            of = f"{self.queries_answered} of {self.queries_asked} questions answered"
+            share = Share(value=self.label_accuracy, size=self.label_size or self.queries_answered or None)
+            rows.append(Accuracy(name="Released labels", share=share, of=of))
+        rows += [Accuracy(name=base.name, share=base.share, of=BECAUSE[base.because]) for base in self.baselines]
+        return tuple(rows)
+
+    @property
+    def class_accuracies(self) -> tuple[Accuracy | None, ...]:
+        """The student's accuracy on each true class; None where the test set has none of it."""
+        return tuple(
+            Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), strong=True)
+            if sum(row)
+            else None
+            for true, (name, row) in enumerate(zip(self.confusion_names, self.confusion, strict=True))
+        )
+
+    @property
+    def below_majority(self) -> str | None:
+        """In words, that the student is right less often than the commonest class of the test points; else None."""
+        counts = [sum(row) for row in self.confusion]
+        hits = sum(row[true] for true, row in enumerate(self.confusion))
+        most = max(counts, default=0)
+        if self.student_accuracy is None or hits >= most:
+            return None
+        return (
+            f"Below the majority class: always saying {self.class_name(counts.index(most))} would be right for "
+            f"{percent(most / sum(counts))} of the test points."
+        )
+
+    @property
+    def confusion_names(self) -> list[str]:
+        """The classes by row (and column) of ``confusion``."""
+        return [self.class_name(label) for label in range(len(self.confusion))]
+
+    def class_name(self, label: int) -> str:
+        """The name of a class; -1 is no answer."""
+        if label < 0:
+            return "no answer"
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+
+def show_route(accountant: str) -> str:
+    """gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
+    return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
+
+
+def _check_releasable(name: str, value: Any) -> None:
+    """Plain finite values only. TypeError for anything else: what is private is a type of its own, and stops here."""
+    if value is None or isinstance(value, str | bool | int):
+        return
+    if isinstance(value, float):
+        checks.number(name, value)
+    elif isinstance(value, tuple):
+        for item in value:
+            _check_releasable(name, item)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_releasable(f"{name}.{key}", item)
+    elif isinstance(value, Baseline | Examples | Reservation):
+        for item in fields(value):
+            inner = getattr(value, item.name)
+            if not isinstance(inner, np.ndarray):  # checked by Examples
+                _check_releasable(f"{name}.{item.name}", inner)
+    else:
+        raise TypeError(f"{name}: {type(value).__name__} may not enter a released report (plain values only)")
