@@ -85,8 +85,8 @@ def test_a_route_that_fails_at_a_small_delta_is_left_out_and_the_others_are_show
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(("noise", "delta"), [(1e-15, 1e-5), (1e-100, 1e-5), (1e12, 1e-9)])
-def test_no_noise_and_no_delta_ends_a_plan_in_a_traceback(mechanism, noise, delta, capsys):
+@pytest.mark.parametrize(("noise", "delta"), [(1e-15, 1e-5), (1e-100, 1e-5), (1e-200, 1e-5), (1e12, 1e-9)])
+def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, delta, capsys):
     key = "mechanism.epsilon" if mechanism in ("stability", "single_stable", "soft_stability") else "mechanism.sigma"
     value = noise if key == "mechanism.sigma" else 1 / noise
     settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", "dataset=glyphs"]
@@ -473,6 +473,8 @@ def test_the_picture_is_drawn_where_asked(home, tmp_path, capsys):
         (["mechanism=gausian"], "gaus"),
         (["mechanism.sgima=3"], "sgima"),
         (["mechanism.sigma=-1"], "mechanism.sigma"),
+        (["mechanism.sigma=1e-200"], "mechanism.sigma"),
+        (["mechanism=single_stable", "mechanism.epsilon=1e200"], "mechanism.epsilon"),
         (["mechanism.sigma=a,b"], "mechanism.sigma"),
         (["privacy.delta=0"], "privacy.delta"),
         (["privacy.delta=1e-5,1e-6"], "privacy.delta"),
