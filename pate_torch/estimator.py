@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import chance, preflight, results, run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import Partition, Plan, RecordVoting
 from pate_torch.core import checks
@@ -33,6 +34,7 @@ from pate_torch.ensembling import Teachers, consult, convene, enrol, obtain_ense
 from pate_torch.features.contrastive import Representation
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.pipeline import claimed, open_budget, worst_case
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -241,6 +243,9 @@ class Pate:
         plan = replace(plan, transduction=voting, representation=representation)
         planned = worst_case(plan, self.mechanism, data)
         preflight.refuse(plan, data, self.mechanism, planned, training=False)
+        forecast = chance.foretold(plan, data, self.mechanism, _of_records)
+        if forecast is not None:
+            warnings.warn(forecast, chance.Drowned, stacklevel=2)
         with claimed(plan), self._open() as ledger, Stages(quiet=self.quiet) as stages:
             store = TeacherStore(self.home)
             budget = open_budget(plan, ledger, data, planned, store.content(private))
@@ -477,6 +482,12 @@ class Pate:
         if self._labelled is None:
             raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
         return self._labelled
+
+
+def _of_records(plan: Plan, data: Dataset, descent: Descent) -> str:
+    """How these records are asked without teachers."""
+    mechanism = f"Descent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
+    return f"Pate(teacher=Slopes(size=<about how many>), mechanism={mechanism})"
 
 
 def _now() -> str:

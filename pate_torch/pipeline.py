@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch import preflight, release_store, results, run_folders
+from pate_torch import chance, preflight, release_store, results, run_folders
 from pate_torch.accounting import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon
@@ -75,6 +75,7 @@ def _run(plan: Plan) -> ReleasedReport:
         owner: OwnerSummary | None = None
         nonprivate: Ensemble | None = None
         sanitised: str | None = None
+        forecast: str | None = None
         # Until the account is open nothing is written: a refusal leaves no trace but the run's log.
         if plan.labels is not None:
             preflight.refuse_reuse(plan, data)
@@ -96,6 +97,9 @@ def _run(plan: Plan) -> ReleasedReport:
             mechanism = calibrated(plan)
             planned = worst_case(plan, mechanism, data)
             preflight.refuse(plan, data, mechanism, planned, training=brought is None and plan.census is None)
+            forecast = chance.foretold(plan, data, mechanism)
+            if forecast is not None:
+                stages.say(forecast)
             opened.enter_context(claimed(plan))
             ledger = opened.enter_context(Ledger(preflight.ledger_path(plan)))
             store = TeacherStore(plan.root)
@@ -153,6 +157,7 @@ def _run(plan: Plan) -> ReleasedReport:
             **results.withheld(data, student),
             records=_counted(plan, loaded),
             seconds=clock.seconds,
+            forecast=forecast,
         )
         write_owner_summary(owner, plan.folder / "private" / "summary.json")
         board.close()

@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import preflight, results, run_folders
+from pate_torch import chance, preflight, results, run_folders
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import Partition, Plan, calibrated
@@ -77,7 +77,10 @@ def answer(plan: Plan, votes: Votes) -> ReleasedReport:
     mechanism = calibrated(plan)
     planned = worst_case(plan, mechanism, data)
     preflight.refuse(plan, data, mechanism, planned, training=False)
+    forecast = chance.foretold(plan, data, mechanism)
     with claimed(plan), Ledger(preflight.ledger_path(plan)) as ledger, Stages(quiet=plan.quiet) as stages:
+        if forecast is not None:
+            stages.say(forecast)
         store = TeacherStore(plan.root)
         budget = open_budget(plan, ledger, data, planned, Register(store).content(votes))
         teachers = enrol(votes, name, store, ledger)

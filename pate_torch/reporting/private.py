@@ -69,7 +69,8 @@ class OwnerSummary:
     ensemble_accuracy: of the plurality without noise; nonprivate_accuracy: of a model trained on all records at once;
     the two epsilons depend on the votes, so they are no guarantee and no price; membership: what an attack found;
     seconds: per stage, also of those whose time tells how many records there are. not_computed: why a figure is missing
-    that should be here, by what it is called.
+    that should be here, by what it is called. forecast: what was foretold of the labels from public values
+    (``chance.foretold``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class OwnerSummary:
     membership: Membership | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     not_computed: Mapping[str, str] = field(default_factory=dict)
+    forecast: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
@@ -110,6 +112,7 @@ class OwnerSummary:
             lines.append(OwnerLine(name="Accuracy of student", value=value))
         lines += [OwnerLine(name=name, value=percent(value)) for name, value in shown if value is not None]
         missing = [OwnerLine(name=name, value=f"not computed: {why}") for name, why in self.not_computed.items()]
+        missing += [] if self.forecast is None else [OwnerLine(name="Forecast", value=self.forecast)]
         return (*(line for line in lines if line.value), *_membership_lines(self.membership), *missing)
 
 
@@ -150,6 +153,7 @@ def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
         "nonprivate_accuracy": summary.nonprivate_accuracy,
         "seconds": dict(summary.seconds),
         "not_computed": dict(summary.not_computed),
+        "forecast": summary.forecast,
         "membership": None if summary.membership is None else asdict(summary.membership),
     }
     path.touch(mode=OWNER_ONLY_FILE)
