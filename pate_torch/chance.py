@@ -149,15 +149,29 @@ def instead(descent: Descent, size: int | None, num_classes: int, how: str) -> s
 
 
 def typed(plan: Plan, data: Dataset, descent: Descent) -> str:
-    """The settings of train.py that have records answer by slopes at the same price."""
-    noise = [] if plan.target_epsilon is not None else [f"mechanism.sigma={descent.sigma:.4g}"]
-    size = ["voting.size=<about how many>"] if data.spec.nominal_size is None else []
-    features = ["representation=contrastive"] if data.spec.is_image and plan.representation is None else []
-    student = ["student.reach=.3"] if data.spec.is_image else ["student.last=model", "student.generations=1"]
-    left = [] if plan.sanitiser is None else ["sanitiser=none"]
-    left += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
-    asked = ["query=random", f"num_queries={len(data.pool)}", "student=carried"]
-    return " ".join(["voting=slopes", *size, "mechanism=descent", *noise, *features, *asked, *student, *left])
+    """The settings of train.py that have the records of a run answer at the same price."""
+    noise = None if plan.target_epsilon is not None else descent.sigma
+    declared = data.spec.nominal_size is not None
+    return " ".join(settings(plan, sigma=noise, declared=declared, images=data.spec.is_image, questions=len(data.pool)))
+
+
+def settings(
+    plan: Plan, *, sigma: float | None, declared: bool, images: bool | None, questions: int | None
+) -> tuple[str, ...]:
+    """The settings of train.py that have records answer by slopes in the place of this plan's teachers.
+
+    sigma: None: what the target makes it. declared: whether the data set says about how many records there are. images:
+    None: not known.
+    """
+    said = ["voting=slopes", "mechanism=descent", "query=random", "student=carried"]
+    said += [] if declared else ["voting.size=<about how many>"]
+    said += [] if sigma is None else [f"mechanism.sigma={sigma:.4g}"]
+    said += [] if questions is None else [f"num_queries={questions}"]
+    said += ["representation=contrastive"] if images and plan.representation is None else []
+    said += ["student.last=model", "student.generations=1"] if images is False else ["student.reach=.3"]
+    said += [] if plan.sanitiser is None else ["sanitiser=none"]
+    said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
+    return tuple(said)
 
 
 def _at_skill(skill: float, num_classes: int) -> float:
