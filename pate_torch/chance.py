@@ -1,21 +1,38 @@
-"""Would a plan's labels be any better than guesses? Foretold from public values alone, before anything is charged."""
+"""Would a plan's labels be any better than guesses? Foretold from public values alone, before anything is charged.
+
+How far teachers agree is private, but not how far they would have to: the noise is public, and with it the lead from
+which its labels are nearer to the truth than to a guess.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.stats import laplace, norm
 
+from pate_torch.accounting import calibration
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.protocols import Mechanism
+
+if TYPE_CHECKING:
+    from pate_torch.config import RunConfig
+    from pate_torch.types import Dataset
 
 PARTS = 4000
 LEAST_SKILL = 0.05
 """Of the way from guessing to certainty: less is not told from chance by the few hundred labels of a release."""
+MOST_LEAD = 0.5
+"""Of the votes: teachers who must lead by more are asked to agree as few ensembles do."""
+SMALLER = "Ask fewer questions, take more teachers, or spend a larger epsilon."
 
 
 def refuse(
@@ -24,22 +41,22 @@ def refuse(
     """Raise ValueError where labels would be no better than chance even if all teachers agreed on the truth."""
     if forced:
         return
-    right, guess = best_case(mechanism, num_teachers, num_classes), 1 / num_classes
-    if right is not None and right < guess + LEAST_SKILL * (1 - guess):
+    right = right_at(num_teachers, mechanism, num_classes)
+    if right is not None and right < _at_skill(LEAST_SKILL, num_classes):
         noise = getattr(mechanism, "sigma", None)
         what = (
             f"with {num_teachers} teachers labels would be no better than chance: right {100 * right:.1f} % of the time"
-            f" even if all teachers agreed on the truth, where guessing is right {100 * guess:.1f} %"
+            f" even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or say {force}."
         raise checks.fail("mechanism" if noise is None else "mechanism.sigma", noise or mechanism.name, what, fix)
 
 
-def best_case(mechanism: Mechanism, num_teachers: int, num_classes: int) -> float | None:
-    """The probability that an answer is right where all teachers agree on the truth; None where no law is known.
+def right_at(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:
+    """The probability that an answer names the class that leads every other by ``lead`` votes; None: no law is known.
 
-    It is the chance that the truth's noisy count exceeds all others, P = E[F(Z + K)^(C - 1)] over its noise Z ~ F, by
-    the midpoints of equally likely parts. Whole numbers of noise follow the same law but for their grain. Mechanisms
+    It is the chance that this class's noisy count exceeds all others, P = E[F(Z + lead)^(C - 1)] over its noise Z ~ F,
+    by the midpoints of equally likely parts. Whole numbers of noise follow the same law but for their grain. Mechanisms
     that answer exactly or not at all (the sparse vector's) have none.
     """
     match _model(mechanism):
@@ -48,11 +65,120 @@ def best_case(mechanism: Mechanism, num_teachers: int, num_classes: int) -> floa
         case Lnmax(scale=scale):
             law = laplace
         case Exponential(rate=rate):
-            return 1 / (1 + (num_classes - 1) * math.exp(-rate * num_teachers))
+            return 1 / (1 + (num_classes - 1) * math.exp(-rate * lead))
         case _:
             return None
     noise_N = law.ppf((np.arange(PARTS) + 0.5) / PARTS)
-    return float(np.exp((num_classes - 1) * law.logcdf(noise_N + num_teachers / scale)).mean())
+    return float(np.exp((num_classes - 1) * law.logcdf(noise_N + lead / scale)).mean())
+
+
+def break_even(mechanism: Mechanism, num_classes: int) -> float | None:
+    """The lead over every other class, in votes, at which a label is as near to the truth as to a guess; None as above.
+
+    Where the others are not level, less will do: what is behind the second is hardly ever drawn.
+    """
+    target, high = _at_skill(0.5, num_classes), 1.0
+    if right_at(high, mechanism, num_classes) is None:
+        return None
+
+    def excess(lead: float) -> float:
+        right = right_at(lead, mechanism, num_classes)
+        assert right is not None
+        return right - target
+
+    while excess(high) < 0:
+        high *= 2
+    return float(brentq(excess, 0, high))
+
+
+def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int) -> str | None:
+    """What is foretold of labels for which teachers must lead by more than ``MOST_LEAD``; None where less will do."""
+    lead = break_even(mechanism, num_classes)
+    if lead is None or lead <= MOST_LEAD * num_teachers:
+        return None
+    agree = "no teachers can" if lead > num_teachers else "few teachers do"
+    return (
+        f"Noise drowns these votes: a label is nearer to a guess than to the truth unless a class leads every other by "
+        f"{lead:.3g} of {num_teachers} votes, as {agree}."
+    )
+
+
+Remedy = Callable[["RunConfig", Dataset, Descent], str]
+"""Says of a descent how it is asked for."""
+
+
+class Drowned(UserWarning):
+    """A sentence of ``drowned``, where there is no run to show it."""
+
+
+def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy | None = None) -> str | None:
+    """What a run of teachers has to fear, and what would do better; None where there is nothing to say.
+
+    how: says of a descent how it is asked for; None: by settings of train.py.
+    """
+    drowns = drowned(mechanism, plan.num_teachers, data.spec.num_classes) if plan.num_teachers else None
+    if drowns is None:
+        return None
+    descent = same_price(plan, mechanism)
+    if descent is None or len(data.private) == 0:  # of votes alone there are no records here
+        return f"{drowns} {SMALLER}"
+    asked = (how or typed)(plan, data, descent)
+    return f"{drowns} {instead(descent, data.spec.nominal_size, data.spec.num_classes, asked)}"
+
+
+def same_price(plan: RunConfig, mechanism: Mechanism) -> Descent | None:
+    """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none."""
+    if plan.privacy.noise not in Descent.kinds:
+        return None
+    descent = Descent(sigma=1.0, adjacency=plan.partition.adjacency)
+    epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    sigma = calibration.smallest_sigma(
+        lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=epsilon, delta=plan.privacy.delta
+    )
+    return replace(descent, sigma=sigma)
+
+
+def instead(descent: Descent, size: int | None, num_classes: int, how: str) -> str:
+    """What to do where votes drown. size: about how many records there are, where that is public. how: to ask them.
+
+    At best the records of a class lie in one place, and a step parts them from every other class by one slope for each,
+    beside noise of ``descent.sigma`` slopes on every class: a vote by as many as they are, under the same law.
+    """
+    if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes):
+        return SMALLER
+    of = "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
+    return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the slopes of {of}: {how}"
+
+
+def typed(plan: RunConfig, data: Dataset, descent: Descent) -> str:
+    """The settings of train.py that have the records of a run answer at the same price."""
+    noise = None if plan.privacy.target_epsilon is not None else descent.sigma
+    declared = data.spec.nominal_size is not None
+    return " ".join(settings(plan, sigma=noise, declared=declared, images=data.spec.is_image, questions=len(data.pool)))
+
+
+def settings(
+    plan: RunConfig, *, sigma: float | None, declared: bool, images: bool | None, questions: int | None
+) -> tuple[str, ...]:
+    """The settings of train.py that have records answer by slopes in the place of this plan's teachers.
+
+    sigma: None: what the target makes it. declared: whether the data set says about how many records there are. images:
+    None: not known.
+    """
+    said = ["voting=slopes", "mechanism=descent", "query=random", "student=carried"]
+    said += [] if declared else ["voting.size=<about how many>"]
+    said += [] if sigma is None else [f"mechanism.sigma={sigma:.4g}"]
+    said += [] if questions is None else [f"num_queries={questions}"]
+    said += ["representation=contrastive"] if images and plan.features is None else []
+    said += ["student.last=model", "student.generations=1"] if images is False else ["student.reach=.3"]
+    said += [] if plan.sanitiser is None else ["sanitiser=none"]
+    said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
+    return tuple(said)
+
+
+def _at_skill(skill: float, num_classes: int) -> float:
+    """The share of right labels that lies so far on the way from guessing to certainty."""
+    return skill + (1 - skill) / num_classes
 
 
 def _model(mechanism: Mechanism) -> OutcomeModel | None:

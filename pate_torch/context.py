@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from pate_torch import release_store, run_folders
+from pate_torch import chance, release_store, run_folders
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
@@ -72,6 +72,7 @@ class RunContext:
         opened: Closes with the run; None outside a run's folder.
         reused: What is learnt from in place of new labels; None: labels are to be bought.
         paid: The reservations that this run has made.
+        forecast: What is foretold of the labels from public values, where noise drowns the votes.
     """
 
     config: RunConfig
@@ -82,6 +83,7 @@ class RunContext:
     budget: Budget | None = None
     reused: LabelRelease | None = None
     paid: list[str] = field(default_factory=list)
+    forecast: str | None = None
     opened: contextlib.ExitStack | None = None
 
     @property
@@ -142,8 +144,13 @@ class RunContext:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, config: RunConfig, clock: Clock | None = None) -> Iterator[RunContext]:
+    def open(
+        cls, config: RunConfig, clock: Clock | None = None, remedy: chance.Remedy | None = None
+    ) -> Iterator[RunContext]:
         """Load the data, refuse what cannot work, claim the run's folder and open the account.
+
+        Args:
+            remedy: Says what to ask for where noise drowns the votes; None: settings of train.py.
 
         Raises:
             ValueError: A choice that cannot work; nothing has been charged or trained.
@@ -178,6 +185,10 @@ class RunContext:
                 run.budget = open_budget(config, ledger, loaded.data, planned, fingerprint)
                 if reused is not None:
                     run.budget.check(planned)
+            if reused is None:
+                run.forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
+            if run.forecast is not None:
+                stages.say(run.forecast)
             yield run
 
 

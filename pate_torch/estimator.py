@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import run_folders
+from pate_torch import chance, run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
@@ -34,6 +35,7 @@ from pate_torch.data.partition import AddRemove, deal
 from pate_torch.features.contrastive import Representation
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -242,7 +244,9 @@ class Pate:
             if refit is None
             else _named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}),
         )
-        with RunContext.open(config, self._clock) as run:
+        with RunContext.open(config, self._clock, _remedy) as run:
+            if run.forecast is not None:
+                warnings.warn(run.forecast, chance.Drowned, stacklevel=3)
             release = release_labels(run)
         self._labelled, self._student = _Labelled(run.config, data, release, tuple(run.paid)), None
         return release.labels
@@ -492,6 +496,12 @@ class Pate:
         if self._labelled is None:
             raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
         return self._labelled
+
+
+def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
+    """How these records are asked without teachers."""
+    mechanism = f"Descent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
+    return f"Pate(teacher=Slopes(size=<about how many>), mechanism={mechanism})"
 
 
 def _now() -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -324,6 +325,9 @@ class PrivateLabeler:
             forced=self.allow_chance,
             force="allow_chance=True",
         )
+        drowns = chance.drowned(self.mechanism, votes.num_teachers, votes.num_classes)
+        if drowns is not None:
+            warnings.warn(f"{drowns} {chance.SMALLER}", chance.Drowned, stacklevel=4)
         return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
 
     def _begun(self, spending: Spending, size: int, votes: Votes) -> _Block:

@@ -69,7 +69,11 @@ def examine(
     """PRIVATE. The figures, with what an attack on the student finds, where the records behind it are here."""
     config, data, facts = run.config, run.data, release.facts
     figures = dataclasses.replace(
-        figures, **withheld_figures(data, student), records=_counted(run), seconds=run.clock.seconds
+        figures,
+        **withheld_figures(data, student),
+        records=_counted(run),
+        seconds=run.clock.seconds,
+        forecast=run.forecast,
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures

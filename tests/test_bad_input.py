@@ -90,6 +90,7 @@ PRIVACY = [
 MECHANISM = [
     ("mechanism.sigma=-1", "mechanism.sigma=-1", "greater than 0", "votes"),
     ("mechanism.sigma=0", "mechanism.sigma=0", "greater than 0"),
+    ("mechanism.sigma=1e-200", "mechanism.sigma=1e-200", "at least 1e-12"),
     ("mechanism.sigma=nan", "mechanism.sigma=nan", "finite number"),
     ("mechanism.sigma=inf", "mechanism.sigma=inf", "finite number"),
     ("mechanism.sigma=x", "mechanism.sigma='x'", "finite number"),

@@ -1,5 +1,7 @@
 """Labels no better than guesses: foretold by the law of the mechanism, and refused before anything is charged."""
 
+import json
+import math
 import subprocess
 import sys
 
@@ -9,9 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate, chance
+from pate_torch.accounting.epsilon import epsilon
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.exponential import Exponential
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.interactive import Interactive
@@ -49,7 +53,7 @@ def test_the_forecast_is_what_the_mechanism_does_with_unanimous_votes(which, cla
     label_Q = mechanism.release(votes, noise, Context(num_queries=ASKED)).label_Q
     given_Q = label_Q >= 0
     right = float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean())
-    expected = chance.best_case(mechanism, 75, classes)
+    expected = chance.right_at(75, mechanism, classes)
     assert right == pytest.approx(expected, abs=5 * (0.25 / int(given_Q.sum())) ** 0.5)
 
 
@@ -63,8 +67,75 @@ def test_noise_that_drowns_unanimous_teachers_is_refused_unless_forced(which):
     chance.refuse(hopeless, **asked, forced=True)
 
 
+@pytest.mark.parametrize("which", range(len(mechanisms(1.0))))
+@pytest.mark.parametrize("classes", [2, 5])
+def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(which, classes):
+    mechanism = mechanisms(40.0)[which]
+    lead = chance.break_even(mechanism, classes)
+    truth_Q = torch.arange(ASKED) % classes
+    noise = Rehearsal(mechanism.noise, None if mechanism.discrete else 1)
+    right = []
+    for votes in (math.floor(lead), math.ceil(lead)):
+        counts_QC = 100 + votes * torch.nn.functional.one_hot(truth_Q, classes)
+        label_Q = mechanism.release(Votes(counts_QC, 100 * classes + votes), noise, Context(num_queries=ASKED)).label_Q
+        given_Q = label_Q >= 0
+        right.append(float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean()))
+    error = 3 * (0.25 / int(given_Q.sum())) ** 0.5
+    assert right[0] - error < (1 + 1 / classes) / 2 < right[1] + error
+
+
+def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
+    mechanism = Gaussian(sigma=71.0)
+    lead = chance.break_even(mechanism, 10)
+    assert chance.drowned(mechanism, math.ceil(2 * lead), 10) is None
+    assert "by 115 of 100 votes, as no teachers can" in chance.drowned(mechanism, 100, 10)
+    assert "by 115 of 200 votes, as few teachers do" in chance.drowned(mechanism, 200, 10)
+
+
+@pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
+def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
+    descent = Descent(sigma=7.1, adjacency="add_remove")
+    said = chance.instead(descent, size, 10, "HOW")
+    assert ("HOW" in said) == better and (chance.SMALLER in said) != better
+
+
+def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    few = ["dataset=glyphs", "dataset.private=3000", "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
+           "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip
+    command = [sys.executable, "-m", "pate_torch", "train", *few]
+    ended = subprocess.run([*command, "mechanism.sigma=8"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Noise drowns these votes" in ended.stderr and "Forecast" in ended.stdout
+    (summary,) = tmp_path.rglob("private/summary.json")
+    said = json.loads(summary.read_text())["forecast"]
+    assert "of 12 votes" in said and "3,000 records" in said and "voting=slopes mechanism=descent" in said
+    # What it says to type has the price of the labels, and is a run.
+    typed = said.rsplit(": ", 1)[1].split()
+    descent = Descent(sigma=float(next(s for s in typed if "sigma" in s).split("=")[1]), adjacency="add_remove")
+    labels = epsilon(Gaussian(sigma=8.0).worst_case(6), 1e-5).epsilon
+    assert epsilon(descent.worst_case(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
+    short = ["representation.steps=2", "student.first.steps=2", "student.then.steps=2"]
+    again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
+    ended = subprocess.run([*command[:4], *again], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "drowns" not in ended.stderr
+
+
+def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 2, generator=generator)
+    pate = Pate("mine", classes=3, num_teachers=5, mechanism=Gaussian(sigma=4.0), delta=1e-5, home=tmp_path,
+                teacher=LogisticRegression())  # fmt: skip
+    pate.fit_teachers(x, (x[:, 0] > 0).long())
+    with pytest.warns(chance.Drowned, match=r"of 5 votes.*Pate\(teacher=Slopes\(size=.*Descent\(sigma="):
+        pate.label(x[:20], num_queries=2)
+    with pate.labeler(2) as labeler, pytest.warns(chance.Drowned, match="Ask fewer questions"):
+        labeler.answer(x[0])
+
+
 def test_exact_answers_have_no_chance_to_lose():
-    assert chance.best_case(Stability(epsilon=1.0, delta=1e-5, max_failures=5), 5000, 2) is None
+    assert chance.right_at(5000, Stability(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
 
 
 def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tmp_path, monkeypatch, capsys):

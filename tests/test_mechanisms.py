@@ -443,3 +443,14 @@ def test_interactive_baseline_is_whole_votes_under_integer_noise():
     assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 1
     mechanism = dataclasses.replace(mechanism, threshold=0.3)
     assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 0
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "exponential", "confident", "interactive"])
+@pytest.mark.parametrize("noise", ["torch", "discrete"])
+def test_noise_too_small_for_a_price_is_refused(name, noise):
+    if noise not in kinds(name):
+        return
+    for key in {"sigma", "screen_sigma"} & {f.name for f in dataclasses.fields(build(name))}:
+        assert math.isfinite(total_rho(build(name, noise, **{key: 1e-12}).worst_case(1000)))
+        with pytest.raises(ValueError, match=f"mechanism.{key}=1e-200: must be at least 1e-12"):
+            build(name, noise, **{key: 1e-200})

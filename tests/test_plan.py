@@ -1,5 +1,6 @@
 """The planning command: its figures against the accounting core and the run itself, and what it must not touch."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy.stats import norm
 
+from pate_torch import chance
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import BoundedRange
@@ -18,17 +21,22 @@ from pate_torch.cli.train import configuration
 from pate_torch.data.digits import Digits
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.mnist import Mnist
+from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.svhn import Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.stability import Stability
+from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import command as command
 from pate_torch.plan import sheet as sheets
 from pate_torch.plan.choice import best
 from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Crowd, Pilot, imagine, rehearse
+from pate_torch.plan.pilot import Crowd, Pilot, follow, imagine, rehearse
+from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.voters.gradients import Slopes
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "descent"}
@@ -85,8 +93,8 @@ def test_a_route_that_fails_at_a_small_delta_is_left_out_and_the_others_are_show
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(("noise", "delta"), [(1e-15, 1e-5), (1e-100, 1e-5), (1e12, 1e-9)])
-def test_no_noise_and_no_delta_ends_a_plan_in_a_traceback(mechanism, noise, delta, capsys):
+@pytest.mark.parametrize(("noise", "delta"), [(1e-15, 1e-5), (1e-100, 1e-5), (1e-200, 1e-5), (1e12, 1e-9)])
+def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, delta, capsys):
     key = "mechanism.epsilon" if mechanism in ("stability", "single_stable", "soft_stability") else "mechanism.sigma"
     value = noise if key == "mechanism.sigma" else 1 / noise
     settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", "dataset=glyphs"]
@@ -370,6 +378,82 @@ def unanimous(num_classes):
     return Crowd(share_QC=share_QC, truth_Q=np.zeros(2000, dtype=np.int64))
 
 
+def clouds(records: int) -> Dataset:
+    """Four overlapping clouds in eight directions, so many of them private."""
+    generator = torch.Generator().manual_seed(3)
+    y = torch.randint(4, (records + 500,), generator=generator)
+    x = torch.randn(records + 500, 8, generator=generator)
+    x[:, :4] += 2 * torch.nn.functional.one_hot(y, 4)
+    spec = DataSpec(
+        name="clouds", num_classes=4, input_shape=(8,), class_names=tuple("abcd"), mean=(0.0,) * 8, std=(1.0,) * 8
+    )
+    private = PrivateData(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
+    return Dataset(spec, private, PublicPool(x[:500]), Evaluation(x[:0], y[:0], y[:500]))
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
+    """What a run of all records is right about, and what a quarter of them forecast, at any noise."""
+    right = {}
+    for sigma in (1.0, 40.0, 200.0):
+        descent = Descent(sigma=sigma, adjacency=adjacency)
+        draws = [
+            [
+                follow(descent, Slopes(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
+                for seed in range(6)
+            ]
+            for have in (1600, 400)
+        ]
+        right[sigma], fewer = np.mean(draws, axis=1)
+        assert fewer == pytest.approx(right[sigma], abs=0.05)
+    data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
+    asked = Slopes(size=1600).records(data, partition.shards(data.private, 1, 0), encoder=None)
+    answers = Descent(sigma=1.0, adjacency=adjacency).release(asked, Rehearsal("torch", 1), Context(num_queries=500))
+    assert right[1.0] == pytest.approx(float((answers.label_Q == data.evaluation.pool_y).double().mean()), abs=0.02)
+    assert right[1.0] > right[40.0] > right[200.0] > 0.25
+
+
+DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.questions=200", "pilot.steps=20")
+
+
+def test_slopes_are_chosen_where_the_pilot_finds_them_better_at_the_same_price():
+    asked = (*DROWNED, "pilot.on=glyphs", "teachers=12,24")
+    sheet = plan(*asked, "mechanism.sigma=20")
+    teachers, slopes = sheet.choices[:-1], sheet.choices[-1]
+    assert slopes.mechanism == "descent" and slopes.num_teachers == 0
+    assert slopes.epsilon == pytest.approx(teachers[0].epsilon, rel=1e-3) and slopes.epsilon <= teachers[0].epsilon
+    assert all(choice.outcome.right < slopes.outcome.right for choice in teachers) and sheet.best is slopes
+    assert sheet.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
+    again = plan(*sheet.best.settings, "pilot.on=glyphs", "pilot.num_classes=4")
+    assert again.choices[0].epsilon == slopes.epsilon
+    target = plan(*asked, "privacy.target_epsilon=2")
+    assert target.best.mechanism == "descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
+    assert not any("mechanism.sigma" in setting for setting in target.best.settings)
+
+
+def test_slopes_are_offered_only_where_the_choice_was_left_open_and_can_be_tried():
+    for left in (["pilot.on=glyphs", "mechanism=gaussian"], ["pilot.on=glyphs", "voting=inductive"], []):
+        sheet = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
+        assert all(choice.num_teachers for choice in sheet.choices)
+    assert any("pilot.on" in note for note in sheet.notes)
+
+
+def test_slopes_are_better_by_their_share_of_right_labels_and_not_by_their_number():
+    teachers = plan("dataset=digits").best
+    slopes = dataclasses.replace(teachers, num_teachers=0, num_queries=10 * teachers.num_queries)
+    assert best([teachers, slopes]) is teachers
+    more = dataclasses.replace(slopes, outcome=dataclasses.replace(slopes.outcome, right=0.99))
+    assert best([teachers, more]) is more
+    dearer = dataclasses.replace(more, routes={"gdp": 2 * teachers.epsilon})
+    assert best([teachers, dearer]) is teachers and best([dearer]) is dearer
+
+
+def test_the_lead_that_labels_need_is_said():
+    sheet = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
+    assert sheet.choices[0].break_even == chance.break_even(Gaussian(sigma=11.0), 10)
+    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(sheets.text(sheet).split())
+
+
 def test_votes_go_through_the_mechanism_itself():
     """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
     setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
@@ -398,6 +482,9 @@ def test_a_plan_repeats_itself():
 def test_a_census_has_no_teachers_to_plan(capsys):
     sheet = plan("mechanism=histogram", "dataset=a9a")
     assert all("voting=census" in choice.problem for choice in sheet.choices)
+    sheet = plan("mechanism=descent", "voting=slopes", "dataset=a9a")  # nor have slopes a forecast without features
+    (first, *_) = sheet.choices
+    assert first.verdict == "unknown" and first.num_teachers == 0 and sheet.best is None
     assert command.main(["mechanism=histogram", "voting=census", "dataset=a9a", "--no-plot"]) == 2
     assert "target_epsilon" in capsys.readouterr().err
 
@@ -473,6 +560,8 @@ def test_the_picture_is_drawn_where_asked(home, tmp_path, capsys):
         (["mechanism=gausian"], "gaus"),
         (["mechanism.sgima=3"], "sgima"),
         (["mechanism.sigma=-1"], "mechanism.sigma"),
+        (["mechanism.sigma=1e-200"], "mechanism.sigma"),
+        (["mechanism=single_stable", "mechanism.epsilon=1e200"], "mechanism.epsilon"),
         (["mechanism.sigma=a,b"], "mechanism.sigma"),
         (["privacy.delta=0"], "privacy.delta"),
         (["privacy.delta=1e-5,1e-6"], "privacy.delta"),

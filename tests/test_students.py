@@ -344,6 +344,17 @@ def test_there_is_no_opinion_on_few_labels_nor_on_labels_that_nothing_foretells(
     assert doubted(problem, everywhere=True) is problem
 
 
+def test_the_luck_of_the_best_of_many_models_is_no_opinion():
+    """Of labels that have nothing to do with the points some model foretells a few more than the commonest one does."""
+    posed, _, _ = vectors(1.0, 100)
+    opinions = 0
+    for seed in range(20):
+        label_Q = torch.randint(2, (100,), generator=torch.Generator().manual_seed(seed))
+        problem = pose(dataclasses.replace(posed, label_Q=label_Q), 0, CPU)
+        opinions += doubted(problem, everywhere=False) is not problem
+    assert opinions <= 5
+
+
 def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     easy, _ = task()
     member = Supervised(steps=3)

@@ -12,6 +12,8 @@ from dataclasses import Field
 from numbers import Integral, Real
 from typing import Any
 
+LEAST_NOISE = 1e-12
+
 
 def fail(name: str, value: Any, allowed: str, fix: str = "") -> ValueError:
     """The error every check raises: ``name=value: allowed. fix``."""
@@ -46,6 +48,13 @@ def positive(name: str, value: Any, fix: str = "") -> float:
     """A finite number > 0."""
     if number(name, value, fix) <= 0:
         raise fail(name, value, "must be greater than 0", fix)
+    return float(value)
+
+
+def noise(name: str, value: Any, fix: str = "") -> float:
+    """A scale of noise that has a price: the square of its inverse is a number that composes."""
+    if positive(name, value, fix) < LEAST_NOISE:
+        raise fail(name, value, f"must be at least {LEAST_NOISE:g}: less is no noise, and has no price", fix)
     return float(value)
 
 

@@ -135,7 +135,7 @@ class RecordMechanism(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma)
+        checks.noise("mechanism.sigma", self.sigma)
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:

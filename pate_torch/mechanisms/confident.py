@@ -53,8 +53,8 @@ class Confident(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.positive("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
         checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
         if self.max_answers is not None:
             checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")

@@ -48,7 +48,7 @@ class Descent(RecordMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.early", self.early)
+        checks.noise("mechanism.early", self.early)
         checks.between("mechanism.cut", self.cut, SHORTEST, 1)
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first", self.first)

@@ -32,7 +32,7 @@ class Exponential(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
+        checks.noise("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
 
     @property
     def rate(self) -> float:

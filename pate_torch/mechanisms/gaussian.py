@@ -42,7 +42,7 @@ class Gaussian(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:

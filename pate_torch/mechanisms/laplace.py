@@ -28,7 +28,7 @@ class Laplace(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
+        checks.noise("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""

@@ -34,7 +34,8 @@ class SingleStable(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("mechanism.epsilon", self.epsilon, "It is the price of one query.")
+        fix = "It is the price of one query."
+        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.LEAST_NOISE, open_=True, fix=fix)
         checks.delta("mechanism.delta", self.delta)
 
     @property

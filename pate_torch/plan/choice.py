@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from torch import nn
+
+from pate_torch import chance
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Crowd, Outcome, Pilot, rehearse
+from pate_torch.plan.pilot import Crowd, Outcome, Pilot, follow, rehearse
+from pate_torch.types import Dataset
+from pate_torch.voters.gradients import Slopes
 
 MOST_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""
@@ -24,6 +31,7 @@ VERDICTS = {
     "over": "the budget does not hold so many questions",
     "random": "labels little better than guesses",
     "poor": "labels nearer to guesses than to the truth",
+    "unknown": "no forecast: imagined votes know no features (pilot.on does)",
     "few": "fewer than one question in ten is answered",
     "cannot": "refused",
 }
@@ -36,6 +44,7 @@ class Choice:
     fits: questions that a new account with the budget would admit (it is kept by a filter, which for noise that is not
     Gaussian is stricter than the smallest route); left: those that the account there is still admits (None: there is
     none). sigma_for_target: the least noise at which ``num_queries`` cost the target. problem: why it cannot work.
+    num_teachers: 0 where records answer for themselves. break_even: see ``chance``.
     """
 
     mechanism: str
@@ -54,6 +63,7 @@ class Choice:
     sigma_for_target: float | None
     outcome: Outcome | None
     problem: str | None
+    break_even: float | None = None
     settings: tuple[str, ...] = ()
 
     @property
@@ -74,10 +84,12 @@ class Choice:
     @property
     def verdict(self) -> str:
         """A key of ``VERDICTS``: the first that applies."""
-        if self.problem is not None or self.outcome is None:
+        if self.problem is not None:
             return "cannot"
         if self.fits < self.num_queries:
             return "over"
+        if self.outcome is None:
+            return "unknown"
         if self.outcome.answered < 0.1 or self.outcome.right is None:
             return "few"
         chance = 1 / self.num_classes
@@ -86,23 +98,46 @@ class Choice:
 
 
 def best(choices: list[Choice]) -> Choice | None:
-    """Of those that work, the cheapest within two per cent of the most right labels; None where nothing works."""
+    """Of teachers' plans that work, the cheapest within two per cent of the most right labels; slopes where these give
+    more right ones of a hundred for no more epsilon. None where nothing works.
+    """
     works = [choice for choice in choices if choice.verdict == "ok"]
-    most = max((choice.right_labels for choice in works), default=0.0)
-    near = [choice for choice in works if choice.right_labels >= 0.98 * most]
-    return min(near, key=lambda choice: choice.epsilon or 0.0, default=None)
+    teachers = [choice for choice in works if choice.num_teachers]
+    most = max((choice.right_labels for choice in teachers), default=0.0)
+    near = [choice for choice in teachers if choice.right_labels >= 0.98 * most]
+    found = min(near, key=lambda choice: choice.epsilon or 0.0, default=None)
+    for choice in works:
+        if not choice.num_teachers and (found is None or _better(choice, found)):
+            found = choice
+    return found
+
+
+def _better(one: Choice, other: Choice) -> bool:
+    return _right(one) > _right(other) and (one.epsilon or 0.0) <= (other.epsilon or 0.0) * (1 + 1e-6)
+
+
+def _right(choice: Choice) -> float:
+    return 0.0 if choice.outcome is None else choice.outcome.right or 0.0
 
 
 class Judge:
     """Judges plans against one data set's declared facts, one pilot and (if there is one) its account.
 
-    ``crowd(num_teachers)`` gives the votes to try them on. Raises ValueError for input that no choice could mend.
+    ``crowd(num_teachers)`` gives the votes to try them on, ``stand_in(size)`` public records. Raises ValueError for
+    input that no choice could mend.
     """
 
     def __init__(
-        self, declared: Declared, pilot: Pilot, crowd: Callable[[int], Crowd], num_classes: int, account: Account | None
+        self,
+        declared: Declared,
+        pilot: Pilot,
+        crowd: Callable[[int], Crowd],
+        stand_in: Callable[[int], Dataset],
+        num_classes: int,
+        account: Account | None,
     ) -> None:
         self.declared, self.pilot, self.num_classes, self.account = declared, pilot, num_classes, account
+        self._stand_in = stand_in
         self._crowd, self._crowds = crowd, dict[int, Crowd]()
         self._sigmas = dict[Any, float | None]()
 
@@ -125,7 +160,7 @@ class Judge:
         return Choice(
             mechanism=mechanism.name,
             num_teachers=plan.num_teachers,
-            shard=self.declared.shard(plan.num_teachers),
+            shard=self.declared.shard(plan.num_teachers) if plan.num_teachers else None,
             num_queries=plan.num_queries,
             num_classes=self.num_classes,
             sigma=getattr(mechanism, "sigma", None),
@@ -139,6 +174,7 @@ class Judge:
             sigma_for_target=self._sigma_for_target(plan),
             outcome=None if problem is not None else self._rehearse(plan),
             problem=problem,
+            break_even=chance.break_even(mechanism, self.num_classes),
             settings=settings,
         )
 
@@ -148,6 +184,9 @@ class Judge:
             if self.declared.pool is not None:
                 fix = f"The public pool holds {self.declared.pool} points."
                 checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
+            if not plan.num_teachers and self._size(plan) is None:
+                fix = "Set voting.size, where about how many records there are is public."
+                raise checks.fail("dataset.nominal_size", None, "must be declared for records' slopes", fix)
             if self.declared.size is not None:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
                 checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
@@ -193,7 +232,7 @@ class Judge:
 
     def _sigma_for_target(self, plan: RunConfig) -> float | None:
         mechanism: Any = plan.mechanism
-        if "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
+        if not plan.num_teachers or "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
             return None
         # The noise of the answer is what is looked for: choices that differ in it alone share the result.
         target = plan.privacy.target_epsilon or self.budget(plan)
@@ -206,7 +245,23 @@ class Judge:
                 self._sigmas[key] = None
         return self._sigmas[key]
 
-    def _rehearse(self, plan: RunConfig) -> Outcome:
+    def _size(self, plan: RunConfig) -> int | None:
+        return getattr(plan.voters, "size", None) or self.declared.size
+
+    def _rehearse(self, plan: RunConfig) -> Outcome | None:
+        if isinstance(plan.voters, Slopes):
+            size = self._size(plan)
+            if self.pilot.on is None:
+                return None
+            assert size is not None and isinstance(plan.mechanism, Descent)
+            return follow(
+                plan.mechanism,
+                plan.voters,
+                self._stand_in(size),
+                size=size,
+                features=functools.partial(_features, plan),
+                seed=plan.seed,
+            )
         if plan.num_teachers not in self._crowds:
             self._crowds[plan.num_teachers] = self._crowd(plan.num_teachers)
         return rehearse(
@@ -218,6 +273,13 @@ class Judge:
             at_least=self.pilot.questions,
             seed=plan.seed,
         )
+
+
+def _features(plan: RunConfig, data: Dataset) -> nn.Module | None:
+    """As a run learns them, from the public points of ``data``."""
+    if plan.features is None:
+        return None
+    return plan.features.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device)
 
 
 def planned(plan: RunConfig, queries: int) -> tuple[Event, ...]:

@@ -8,14 +8,17 @@ The keys are those of ``train.py``; lists are tried in every combination, and wi
 doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``planning/pilot.py``.
 
 Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
-``load()`` is never called. The pilot's votes are imagined, or those of a small ensemble on public data. The ledger is
-read only to say what is left. Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
+``load()`` is never called. The pilot's votes are imagined, or those of a small ensemble on public data. With
+``pilot.on``, and neither mechanism nor voting given, records' slopes are tried at the price of the best choice of
+teachers, and chosen where more of their answers are right. The ledger is read only to say what is left.
+Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import itertools
 import json
 import math
@@ -32,6 +35,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pate_torch import chance
 from pate_torch.cli import hydra_config as composer
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
@@ -40,11 +44,12 @@ from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.plan import sheet as sheets
-from pate_torch.plan.choice import Judge, best, planned
+from pate_torch.plan.choice import Choice, Judge, best, planned
 from pate_torch.plan.declared import Declared
 from pate_torch.plan.pilot import Crowd, Pilot, imagine, trained
 from pate_torch.plan.sheet import Sheet
 from pate_torch.protocols import DatasetSource
+from pate_torch.voters.reverse_knn import Census
 
 SWEPT = (
     "num_teachers",
@@ -55,8 +60,11 @@ SWEPT = (
     "mechanism.threshold",
 )
 """Keys that may list several values: those the table shows."""
+GROUPS = {"mechanism", "voting", "query", "student", "representation", "sanitiser"}
+"""Keys of which a row may name another component."""
 
 MOST_ROWS = 60
+MOST_GLYPHS = 20_000
 UNDECLARED_CLASSES = 2
 
 Settings = tuple[str, ...]
@@ -111,8 +119,11 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
     if "num_teachers" in given and "num_teachers" not in axes:
         teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
     pilot = replace(pilot_keys, at_teachers=pilot_keys.at_teachers or teachers)
-    judge = Judge(declared, pilot, _crowds(pilot, base, declared, num_classes), num_classes, account)
+    stand_in = functools.cache(lambda size: _public(pilot, base, size, num_classes).load())
+    judge = Judge(declared, pilot, _crowds(pilot, base, declared, num_classes), stand_in, num_classes, account)
     by_choice = {judge(each, settings): each for settings, each in plans.items()}
+    if pilot.on is not None and not given & {"voting", "mechanism", "experiment"}:
+        by_choice |= _offered(judge, by_choice, fixed, composed)
     choices = tuple(by_choice)
     sheet = Sheet(
         dataset=declared.name,
@@ -125,7 +136,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         account=account,
         ledger=ledger,
         swept=tuple(axes),
-        notes=tuple(_notes(base, account, declared)),
+        notes=tuple(_notes(base, account, declared, choices, pilot)),
         plot=(output or base.root / "plans") / "plan.png" if plot else None,
     )
     if sheet.plot is not None:
@@ -145,14 +156,16 @@ class Composer:
 
     def __call__(self, row: Settings) -> RunConfig:
         """The plan of the fixed settings and these."""
-        groups = tuple(setting for setting in row if _key(setting)[0] == "mechanism")
+        groups = tuple(setting for setting in row if _key(setting)[0] in GROUPS)
         if groups not in self._composed:
-            self._composed[groups] = compose("config", overrides=[*self._fixed, *groups])
+            named = {_key(setting)[0] for setting in row} & GROUPS
+            kept = [setting for setting in self._fixed if _key(setting)[0].split(".")[0] not in named]
+            self._composed[groups] = compose("config", overrides=[*kept, *groups])
         cfg = copy.deepcopy(self._composed[groups])
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.plan(cfg, Path("."))
-        if plan.num_teachers == 0:
+        if isinstance(plan.voters, Census):
             fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
             raise checks.fail("voting", plan.voters.name, "has no teachers to plan", fix)
         return plan
@@ -220,7 +233,7 @@ def _axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
 def _default_axes(base: RunConfig, given: set[str]) -> dict[str, tuple[str, ...]]:
     """Half, once and twice the K and the sigma that the user left open."""
     axes = dict[str, tuple[str, ...]]()
-    if "num_teachers" not in given:
+    if "num_teachers" not in given and base.num_teachers:
         teachers = base.num_teachers
         axes["num_teachers"] = tuple(str(k) for k in dict.fromkeys((max(1, teachers // 2), teachers, 2 * teachers)))
     sigma = getattr(base.mechanism, "sigma", None)
@@ -245,6 +258,32 @@ def _rows(
         yield row, each
 
 
+def _offered(
+    judge: Judge, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
+) -> dict[Choice, RunConfig]:
+    """Records' slopes at the price of the best of these choices of teachers (of the cheapest, where none works)."""
+    priced = [choice for choice in by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)]
+    chosen = best(list(by_choice)) or min(priced, key=lambda choice: choice.epsilon or 0.0, default=None)
+    if chosen is None or judge.declared.size is None:
+        return {}
+    plan = by_choice[chosen]
+    descent = chance.same_price(plan, _as_run(plan).mechanism)
+    if descent is None:
+        return {}
+    offered = chance.settings(
+        plan,
+        sigma=None if plan.privacy.target_epsilon is not None else descent.sigma,
+        declared=True,
+        images=None,
+        questions=judge.declared.pool,
+    )
+    replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
+    kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
+    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+        each = composed(offered)
+    return {judge(each, (*kept, *offered)): each}
+
+
 def _as_run(plan: RunConfig) -> RunConfig:
     return plan.calibrated()
 
@@ -267,7 +306,7 @@ def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int)
         shard = declared.shard(num_teachers)
         if shard is None:
             raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
-        data = _public(pilot, base, shard, num_classes).load()
+        data = _public(pilot, base, shard * pilot.teachers, num_classes).load()
         if data.spec.num_classes != num_classes:
             allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
             raise checks.fail("pilot.on", pilot.on, allowed, "Use pilot.on=glyphs.")
@@ -276,7 +315,7 @@ def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int)
     return crowd
 
 
-def _public(pilot: Pilot, base: RunConfig, shard: int, num_classes: int) -> DatasetSource:
+def _public(pilot: Pilot, base: RunConfig, records: int, num_classes: int) -> DatasetSource:
     """The public data set that the pilot trains on; never the one that is planned for."""
     settings = [f"dataset={pilot.on}"]
     root = getattr(base.dataset, "root", None)
@@ -284,7 +323,7 @@ def _public(pilot: Pilot, base: RunConfig, shard: int, num_classes: int) -> Data
         settings.append(f"data_root={root}")
     if pilot.on == "glyphs":  # another draw than any that a run would call private
         settings += [
-            f"dataset.private={max(1, shard * pilot.teachers)}",
+            f"dataset.private={min(max(1, records), MOST_GLYPHS)}",
             f"dataset.public={pilot.questions}",
             f"dataset.num_classes={num_classes}",
             f"dataset.seed={rng.derive(base.seed, 'plan', 'glyphs')}",
@@ -305,7 +344,10 @@ def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
     classes = f"{num_classes} classes" + ("" if declared.num_classes else " (undeclared: pilot.num_classes)")
     asked = f"{pilot.questions} questions asked at random, {classes}"
     if pilot.on is not None:
-        return f"{asked}; {pilot.teachers} teachers trained on {pilot.on} for {pilot.steps} steps at each shard size."
+        return (
+            f"{asked}; {pilot.teachers} teachers trained on {pilot.on} for {pilot.steps} steps at each shard size, or"
+            " the slopes of its records."
+        )
     return (
         f"{asked}; votes imagined from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
         f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}."
@@ -328,11 +370,20 @@ def _budget_from(base: RunConfig, account: Account | None) -> str:
     return "privacy.opening_budget" if account is None else "the account's cap"
 
 
-def _notes(base: RunConfig, account: Account | None, declared: Declared) -> list[str]:
+def _notes(
+    base: RunConfig, account: Account | None, declared: Declared, choices: tuple[Choice, ...], pilot: Pilot
+) -> list[str]:
     """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
     notes = []
     if declared.size is None:
         notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
+    if not all(choice.num_teachers for choice in choices):
+        notes.append("Records' slopes cost the same for any num_queries: ask about all public points.")
+    elif best(list(choices)) is None and pilot.on is None and declared.size is not None:
+        notes.append(
+            "Records' own slopes bear more noise than votes (voting=slopes mechanism=descent). A guess of votes cannot "
+            "forecast them; pilot.on=<public data like yours> does, and chooses them where they are better."
+        )
     if account is None:
         return notes
     if base.privacy.budget_epsilon not in (None, account.budget_epsilon):

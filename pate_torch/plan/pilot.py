@@ -13,20 +13,26 @@ The guess is a public number, the accuracy of one teacher. The rest of the pictu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from pate_torch.core import checks, rng
-from pate_torch.data.partition import ReplaceOne
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.mechanisms.descent import Descent
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData, Votes
+from pate_torch.voters.gradients import Slopes
 
 Array = NDArray[np.float64]
+Encoder = Callable[[Dataset], nn.Module | None]
+"""Features learnt from a data set's public points; None: the points as they are."""
 
 PUBLIC = ("cifar10", "digits", "fashion_mnist", "glyphs", "mnist", "svhn")
 """Public data sets that a pilot may be trained on."""
@@ -139,13 +145,14 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
 class Outcome:
     """Shares expected of a release: questions answered, and of the answers (None: no answer) those right.
 
-    plurality: noiseless pluralities right; teacher: single votes right; questions: how many were tried.
+    plurality: noiseless pluralities right; teacher: single votes right (None: there are none); questions: how many were
+    tried.
     """
 
     answered: float
     right: float | None
-    plurality: float
-    teacher: float
+    plurality: float | None
+    teacher: float | None
     questions: int
 
 
@@ -175,3 +182,24 @@ def rehearse(
         teacher=crowd.teacher_accuracy,
         questions=releases * size,
     )
+
+
+def follow(descent: Descent, slopes: Slopes, data: Dataset, *, size: int, features: Encoder, seed: int) -> Outcome:
+    """Have the records of ``data``, a public data set, move a model as ``size`` records of the plan would.
+
+    Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
+    forecast is one round, with the chance of fewer records.
+    """
+    part = slice(min(size, len(data.private)))
+    records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    stand_in = replace(data, private=records)
+    partition = AddRemove() if descent.adjacency == "add_remove" else ReplaceOne()
+    shards = partition.shards(records, 1, seed)
+    asked = replace(slopes, size=len(records)).ask(stand_in, shards, encoder=features(data))
+    scaled = replace(descent, sigma=descent.sigma * len(records) / size)
+    noise = Rehearsal(descent.noise, rng.derive(seed, "plan", "noise"))
+    label_Q = scaled.release(asked, noise, Context(num_queries=len(asked))).label_Q
+    truth_Q = data.evaluation.pool_y
+    assert truth_Q is not None
+    right = float((label_Q == truth_Q).double().mean())
+    return Outcome(answered=1.0, right=right, plurality=None, teacher=None, questions=len(asked))

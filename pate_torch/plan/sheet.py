@@ -103,8 +103,8 @@ def _columns(sheet: Sheet) -> dict[str, list[str]]:
     """Header -> cells."""
     shown: dict[str, Callable[[Choice], str]] = {
         "mechanism": lambda c: c.mechanism,
-        "K": lambda c: str(c.num_teachers),
-        "shard": lambda c: "?" if c.shard is None else str(c.shard),
+        "K": lambda c: str(c.num_teachers or "-"),
+        "shard": lambda c: "-" if not c.num_teachers else "?" if c.shard is None else str(c.shard),
         "sigma": lambda c: "-" if c.sigma is None else show_noise(c.sigma),
         "screen": lambda c: _number(c.screen_sigma),
         "thr": lambda c: _number(c.threshold),
@@ -132,9 +132,9 @@ def _closing(sheet: Sheet) -> list[str]:
     shown = sheet.best or next((choice for choice in sheet.choices if choice.routes), None)
     if shown is not None:
         routes = ", ".join(f"{route} {show_epsilon(value)}" for route, value in shown.routes.items())
-        name = "the best" if sheet.best else f"K {shown.num_teachers}"
+        name = "the best" if sheet.best else f"K {shown.num_teachers}" if shown.num_teachers else "the first"
         lines += _wrap(f"Epsilon of {name} by each route, at delta {show_delta(shown.delta)}: {routes}.")
-    lines += _wrap(_least_noise(sheet))
+    lines += _wrap(_least_noise(sheet)) + _wrap(_leads(sheet))
     possible = [choice for choice in sheet.choices if choice.problem is None]
     if possible and all(choice.fits == 0 for choice in possible):
         lines += _wrap(f"The budget, epsilon {sheet.budget:g}, does not hold a single question.")
@@ -157,6 +157,14 @@ def _least_noise(sheet: Sheet) -> str:
     several = len({mechanism for mechanism, _ in found}) > 1
     parts = [f"{m + ' ' if several else ''}{show_noise(sigma)} ({q} questions)" for (m, q), sigma in found.items()]
     return f"Least sigma for epsilon {sheet.target:g}, in votes: {', '.join(parts)}." if parts else ""
+
+
+def _leads(sheet: Sheet) -> str:
+    """From which lead labels are worth their price, for every mechanism and noise that the table has."""
+    found = {(c.mechanism, c.sigma): c.break_even for c in sheet.choices if c.break_even is not None}
+    several = len({mechanism for mechanism, _ in found}) > 1
+    parts = [f"{lead:.3g} ({m + ' ' if several else ''}sigma {show_noise(s)})" for (m, s), lead in found.items() if s]
+    return f"Nearer to the truth than to a guess from a lead of so many votes: {', '.join(parts)}." if parts else ""
 
 
 def _account(sheet: Sheet) -> str:
@@ -282,7 +290,7 @@ def _name(sheet: Sheet, choice: Choice) -> str:
 
 
 def _draw_labels(axes: Any, sheet: Sheet) -> None:
-    tried = [choice for choice in sheet.choices if choice.outcome is not None]
+    tried = [choice for choice in sheet.choices if choice.outcome is not None and choice.num_teachers]
     by_teachers = len({choice.num_teachers for choice in tried}) > 1
     lines: dict[str, list[tuple[float, Outcome]]] = {}
     for choice in tried:
@@ -299,7 +307,7 @@ def _draw_labels(axes: Any, sheet: Sheet) -> None:
     if not tried:
         axes.text(0.5, 0.5, "no choice can be tried", transform=axes.transAxes, ha="center")
         return
-    if sheet.best is not None and sheet.best.outcome is not None and sheet.best.outcome.right is not None:
+    if sheet.best in tried and sheet.best.outcome is not None and sheet.best.outcome.right is not None:
         at = _place(sheet.best, by_teachers)
         axes.plot(at, 100 * sheet.best.outcome.right, "*", color="black", markersize=13, zorder=3, label="the best")
     axes.set(ylim=(0, 103), title="What to expect of the labels", ylabel="right, of the labels (%)")

@@ -57,6 +57,7 @@ class OwnerSummary:
         membership: What an attack found in the student.
         seconds: Of every stage, also of those whose time tells how many records there are.
         not_computed: Why a figure is missing that should be here, by what it is called.
+        forecast: What was foretold of the labels from public values (``chance.foretold``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class OwnerSummary:
     membership: Membership | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     not_computed: Mapping[str, str] = field(default_factory=dict)
+    forecast: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
@@ -97,7 +99,8 @@ class OwnerSummary:
         lines |= {name: percent(value) for name, value in shown.items() if value is not None}
         if self.membership is not None:
             lines |= self.membership.lines()
-        return lines | {name: f"not computed: {why}" for name, why in self.not_computed.items()}
+        lines |= {name: f"not computed: {why}" for name, why in self.not_computed.items()}
+        return lines if self.forecast is None else lines | {"Forecast": self.forecast}
 
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:

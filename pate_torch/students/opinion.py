@@ -3,8 +3,8 @@
 Noise makes labels wrong, and a network with room for it learns them as they are. A logistic regression, or the mean of
 many neighbours, has little room: how little, cross-validation on the labels says. What such a model says of a point
 whose label it has not seen is an opinion on that label: where it is surest it is taken to be right, and the labels that
-contradict it there are counted as wrong. Where labels are few, or no model foretells them better than their commonest
-one does, there is no opinion.
+contradict it there are counted as wrong. Where labels are few, or no model foretells more of them than their commonest
+one does, by more than a standard error, there is no opinion: the best of many models is a little better by luck.
 
 Everything here is arithmetic on released labels and public points.
 """
@@ -92,7 +92,8 @@ def doubted(problem: Problem, *, everywhere: bool) -> Problem:
     query_Q, label_Q = problem.query_Q.cpu().numpy(), problem.label_Q.cpu().numpy()
     classes, x_PD = problem.spec.num_classes, x_PD / scale(x_PD)
     model, said_QC = cross_validated(x_PD[query_Q], label_Q, query_Q, classes)
-    if (said_QC.argmax(1) == label_Q).sum() <= np.bincount(label_Q).max():
+    commonest = np.bincount(label_Q).max()
+    if (said_QC.argmax(1) == label_Q).sum() <= commonest + np.sqrt(commonest * (1 - commonest / len(label_Q))):
         return problem
     surest_Q = said_QC.max(1) >= np.quantile(said_QC.max(1), 1 - _SUREST)
     wrong = float((said_QC.argmax(1) != label_Q)[surest_Q].mean())

@@ -1,8 +1,9 @@
 """What every experiment, command and class leaves for others to read, pinned at toy size.
 
 A restructuring must not change it. One file per case lies in ``pins/``: the names of a run's files, its summary,
-record, privacy statement and labels, and a few weights of the student. Identifiers, hashes, times and paths are taken out; accuracies and weights may differ a
-little, since processors round differently; all the rest is compared exactly, epsilons to the last digit.
+record, privacy statement and labels, and a few weights of the student. Identifiers, hashes, times and paths are taken
+out; accuracies and weights may differ a little, since processors round differently; all the rest is compared exactly,
+epsilons to the last digit.
 
 The noise is fixed below the package, where the operating system gives its entropy, so that runs are PRIVATE by all
 they say and their epsilons can be pinned; one case has ``insecure_noise_seed``. To accept an intended change::
