@@ -51,6 +51,7 @@ SPELLED = {
     "published price": "sanitiser=smooth sanitiser.at_a_loss=true",
     "supervised": "student=supervised student.steps=3",
     "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
+    "rate": "teacher.steps=20 teacher.learning_rate={rate}",
     "a new student": "labels={release}",
     "the same teachers": "teachers={teachers} num_queries=4 seed=1",
     "labels only": "experiment=labels_only",
@@ -209,6 +210,42 @@ def run(home: Path, said: tuple[str, ...], monkeypatch, **given: object) -> Path
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_leaves_what_is_pinned(case, tmp_path, monkeypatch, entropy, pinned):
     pinned(case, left(tmp_path, run(tmp_path, CASES[case], monkeypatch)), LOOSE.get(case, CLOSE))
+
+
+def behind(home: Path, folder: Path) -> dict:
+    """PRIVATE. Votes and teachers of a run, and its weights to the last bit."""
+    (teachers,) = home.glob("teachers/*/ensemble.safetensors")
+    return {
+        "votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
+        "weights": {key: some(value) for key, value in sorted(load_file(teachers).items())},
+        "digests": [file.read_bytes() for file in (teachers, folder / "release/student.safetensors")],
+    }
+
+
+def test_teachers_and_their_votes_are_pinned_and_the_same_to_the_last_bit(tmp_path, monkeypatch, pinned):
+    """Steps longer by 2 % would be noticed: they move weights by more than processors differ in."""
+    said = (*TEACHERS, "supervised", "seeded noise")
+    homes = [tmp_path / name for name in ("one", "two", "longer")]
+    steps = [{}, {}, {"rate": 2.04e-3}]
+    one, two, longer = (
+        behind(home, run(home, (*said, "rate"), monkeypatch, **{"rate": 2e-3, **given}))
+        for home, given in zip(homes, steps, strict=True)
+    )
+    assert one == two and one["digests"] != longer["digests"]
+    found, changed = ({key: part[key] for key in ("votes", "weights")} for part in (one, longer))
+    assert any("weights" in text for text in differences(found, changed))
+    pinned("teachers", found)
+
+
+def test_a_change_would_be_noticed():
+    pin = {"epsilon": 1.2345678901, "queries": 6, "weights": [0.5], "student_accuracy": 0.9, "files": ["a", "b"]}
+    assert not list(differences(pin, pin | {"weights": [0.50001], "student_accuracy": 0.905}))
+    for key, other in (
+        *(("epsilon", 1.2345678902), ("epsilon", None), ("queries", 7), ("queries", 6.0), ("weights", [0.501])),
+        *(("weights", []), ("student_accuracy", 0.8), ("files", ["a"]), ("files", ["a", "c"]), ("more", 1)),
+    ):
+        assert list(differences(pin, pin | {key: other})), key
+    assert list(differences(pin, {key: value for key, value in pin.items() if key != "queries"}))
 
 
 def test_labels_and_teachers_used_again_leave_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
