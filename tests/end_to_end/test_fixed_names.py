@@ -1,0 +1,110 @@
+"""Names that others rely on: imports, commands, configuration keys, files on disk and the fields in them."""
+
+import importlib
+import json
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from command_runs import TINY, train
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from pate_torch.cli.train import configuration
+
+ROOT = Path(__file__).parents[2]
+
+IMPORTS = ["Pate", "PrivateLabeler", "load_student"]
+MAKE = ["install", "demo", "test", "test-all"]
+KEYS = ["seed", "data_root", "num_teachers", "num_queries", "teachers", "labels", "votes", "noise", "insecure_noise_seed", "baseline", "quiet", "paths.root", "dataset.path", "dataset.download", "mechanism.sigma", "mechanism.screen_sigma", "mechanism.threshold", "privacy.delta", "privacy.budget_epsilon", "privacy.opening_budget"]
+CHOICES = ["dataset=digits", "dataset=svhn", "mechanism=gaussian", "student=vat", "student=fixmatch", "noise=torch", "noise=discrete", "query=passive", "selection=none", "selection=exponential", "membership=none", "membership=standard", "sanitiser=none", "sanitiser=smooth", "experiment=mnist_pate", "experiment=mnist_low_epsilon", "experiment=liu2021_table4", "experiment=dpsgd_baseline"]
+COMMANDS = [
+    *("train.py --help", "pate_torch.audit --help", "pate_torch.plan --help", "pate_torch.label --help"),
+    *("pate_torch.ledger verify", "pate_torch.ledger show", "pate_torch.ledger export"),
+]
+RUN = ["release/student.safetensors", "release/labels.csv", "release/summary.json", "release/report.html", "release/tensorboard", "private/summary.json", "private/tensorboard", ".hydra/config.yaml"]
+SUMMARY = ["schema_version", "dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered", "epsilon", "epsilon_ex_post", "delta", "accountant", "adjacency", "unit", "epsilon_charged", "budget_epsilon", "student_accuracy", "label_accuracy", "private", "teachers_id", "release_id", "ledger_head", "seconds"]
+OWNERS = ["ensemble_accuracy", "teacher_accuracy_mean", "epsilon_exact_data_dependent", "epsilon_pate2018", "gap_quantiles"]
+MANIFEST = ["fingerprint", "partition", "configuration", "seed"]
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_an_import_is_there(name):
+    assert hasattr(importlib.import_module("pate_torch"), name)
+
+
+def test_make_knows_its_targets():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(MAKE) <= set(targets)
+
+
+def test_the_wheel_carries_the_configuration():
+    assert 'conf = "pate_torch/conf"' in (ROOT / "pyproject.toml").read_text() and (ROOT / "conf/config.yaml").exists()
+
+
+def composed(*overrides: str):
+    with initialize_config_dir(str(Path(configuration()).resolve()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def test_every_key_is_there():
+    found = composed("dataset=svhn", "mechanism=confident")
+    for key in KEYS:
+        parent, _, name = key.rpartition(".")
+        assert name in (OmegaConf.select(found, parent) if parent else found), key
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice):
+    composed(choice)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        assert train(home, monkeypatch=patch).code == 0
+    return home
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_there(command, home, monkeypatch, capsys):
+    name, *words = command.split()
+    monkeypatch.setenv("PATE_HOME", str(home))
+    monkeypatch.setattr("sys.argv", [name, *words])
+    run = runpy.run_path if name.endswith(".py") else runpy.run_module
+    with pytest.raises(SystemExit) as stop:
+        run(str(ROOT / name) if name.endswith(".py") else name, run_name="__main__")
+    assert not stop.value.code and capsys.readouterr().out
+
+
+def test_files_lie_where_they_are_looked_for(home):
+    (run,) = home.glob("runs/digits/gaussian/*")
+    assert [name for name in RUN if not (run / name).exists()] == []
+    (manifest,) = home.glob("teachers/*/manifest.json")
+    assert {"ensemble.safetensors", "votes"} <= {path.name for path in manifest.parent.iterdir()}
+    assert (home / "ledger.sqlite").exists()
+    for private in (home / "teachers", manifest.parent, run / "private"):
+        assert private.stat().st_mode & 0o777 == 0o700 and list(private.glob("README*")), private
+
+
+def test_fields_have_their_names(home):
+    (run,) = home.glob("runs/digits/gaussian/*")
+    summary = json.loads((run / "release/summary.json").read_text())
+    owners = json.loads((run / "private/summary.json").read_text())
+    (file,) = home.glob("teachers/*/manifest.json")
+    assert [name for name in SUMMARY if name not in summary] == []
+    assert [name for name in OWNERS if name not in owners] == []
+    assert [name for name in MANIFEST if name not in json.loads(file.read_text())] == []
+
+
+def test_ids_of_teachers_and_labels_are_taken_up_by_the_keys_that_name_them(home, tmp_path, monkeypatch):
+    home = shutil.copytree(home, tmp_path / "copy")
+    (file,) = home.glob("runs/digits/gaussian/*/release/summary.json")
+    ids = json.loads(file.read_text())
+    reused = ("student=vat", "student.network=logistic", "student.augment=null", "student.steps=3")
+    tiny = [word for word in TINY if not word.startswith("student")]
+    assert train(home, *reused, f"teachers={ids['teachers_id']}", monkeypatch=monkeypatch, base=tiny).code == 0
+    assert train(home, f"labels={ids['release_id']}", monkeypatch=monkeypatch).code == 0
