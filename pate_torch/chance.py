@@ -22,10 +22,10 @@ from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.descent import Descent
 from pate_torch.protocols import Mechanism
+from pate_torch.types import Dataset
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
-    from pate_torch.types import Dataset
 
 PARTS = 4000
 LEAST_SKILL = 0.05
