@@ -30,7 +30,6 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.reporting.statement import headline, plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.voters.transductive import Transduction
 
 digits = Digits().load()
 small_changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # that leave a digit what it is
@@ -64,7 +63,7 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # reserved in the ledger before the first noise is drawn.
 
 # %%
-release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voting=Transduction())
+release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voting="transductive")
 truth = digits.evaluation.pool_y[release.query_Q]
 
 fig, axes = plt.subplots(2, 10, figsize=(9, 2.6), layout="constrained")

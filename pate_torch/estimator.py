@@ -217,15 +217,15 @@ class Pate:
         *,
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
-        voting: TransductiveTeachers | None = None,
+        voting: str | TransductiveTeachers | None = None,
         representation: Representation | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
         strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
         several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
-        supervised, a small network). voting: how a recipe's teachers answer for all public points together (None: for
-        each by itself). representation: how features of the public points are learnt, in which questions are chosen and
+        supervised, a small network). voting: "transductive", or TransductiveTeachers with its options, where a
+        recipe's teachers answer for all public points together (None: for each by itself). representation: how features of the public points are learnt, in which questions are chosen and
         a census lies (None: the points as they are). The same questions to the same teachers are answered from the
         earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
         """
@@ -439,8 +439,11 @@ class Pate:
         """Of the teachers that are kept; None was given: a small network for the data."""
         return self.teacher if isinstance(self.teacher, TeacherRecipe) else TeacherRecipe(network=_guide(spec))
 
-    def _voters(self, voting: TransductiveTeachers | None) -> Voters:
+    def _voters(self, voting: str | TransductiveTeachers | None) -> Voters:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
+        if isinstance(voting, str):
+            checks.one_of("voting", voting, ("transductive",))
+            voting = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
         if self._stored is not None:
             how = Teachers(num_teachers=self.num_teachers) if voting is None else voting
             return replace(how, num_teachers=self.num_teachers, stored=self._stored.id)

@@ -16,7 +16,6 @@ from pate_torch.reporting.owner import (
     owner_summary,
     withheld_figures,
 )
-from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.report import Baseline
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
@@ -33,7 +32,6 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
     said = release.voters.answers if release.voters is not None else None
     asked = said.take(release.labels.query_Q) if isinstance(said, Votes) else None
     for votes in release.raw_votes or ((asked,) if asked is not None else ()):
-        make_private_folder(run.private_dir)
         table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
         save_file(table, run.private_dir / "votes.safetensors")
         if isinstance(votes, Votes) and run.board is not None:

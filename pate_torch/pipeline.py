@@ -50,6 +50,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         assist(config)
         return None
     with RunContext.open(config) as run:
+        make_private_folder(run.private_dir)  # a disk that is full or closed is found out before anything is charged
         release = run.reused or release_labels(run)
         if config.student is None and config.selection is None:
             report, sanitised = write_labels_report(run, release), None
@@ -248,7 +249,6 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     run.release_board.write(report)
     write_release(run.release_dir, report)
     figures = owner_view.examine(run, release, student, figures, nonprivate)
-    make_private_folder(run.private_dir)
     write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir}
     show_closing(report, owner=figures.lines(), places=places)

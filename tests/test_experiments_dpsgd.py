@@ -204,9 +204,9 @@ def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
 def test_what_cannot_be_accounted_for_is_refused(plan):
     refused = (
         ({"partition": ReplaceOne()}, "add_remove"),
-        ({"source": clouds(nominal_size=None)}, "nominal_size"),
-        ({"source": clouds(unit="group:patient")}, "group:patient"),
-        ({"source": clouds(nominal_size=50)}, "nominal_size"),
+        ({"dataset": clouds(nominal_size=None)}, "nominal_size"),
+        ({"dataset": clouds(unit="group:patient")}, "group:patient"),
+        ({"dataset": clouds(nominal_size=50)}, "nominal_size"),
     )
     for change, message in refused:
         with pytest.raises(ValueError, match=message):

@@ -185,7 +185,7 @@ def test_no_ledger_is_made_where_there_is_none(home):
 
 def test_a_target_sets_the_noise_as_in_a_run():
     sheet = plan("privacy.target_epsilon=1.5")
-    expected = command.calibrated(run_plan("privacy.target_epsilon=1.5")).sigma
+    expected = run_plan("privacy.target_epsilon=1.5").calibrated().mechanism.sigma
     assert [choice.num_teachers for choice in sheet.choices] == [37, 75, 150]
     for choice in sheet.choices:
         assert choice.sigma == expected == choice.sigma_for_target
@@ -299,7 +299,7 @@ def test_private_records_are_never_loaded(capsys):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
-    source = type(run_plan(f"dataset={name}").source)
+    source = type(run_plan(f"dataset={name}").dataset)
     monkeypatch.setattr(source, "load", lambda self: (_ for _ in ()).throw(PrivateRecordsRead()))
     choice = only(f"dataset={name}", "data_root=/nowhere", "teachers=60", "mechanism.sigma=8")
     assert choice.problem is None and choice.outcome is not None

@@ -187,9 +187,9 @@ def test_a_tie_gives_no_teacher_a_second_vote():
 @every_form
 def test_nothing_but_the_charged_label_is_released(name, noise):
     mechanism, votes, answers = released(name, noise)
-    known = {"label_Q", "events", "score_Q", "from_student_Q", "noisy", "score_PC", "spent"}
+    known = {"label_Q", "events", "score_Q", "from_student_Q", "noisy", "score_PC", "model", "spent"}
     assert {f.name for f in dataclasses.fields(answers)} == known
-    assert answers.score_PC is None
+    assert answers.score_PC is None and answers.model is None
     assert answers.noisy is None  # but where the price is that of the noisy counts, and they were asked for
     assert answers.label_Q.dtype == torch.int64
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}

@@ -31,7 +31,11 @@ from pate_torch.students.vat import Vat, frozen_statistics
 from pate_torch.types import DataSpec
 
 CPU = torch.device("cpu")
-NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "student").glob("*.yaml"))
+NAMES = sorted(
+    file.stem
+    for file in (Path(__file__).parent.parent / "conf" / "student").glob("*.yaml")
+    if "_target_" in file.read_text()
+)
 
 
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
@@ -160,7 +164,17 @@ def test_a_task_that_does_not_fit_together_is_refused(change, message):
 
 def test_a_student_cannot_be_handed_evaluation_labels():
     fields = {field.name for field in dataclasses.fields(StudentTask)}
-    assert fields == {"spec", "pool_x", "query_Q", "label_Q", "flip_probability", "belief_QC", "round_Q"}
+    assert fields == {
+        "spec",
+        "pool_x",
+        "query_Q",
+        "label_Q",
+        "flip_probability",
+        "belief_QC",
+        "round_Q",
+        "guide",
+        "model",
+    }
     parameters = set(inspect.signature(protocols.StudentAlgorithm.fit).parameters)
     assert parameters == {"self", "task", "seed", "device", "progress", "log"}
 
