@@ -225,7 +225,8 @@ class Pate:
         strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
         several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
         supervised, a small network). voting: "transductive", or TransductiveTeachers with its options, where a
-        recipe's teachers answer for all public points together (None: for each by itself). representation: how features of the public points are learnt, in which questions are chosen and
+        recipe's teachers answer for all public points together (None: for each by itself).
+        representation: how features of the public points are learnt, in which questions are chosen and
         a census lies (None: the points as they are). The same questions to the same teachers are answered from the
         earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
         """

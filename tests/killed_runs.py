@@ -24,7 +24,7 @@ import torch._dynamo  # what the first vmap of a process would import: seconds, 
 from run_configs import changed, run_config
 from safetensors import torch as safetensors_torch
 
-from pate_torch import Pate, aggregation, pipeline, release_store
+from pate_torch import Pate, aggregation, owner_view, pipeline, release_store
 from pate_torch.accounting.events import from_json
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
@@ -151,7 +151,8 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
-        (pipeline, ("save_file", "look", "fit_student", "show_closing")),
+        (pipeline, ("fit_student", "write_reports", "show_closing")),
+        (owner_view, ("save_file", "look", "examine")),
         (aggregation, ("label",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),

@@ -407,7 +407,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         right[sigma], fewer = np.mean(draws, axis=1)
         assert fewer == pytest.approx(right[sigma], abs=0.05)
     data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
-    asked = Slopes(size=1600).records(data, partition.shards(data.private, 1, 0), encoder=None)
+    asked = Slopes(size=1600).ask(data, partition.shards(data.private, 1, 0), encoder=None)
     answers = Descent(sigma=1.0, adjacency=adjacency).release(asked, Rehearsal("torch", 1), Context(num_queries=500))
     assert right[1.0] == pytest.approx(float((answers.label_Q == data.evaluation.pool_y).double().mean()), abs=0.02)
     assert right[1.0] > right[40.0] > right[200.0] > 0.25
