@@ -72,7 +72,7 @@ def release_labels(run: RunContext) -> LabelRelease:
     """
     config, data, budget = run.config, run.data, run.budget
     assert budget is not None
-    voters = config.voters.fit(run)
+    voters = config.voters.fitted(run)
     with run.clock("labels"):
         facts = _facts(run, voters)
         found = release_store.find_same(config.root, facts["key"], data.pool, data.spec, run.ledger)

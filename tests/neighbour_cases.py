@@ -113,7 +113,7 @@ def reuse(plan: RunConfig) -> None:
     (_, record), *_ = run_folders.releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
-        pipeline.run(changed(plan, labels=record["release_id"], folder=again, sanitiser=None, votes=None))
+        pipeline.run(changed(plan, labels=record["release_id"], folder=again, sanitiser=None))
     except ValueError as error:
         if harness.charged(plan.root) == before:
             raise harness.Refused(str(error)) from error

@@ -95,8 +95,8 @@ def attempted(row, draw, tally) -> bool:
 
 # ---- it finds what is planted --------------------------------------------------------------------------------------
 
-RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", 
-                         "representation": "none"}  # fmt: skip
+RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch",
+                         "features": "none"}  # fmt: skip
 CENSUS = RECORDS | {"voters": "census", "mechanism": "histogram"}
 SLOPES = RECORDS | {"voters": "slopes", "mechanism": "descent"}
 TEACHERS = RECORDS | {"voters": "inductive", "mechanism": "gaussian"}

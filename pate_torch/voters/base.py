@@ -101,7 +101,7 @@ class Voters(Protocol):
         """PRIVATE. A keyed hash of what they answer from: the same never has two accounts unseen."""
         ...
 
-    def fit(self, run: RunContext) -> FittedVoters:
+    def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. Make them ready to be asked."""
         ...
 
@@ -116,7 +116,7 @@ class Voters(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class VotersBase:
-    """What members share. A subclass gives ``name`` its default, ``num_teachers`` and ``fit``."""
+    """What members share. A subclass gives ``name`` its default, ``num_teachers`` and ``fitted``."""
 
     name: str = ""
 
@@ -213,7 +213,7 @@ class RecordVoters(VotersBase):
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 
-    def fit(self, run: RunContext) -> FittedVoters:
+    def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
 
         def ask(encoder: nn.Module | None) -> Any:

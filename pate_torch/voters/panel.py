@@ -34,7 +34,7 @@ class PanelVoters(VotersBase):
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def fit(self, run: RunContext) -> FittedVoters:
+    def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. Their votes, known again by a keyed hash."""
         register = Register(run.store)
         with run.clock("votes"):

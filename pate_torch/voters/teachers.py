@@ -88,7 +88,7 @@ class Teachers(VotersBase):
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def fit(self, run: RunContext) -> FittedVoters:
+    def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The ensemble, and its votes on the public pool."""
         stored, fresh = self.ensemble(run)
 

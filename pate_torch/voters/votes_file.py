@@ -69,7 +69,7 @@ class VotesFile(VotersBase):
         """PRIVATE. Of the votes, in place of the records."""
         return Register(run.store).content(self._read)
 
-    def fit(self, run: RunContext) -> FittedVoters:
+    def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes under the random id that they had, or a new one."""
         register = Register(run.store)
         enrolled = register.enrol(self._read, run.data.spec.name, run.ledger)

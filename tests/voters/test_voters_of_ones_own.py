@@ -45,7 +45,7 @@ class NearestMean(VotersBase):
     def validate_for(self, data, config):
         deal(config.partition, data.private, self.num_teachers, config.seed)
 
-    def fit(self, run):
+    def fitted(self, run):
         data, config = run.data, run.config
         shards = deal(config.partition, data.private, self.num_teachers, config.seed)
         pool_PD = data.spec.normalise(data.pool.x).flatten(1)
