@@ -26,14 +26,14 @@ TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
 ORDERS = 1 + np.geomspace(0.05, 200, 100)
 
 
-def realistic_votes(queries: int, seed: int, centre: float = 3.0) -> np.ndarray:
-    """Questions of varying difficulty: the share of teachers who are right is a logistic-normal of this centre.
+def realistic_votes(queries: int, seed: int, center: float = 3.0) -> np.ndarray:
+    """Questions of varying difficulty: the share of teachers who are right is a logistic-normal of this center.
 
     3.0: right 88 % of the time on average, in the median 95 %. 1.0: right 66 %, so that rows hardly ever repeat.
-    Errors favour few classes.
+    Errors favor few classes.
     """
     rng = numpy_stream(seed, "benchmark", "votes", queries)
-    right = 1 / (1 + np.exp(-rng.normal(centre, 1.8, queries)))
+    right = 1 / (1 + np.exp(-rng.normal(center, 1.8, queries)))
     errors = rng.dirichlet(np.full(CLASSES - 1, 0.3), queries)
     votes = rng.multinomial(TEACHERS, np.concatenate([right[:, None], (1 - right[:, None]) * errors], axis=1))
     return rng.permuted(votes, axis=1)
@@ -166,7 +166,7 @@ def main() -> None:
     unique = len(vote_rows.group(votes))
     data_dependent.theorem_rdp(model, votes[:100], ORDERS)
 
-    for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, centre=1.0))):
+    for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, center=1.0))):
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
         seconds, value = timed(lambda some=some: data_dependent.theorem_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)

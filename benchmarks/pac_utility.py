@@ -36,7 +36,7 @@ NOISE = Rehearsal(insecure_seed=1)  # a benchmark on synthetic data: repeatable,
 
 
 @dataclass(frozen=True)
-class Problem:
+class StudentProblem:
     name: str
     hypotheses: HypothesisClass
     features: int
@@ -65,29 +65,29 @@ class Problem:
         return [Stump(j, float(t), above) for j in range(self.features) for t in cuts for above in (True, False)]
 
 
-Run = Callable[[Problem, Sample, np.random.Generator], float]
+Run = Callable[[StudentProblem, Sample, np.random.Generator], float]
 
 
-def by_erm(problem: Problem, sample: Sample, _: np.random.Generator) -> float:
+def by_erm(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     return problem.excess(erm(problem.hypotheses, sample.x, sample.y))
 
 
-def by_grid(problem: Problem, sample: Sample, _: np.random.Generator) -> float:
+def by_grid(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     done = exponential_mechanism(problem.hypotheses, problem.grid(), sample, epsilon=EPSILON, noise=NOISE)
     return problem.excess(done.hypothesis)
 
 
-def by_boosting(problem: Problem, sample: Sample, _: np.random.Generator) -> float:
+def by_boosting(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     options = {"epsilon": EPSILON, "failure": 0.1, "noise": NOISE}
     return problem.excess(high_confidence(problem.hypotheses, problem.grid(), sample, **options).hypothesis)
 
 
-def by_sspp(problem: Problem, sample: Sample, generator: np.random.Generator) -> float:
+def by_sspp(problem: StudentProblem, sample: Sample, generator: np.random.Generator) -> float:
     public = generator.random((sample.n // 8, problem.features))
     return problem.excess(sspp(problem.hypotheses, sample, public, epsilon=EPSILON, noise=NOISE).hypothesis)
 
 
-def _stable_disagreement(problem: Problem, sample: Sample, gamma: float, alpha: float) -> float:
+def _stable_disagreement(problem: StudentProblem, sample: Sample, gamma: float, alpha: float) -> float:
     """E[P(answer != target)] of the stable predictor: its hypothesis's exact law, averaged over a few subsets."""
     size = min(int(gamma * sample.n), net_size(alpha, alpha, problem.hypotheses.vc_dimension))
     found = []
@@ -99,11 +99,11 @@ def _stable_disagreement(problem: Problem, sample: Sample, gamma: float, alpha: 
     return float(np.mean(found))
 
 
-def by_stable(problem: Problem, sample: Sample, _: np.random.Generator) -> float:
+def by_stable(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     return (1 - 2 * problem.flip) * _stable_disagreement(problem, sample, 0.2, 4 / np.sqrt(sample.n))
 
 
-def by_flipping(problem: Problem, sample: Sample, _: np.random.Generator) -> float:
+def by_flipping(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     alpha = 5 / np.sqrt(sample.n)
     apart = _stable_disagreement(problem, sample, flipping_gamma(EPSILON, alpha, "sharp"), alpha)
     return (1 - 2 * problem.flip) * (alpha + (1 - 2 * alpha) * apart)
@@ -126,7 +126,7 @@ def slope(n: list[int], error: list[float]) -> float:
 def curves(sizes: list[int], repeats: int) -> Iterator[dict[str, Any]]:
     for hypotheses, features in ((Thresholds(), 1), (Stumps(2), 2)):
         for flip in (0.0, 0.1):
-            problem = Problem(hypotheses.name, hypotheses, features, flip)
+            problem = StudentProblem(hypotheses.name, hypotheses, features, flip)
             for name, (run, predicted, why) in ALGORITHMS.items():
                 mean, error = [], []
                 for n in sizes:

@@ -2,8 +2,8 @@
 
     python benchmarks/teachers.py [--json] [--teachers 48 250] [--networks logistic mlp lean_cnn lean_cnn+augment]
 
-The loop is plain PyTorch as one would write it with care: every shard preloaded, normalised and in memory once, a fused
-optimiser, no data loader, all cores as threads. Teachers are independent, so it is timed on a few of them (after a
+The loop is plain PyTorch as one would write it with care: every shard preloaded, normalized and in memory once, a fused
+optimizer, no data loader, all cores as threads. Teachers are independent, so it is timed on a few of them (after a
 warm-up) and scaled. The engine is timed whole, starting its worker processes included. Records are random images:
 time does not depend on what is in them.
 """
@@ -61,10 +61,10 @@ def sequential(
     marks = []
     for k in range(teachers + 1):
         x = private.x[shards.of(k)].float() / 255
-        x = x if recipe.augment else SPEC.normalise(x)
+        x = x if recipe.augment else SPEC.normalize(x)
         y = private.y[shards.of(k)]
         module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes, **recipe.options)
-        optimiser = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
+        optimizer = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
         marks.append(clock())
         step = 0
         while step < recipe.steps:
@@ -74,12 +74,12 @@ def sequential(
                 batch = x[index]
                 if recipe.augment:
                     theta = recipe.augment.draw(len(index), SPEC.input_shape, torch.default_generator)
-                    batch = SPEC.normalise(warp(batch, theta))
-                optimiser.param_groups[0]["lr"] = recipe.rate(step)
+                    batch = SPEC.normalize(warp(batch, theta))
+                optimizer.param_groups[0]["lr"] = recipe.rate(step)
                 loss = F.cross_entropy(module(batch), y[index], label_smoothing=recipe.label_smoothing)
-                optimiser.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 step += 1
     marks.append(clock())
     return (marks[-1] - marks[1]) / teachers

@@ -183,19 +183,19 @@ plt.show()
 # random: the figure moves in its digits, and whoever knows everybody else's records reads off which data set it was.
 
 # %%
-neighbour_QC = counts_QC.copy()
-for row in neighbour_QC:
+neighbor_QC = counts_QC.copy()
+for row in neighbor_QC:
     row[generator.choice(len(row), p=row / row.sum())] -= 1
     row[generator.integers(len(row))] += 1
 mechanism = Gaussian(sigma=16)
-for name, counts in (("with the person", counts_QC), ("without", neighbour_QC)):
+for name, counts in (("with the person", counts_QC), ("without", neighbor_QC)):
     print(f"{name:>16}: exact epsilon {epsilon_of(mechanism, 'exact', 'two_sided', counts):.6f}")
 print(f"{'either way':>16}: data-independent {table.loc[16, 'data-independent']:.6f}")
 
 # %% [markdown]
 # ## Trust nothing: the audit
 #
-# All of the above prices the mechanism on paper. The audit runs the one that is executed, many times on neighbouring
+# All of the above prices the mechanism on paper. The audit runs the one that is executed, many times on neighboring
 # votes, and asks what its answers *prove*: a lower bound on $\varepsilon$, with 95 % confidence. Proven below claimed
 # is what one sees of a sound mechanism; proven above claimed refutes it. Beside each sound mechanism stands a twin
 # with a slip: a quarter of the noise, at the same claim.

@@ -82,7 +82,7 @@ print(f"their plurality on {float((votes.plurality() == truth).float().mean()):.
 # %% [markdown]
 # ## A quick student
 #
-# So that everything can be repeated, the student here is no network: labels spread along the neighbour graph of the
+# So that everything can be repeated, the student here is no network: labels spread along the neighbor graph of the
 # public points. It also guides the strategies that ask in rounds.
 
 # %%

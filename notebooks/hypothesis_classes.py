@@ -15,7 +15,7 @@
 #
 # A class is "what a learner may answer". On finitely many points it can only answer in finitely many ways, its
 # *dichotomies*, and a private algorithm may simply list them and choose. Each algorithm below takes a private sample
-# of public size $n$ (neighbours differ in one replaced record), charges a budget before it draws, and returns its
+# of public size $n$ (neighbors differ in one replaced record), charges a budget before it draws, and returns its
 # answer with the events it incurred.
 #
 # The data here are synthetic, so a `Rehearsal` stands in for the budget: it charges nobody, and its seed makes this

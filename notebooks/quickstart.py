@@ -59,7 +59,7 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # ## Twenty questions
 #
 # One typical point of each cluster of the public points is asked. A teacher of fifteen records errs often; it errs less
-# when it answers for all public points together, for who is whose neighbour is public. The price of the whole plan is
+# when it answers for all public points together, for who is whose neighbor is public. The price of the whole plan is
 # reserved in the ledger before the first noise is drawn.
 
 # %%

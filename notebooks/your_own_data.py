@@ -49,7 +49,7 @@ def visits(patients: int, prefix: str) -> pd.DataFrame:
 
 
 visits(1200, "p").to_csv(folder / "patients.csv", index=False)
-visits(80, "v").drop(columns="diagnosis").to_csv(folder / "public.csv", index=False)  # volunteers, unlabelled
+visits(80, "v").drop(columns="diagnosis").to_csv(folder / "public.csv", index=False)  # volunteers, unlabeled
 visits(120, "t").to_csv(folder / "test.csv", index=False)
 pd.read_csv(folder / "patients.csv").head()
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.protocols import Electorate, Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.types import Ballots, DataSpec, PublicPool, Release, Sensitivity, Votes
+from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, Sensitive, silent
+from pate_torch.types import CellHistogram, DataSpec, PublicPool, Release, Sensitivity, Votes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,7 +33,7 @@ class RoundState:
     """
 
     student_PC: Tensor | None = None
-    votes: Electorate | None = None
+    votes: Sensitive | None = None
     feature_PD: Tensor | None = None
 
 
@@ -46,7 +46,7 @@ Write = Callable[[Release], Mapping[str, str]]
 
 def label(
     *,
-    votes: Electorate,
+    votes: Sensitive,
     pool: PublicPool,
     spec: DataSpec,
     mechanism: Mechanism,
@@ -57,7 +57,7 @@ def label(
     next_round: NextRound | None = None,
     feature_PD: Tensor | None = None,
     write: Write | None = None,
-    on_votes: Callable[[Votes | Ballots], None] = silent,
+    on_votes: Callable[[Votes | CellHistogram], None] = silent,
     progress: Progress = silent,
 ) -> Release:
     """Ask at most ``num_queries`` public points, and release the answers.
@@ -80,7 +80,7 @@ def label(
         spending.incur(())  # a strategy may ask nothing
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
         release, state = Release.empty(spending.id, spending.reserved), RoundState(feature_PD=feature_PD)
-        seen: list[Votes | Ballots] = []
+        seen: list[Votes | CellHistogram] = []
         for turn in range(rounds):
             if len(release.query_Q) == num_queries:
                 break
@@ -96,9 +96,9 @@ def label(
             )
             answers = spending.admit(mechanism.release(said, spending.noise, context))
             spending.incur(answers.events)
-            cell_P = len(release.query_Q) + said.cell_P if isinstance(said, Ballots) else None
+            cell_P = len(release.query_Q) + said.cell_P if isinstance(said, CellHistogram) else None
             release = release.extended(query_Q, answers, spending.incurred or (), cell_P)
-            if isinstance(said, Votes | Ballots):
+            if isinstance(said, Votes | CellHistogram):
                 # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
                 seen.append(said.take(torch.arange(release.rounds[-1])))
             progress(len(release.query_Q), num_queries)
@@ -109,7 +109,7 @@ def label(
         return release
 
 
-def _next(state: RoundState, before: RoundState, votes: Electorate, mechanism: Mechanism, budget: Budget) -> RoundState:
+def _next(state: RoundState, before: RoundState, votes: Sensitive, mechanism: Mechanism, budget: Budget) -> RoundState:
     """The next round's, with what it leaves as it was; its votes held to the price."""
     if state.votes is not None:
         if state.votes.num_teachers != votes.num_teachers or len(state.votes) != len(votes):
@@ -155,18 +155,16 @@ def refuse_unpriced(said: Sensitivity, mechanism: Mechanism, budget: Budget) -> 
         raise checks.fail("sensitivity", said, what, "Leave out partition.capacity, or price what it says.")
 
 
-def _together(parts: list[Votes | Ballots]) -> Votes | Ballots:
+def _together(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram:
     """PRIVATE. The votes of all rounds in one table."""
     counts_QC = torch.cat([part.counts_QC for part in parts])
     last = parts[-1]
-    if isinstance(last, Ballots):
-        return Ballots(counts_QC, last.sensitivity, last.cell_P)
+    if isinstance(last, CellHistogram):
+        return CellHistogram(counts_QC, last.sensitivity, last.cell_P)
     return Votes(counts_QC, last.num_teachers, last.sensitivity)
 
 
-def _rounds(
-    votes: Electorate, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
-) -> int:
+def _rounds(votes: Sensitive, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int) -> int:
     """Check the plan before anything is charged; how many rounds it takes."""
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."

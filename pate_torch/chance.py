@@ -20,7 +20,7 @@ from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax,
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 
@@ -103,7 +103,7 @@ def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int) -> str | 
     )
 
 
-Remedy = Callable[["RunConfig", Dataset, Descent], str]
+Remedy = Callable[["RunConfig", Dataset, GradientDescent], str]
 """Says of a descent how it is asked for."""
 
 
@@ -126,11 +126,11 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
     return f"{drowns} {instead(descent, data.spec.nominal_size, data.spec.num_classes, asked)}"
 
 
-def same_price(plan: RunConfig, mechanism: Mechanism) -> Descent | None:
+def same_price(plan: RunConfig, mechanism: Mechanism) -> GradientDescent | None:
     """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none."""
-    if plan.privacy.noise not in Descent.kinds:
+    if plan.privacy.noise not in GradientDescent.kinds:
         return None
-    descent = Descent(sigma=1.0, adjacency=plan.partition.adjacency)
+    descent = GradientDescent(sigma=1.0, adjacency=plan.partition.adjacency)
     epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     sigma = calibration.smallest_sigma(
         lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=epsilon, delta=plan.privacy.delta
@@ -138,7 +138,7 @@ def same_price(plan: RunConfig, mechanism: Mechanism) -> Descent | None:
     return replace(descent, sigma=sigma)
 
 
-def instead(descent: Descent, size: int | None, num_classes: int, how: str) -> str:
+def instead(descent: GradientDescent, size: int | None, num_classes: int, how: str) -> str:
     """What to do where votes drown. size: about how many records there are, where that is public. how: to ask them.
 
     At best the records of a class lie in one place, and a step parts them from every other class by one slope for each,
@@ -150,7 +150,7 @@ def instead(descent: Descent, size: int | None, num_classes: int, how: str) -> s
     return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the slopes of {of}: {how}"
 
 
-def typed(plan: RunConfig, data: Dataset, descent: Descent) -> str:
+def typed(plan: RunConfig, data: Dataset, descent: GradientDescent) -> str:
     """The settings of train.py that have the records of a run answer at the same price."""
     noise = None if plan.privacy.target_epsilon is not None else descent.sigma
     declared = data.spec.nominal_size is not None
@@ -165,12 +165,12 @@ def settings(
     sigma: None: what the target makes it. declared: whether the data set says about how many records there are. images:
     None: not known.
     """
-    said = ["voting=slopes", "mechanism=descent", "query=random", "student=carried"]
-    said += [] if declared else ["voting.size=<about how many>"]
+    said = ["voters=gradients", "mechanism=gradient_descent", "query=random", "student=self_training"]
+    said += [] if declared else ["voters.size=<about how many>"]
     said += [] if sigma is None else [f"mechanism.sigma={sigma:.4g}"]
     said += [] if questions is None else [f"num_queries={questions}"]
-    said += ["representation=contrastive"] if images and plan.features is None else []
-    said += ["student.last=model", "student.generations=1"] if images is False else ["student.reach=.3"]
+    said += ["features=contrastive"] if images and plan.features is None else []
+    said += ["student.last=model", "student.num_generations=1"] if images is False else ["student.alpha=.3"]
     said += [] if plan.sanitiser is None else ["sanitiser=none"]
     said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
     return tuple(said)

@@ -15,7 +15,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.protocols import Checkable, DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
@@ -111,7 +111,7 @@ class RunConfig:
     guide_student: StudentAlgorithm | None = None
     student: StudentAlgorithm | None = None
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
-    features: Representation | None = None
+    features: ContrastiveFeatures | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None
@@ -140,10 +140,10 @@ class RunConfig:
     def _check_model(self) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not self.voters.releases_model:
-            fix = "Use voting=slopes mechanism=descent, or student.last=student."
+            fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
             raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
         if self.num_rounds > 1 and self.guide_student is not None:
-            fix = "Use student@refit=same."
+            fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
 
     @property
@@ -248,7 +248,7 @@ class RunConfig:
             if self.baseline:  # a model of the teachers' recipe, on all records
                 refuse_component("teacher", self.teacher, data)
             if self.is_guided:
-                refuse_component("refit", self.guide, data)
+                refuse_component("guide_student", self.guide, data)
         elif self.selection is not None:
             refuse_adjacency(data, self.partition.adjacency)
         self.validate_students(data)

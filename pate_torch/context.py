@@ -30,7 +30,7 @@ from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import Losses
-from pate_torch.types import Ballots, Dataset, PrivateData, Release, Votes
+from pate_torch.types import CellHistogram, Dataset, PrivateData, Release, Votes
 from pate_torch.voters.base import FittedVoters
 
 
@@ -208,7 +208,7 @@ class LabelRelease:
     facts: dict[str, Any]
     guide: Student | None = None
     voters: FittedVoters | None = None
-    raw_votes: tuple[Votes | Ballots, ...] = ()
+    raw_votes: tuple[Votes | CellHistogram, ...] = ()
 
 
 @contextlib.contextmanager

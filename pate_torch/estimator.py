@@ -32,10 +32,10 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -86,7 +86,7 @@ class _InMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class _Labelled:
+class _Labeled:
     """A release with what is needed to learn from it and to report it. paid: whether it was bought by this call."""
 
     config: RunConfig
@@ -104,13 +104,13 @@ class Pate:
     home: where teachers, ledger and releases lie (None: PATE_HOME, or outputs).
 
     teacher: a TeacherRecipe; any scikit-learn classifier, cloned for every shard; or a function that makes a
-    torch.nn.Module from normalised points to logits, trained as ``recipe`` says; or Census(), with mechanism=
-    Histogram(...), or Slopes(size=...), with mechanism=Descent(...), and without num_teachers: the records answer for
-    themselves. None: a small network for the data.
+    torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``Voters``, without
+    num_teachers: ReverseKnn() with mechanism=Histogram(...), say, or Gradients(size=...) with mechanism=
+    GradientDescent(...), where the records answer for themselves. None: a small network for the data.
     Recipes' teachers are kept under home and found again; the others live as long as this object.
 
-    partition: AddRemove() or ReplaceOne(): what a neighbour is. unit: "record" or "group:<what>" (then give unit_id).
-    mean, std: public constants per channel or feature to normalise by; None: those of the public points.
+    partition: AddRemove() or ReplaceOne(): what a neighbor is. unit: "record" or "group:<what>" (then give unit_id).
+    mean, std: public constants per channel or feature to normalize by; None: those of the public points.
     second_account: whether these records may be charged to an account of another name, too. allow_chance: whether
     questions may be asked whose labels would be no better than chance even if all teachers agreed.
     Raises ValueError for whatever cannot work, before anything is charged.
@@ -168,7 +168,7 @@ class Pate:
         self._spec: DataSpec | None = None
         self._stored: Stored | None = None
         self._panel: Panel | None = None
-        self._labelled: _Labelled | None = None
+        self._labeled: _Labeled | None = None
         self._student: tuple[str, Student] | None = None
         self._clock = Clock()
 
@@ -189,7 +189,7 @@ class Pate:
         and for slopes, take in the records.
 
         x: uint8 images [N, Ch, H, W] or rows [N, D]; y: integers [N]; unit_id: stable names [N] of the units (None: a
-        hash of the record, so equal records are one unit). public_x: public points whose statistics normalise the
+        hash of the record, so equal records are one unit). public_x: public points whose statistics normalize the
         private ones, where no constants were given (None: images by 1/2 and 1/4, rows as they are).
         """
         held_x = tensors.points("x", torch.as_tensor(x))
@@ -198,7 +198,7 @@ class Pate:
         public = held_x[:0] if public_x is None else tensors.points("public_x", torch.as_tensor(public_x))
         spec = self._describe(held_x, public)
         data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
-        self._private, self._spec, self._stored, self._panel, self._labelled = private, spec, None, None, None
+        self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
         if isinstance(self.teacher, Voters):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
@@ -218,7 +218,7 @@ class Pate:
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
         voting: str | TransductiveTeachers | None = None,
-        representation: Representation | None = None,
+        representation: ContrastiveFeatures | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
@@ -249,7 +249,7 @@ class Pate:
             if run.forecast is not None:
                 warnings.warn(run.forecast, chance.Drowned, stacklevel=3)
             release = release_labels(run)
-        self._labelled, self._student = _Labelled(run.config, data, release, tuple(run.paid)), None
+        self._labeled, self._student = _Labeled(run.config, data, release, tuple(run.paid)), None
         return release.labels
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
@@ -450,7 +450,7 @@ class Pate:
             return replace(how, num_teachers=self.num_teachers, stored=self._stored.id)
         if voting is not None:
             fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.fail("voting", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
+            raise checks.fail("voters", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, Voters):
             return self.teacher
         assert self._panel is not None
@@ -496,16 +496,16 @@ class Pate:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec
 
-    def _released(self) -> _Labelled:
-        if self._labelled is None:
+    def _released(self) -> _Labeled:
+        if self._labeled is None:
             raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
-        return self._labelled
+        return self._labeled
 
 
-def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
+def _remedy(config: RunConfig, data: Dataset, descent: GradientDescent) -> str:
     """How these records are asked without teachers."""
-    mechanism = f"Descent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
-    return f"Pate(teacher=Slopes(size=<about how many>), mechanism={mechanism})"
+    mechanism = f"GradientDescent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
+    return f"Pate(teacher=Gradients(size=<about how many>), mechanism={mechanism})"
 
 
 def _now() -> str:

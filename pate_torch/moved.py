@@ -1,9 +1,9 @@
-"""Where modules are now that had another name: whoever imports the old one is told the new one, and nothing else."""
+"""Modules and settings that had another name: whoever asks for the old one is told the new one, and nothing else."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
@@ -44,6 +44,11 @@ MOVED = {
     "runplan": "config",
     "runs": "run_folders",
     "planning": "plan",
+    "mechanisms.descent": "mechanisms.gradient_descent",
+    "students.carried": "students.self_training",
+    "students.carrying": "students.label_propagation",
+    "teachers.optimisers": "teachers.optimizers",
+    "plan.sheet": "plan.report",
     "preflight": "context",
     "ensembling": "voters.teachers",
     "releasing": "pipeline",
@@ -57,6 +62,66 @@ MOVED = {
     "reporting.table": "reporting.console",
 }
 """Old name -> new name, both below ``pate_torch``."""
+
+
+SETTINGS = {
+    "voting=inductive": "voters=teachers",
+    "voting=transductive": "voters=teachers_transductive",
+    "voting=census": "voters=reverse_knn",
+    "voting=slopes": "voters=gradients",
+    "voting.reach": "voters.alpha",
+    "voting.neighbours": "voters.neighbors",
+    "voting": "voters",
+    "representation": "features",
+    "recommended.representation_steps": "recommended.features_steps",
+    "student@refit=carried": "student@guide_student=same",
+    "student@refit": "student@guide_student",
+    "refit": "guide_student",
+    "student=carried": "student=self_training",
+    "student.carried": "student.propagation",
+    "student.generations": "student.num_generations",
+    "student.reach": "student.alpha",
+    "student.reach_later": "student.alpha_later",
+    "student.trust": "student.keep_fraction",
+    "student.trust_later": "student.keep_fraction_later",
+    "student.neighbours": "voters.neighbors",
+    "student.unlabelled_batch": "student.unlabeled_batch",
+    "recommended.unlabelled_batch": "recommended.unlabeled_batch",
+    "mechanism=descent": "mechanism=gradient_descent",
+    "mechanism.cut": "mechanism.clip_norm",
+    "mechanism.early": "mechanism.early_noise_multiplier",
+    "mechanism.first": "mechanism.first_step_size",
+    "mechanism.rate": "mechanism.step_size",
+    "teacher.optimiser": "teacher.optimizer",
+    "experiment=mnist_census": "experiment=mnist_reverse_knn",
+}
+"""Settings that had another name: what is written now. A key stands for all that begins with it and a dot."""
+GONE = {
+    "experiment=mnist_succession": "is gone: no better than one round on MNIST; use experiment=mnist_pate",
+    "student=successive": "is gone: no better than one round on MNIST; use student=fixmatch",
+    "succession": "is gone: no better than one round on MNIST; use student=fixmatch",
+}
+
+
+def renamed(settings: Iterable[str]) -> str | None:
+    """What to say of the first setting by a name of before; None: all are by names of today.
+
+    To be asked where a setting was not found: a component of one's own may have a key of such a name.
+    """
+    for setting in settings:
+        key, _, value = setting.lstrip("~+").partition("=")
+        for old, why in GONE.items():
+            if old in (setting, key):
+                return f"{setting}: {why} (docs/migration.md)."
+        new = SETTINGS.get(f"{key}={value}")
+        parts = key.split(".")
+        for size in range(len(parts), 0, -1):
+            found = SETTINGS.get(".".join(parts[:size]))
+            if new is None and found is not None:
+                new = ".".join([found, *parts[size:]]) + (f"={value}" if value else "")
+        if new is not None:
+            return f"{setting}: is {new} now (docs/migration.md)."
+    return None
 
 
 class _Signpost(MetaPathFinder):

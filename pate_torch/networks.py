@@ -1,9 +1,9 @@
-"""Networks of teachers and students: built by name, described by plain data, initialised from one stream.
+"""Networks of teachers and students: built by name, described by plain data, initialized from one stream.
 
-Every network maps normalised floats [B, *input_shape] to logits [B, C]. A description (name, shape, classes, options)
+Every network maps normalized floats [B, *input_shape] to logits [B, C]. A description (name, shape, classes, options)
 is all that is needed to build it again, so that weights are stored without code.
 
-Teachers use the ones without batch normalisation: its running statistics are neither parameters nor the same for a
+Teachers use the ones without batch normalization: its running statistics are neither parameters nor the same for a
 teacher trained alone and one trained beside others. All layers here have a stacked form in ``teachers/stacked.py``.
 """
 
@@ -55,7 +55,7 @@ def _half(size: int) -> int:
     return (size + 1) // 2
 
 
-def _normaliser(kind: str, channels: int) -> nn.Module:
+def _normalizer(kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(8, channels), channels)
@@ -105,7 +105,7 @@ def convnet(
 ) -> nn.Module:
     """The teachers of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
 
-    Local response normalisation is left out: it costs time and gains nothing with today's initialisation.
+    Local response normalization is left out: it costs time and gains nothing with today's initialization.
     """
     depth, height, width = _image("convnet", input_shape, 8)
     first, second = channels
@@ -125,10 +125,10 @@ def convnet(
 def _block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
     """Pre-activation residual block (He et al. 2016)."""
     branch = nn.Sequential(
-        _normaliser(norm, inputs),
+        _normalizer(norm, inputs),
         nn.ReLU(),
         _conv(inputs, outputs, stride=stride, bias=False),
-        _normaliser(norm, outputs),
+        _normalizer(norm, outputs),
         nn.ReLU(),
         _conv(outputs, outputs, bias=False),
     )
@@ -144,14 +144,14 @@ def _residual_net(depth: int, widths: Sequence[int], blocks: int, norm: str, num
         for block in range(blocks):
             layers.append(_block(inputs, outputs, 2 if stage and not block else 1, norm))
             inputs = outputs
-    head = [_normaliser(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    head = [_normalizer(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, *head, nn.Linear(inputs, num_classes))
 
 
 def resnet(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
 ) -> nn.Module:
-    """Small residual network with group normalisation, fit for teachers."""
+    """Small residual network with group normalization, fit for teachers."""
     depth, _, _ = _image("resnet", input_shape, 8)
     checks.one_of("network.norm", norm, ("group", "batch"))
     return _residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
@@ -184,10 +184,10 @@ def small_cnn(
     size = second * (height // 2) * (width // 2)
     return nn.Sequential(
         _conv(depth, first, bias=False),
-        _normaliser(norm, first),
+        _normalizer(norm, first),
         nn.ReLU(),
         _conv(first, second, bias=False),
-        _normaliser(norm, second),
+        _normalizer(norm, second),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
@@ -198,7 +198,7 @@ def small_cnn(
 def cnn(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch"
 ) -> nn.Module:
-    """Student for 28x28 or 32x32: five normalised 3x3 convolutions, two of them strided, then dense.
+    """Student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense.
 
     1.1 M parameters on 28x28 at the default width; nine tenths of them dense, where they cost least time.
     """
@@ -208,7 +208,7 @@ def cnn(
     layers: list[nn.Module] = []
     inputs = depth
     for outputs, stride in plan:
-        layers += [_conv(inputs, outputs, stride=stride, bias=False), _normaliser(norm, outputs), nn.ReLU()]
+        layers += [_conv(inputs, outputs, stride=stride, bias=False), _normalizer(norm, outputs), nn.ReLU()]
         inputs = outputs
     size = inputs * _half(_half(height)) * _half(_half(wide))
     return nn.Sequential(*layers, nn.Flatten(), *_dense([size, hidden], num_classes))
@@ -246,25 +246,25 @@ def last_linear(network: nn.Module) -> str:
     return names[-1]
 
 
-def headless(network: nn.Module) -> nn.Module:
+def remove_head(network: nn.Module) -> nn.Module:
     """The network with its classifier replaced by the identity, in place; returns it."""
     network.set_submodule(last_linear(network), nn.Identity())
     return network
 
 
-def beneath(network: nn.Module) -> nn.Module:
+def feature_extractor(network: nn.Module) -> nn.Module:
     """A copy of what a network sees before its last layer, of all members side by side where it is a vote of several;
     the points themselves where there is no such layer.
     """
     if isinstance(network, Voting):
-        return Beside([beneath(member) for member in network.members])
+        return ConcatFeatures([feature_extractor(member) for member in network.members])
     try:
-        return headless(copy.deepcopy(network))
+        return remove_head(copy.deepcopy(network))
     except ValueError:
         return nn.Flatten()
 
 
-class Beside(nn.Module):
+class ConcatFeatures(nn.Module):
     """The unit-length features of several encoders, side by side."""
 
     def __init__(self, encoders: Sequence[nn.Module]) -> None:
@@ -275,29 +275,29 @@ class Beside(nn.Module):
         return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
 
 
-class Unit(nn.Module):
+class L2Normalize(nn.Module):
     """Rows of length 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x.float().flatten(1), dim=1)
 
 
-class Among(nn.Module):
+class MeanShift(nn.Module):
     """Where the public points around it lie, of a feature of unit length: [B, D] -> [B, D].
 
-    The mean of its ``neighbours`` nearest of P public points, each weighing d_K^2 - d_k^2: the last one nothing, so
+    The mean of its ``neighbors`` nearest of P public points, each weighing d_K^2 - d_k^2: the last one nothing, so
     that the mean does not jump where one takes the place of another. (A step of mean shift, Fukunaga and Hostetler
     1975: features move to where public points are dense, and classes apart.)
     """
 
-    def __init__(self, points: int, width: int, neighbours: int) -> None:
+    def __init__(self, points: int, width: int, neighbors: int) -> None:
         super().__init__()
-        self.neighbours = min(neighbours, points)
+        self.neighbors = min(neighbors, points)
         self.register_buffer("place_PD", torch.zeros(points, width))
         self.place_PD: Tensor
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        near = (x_BD @ self.place_PD.T).topk(self.neighbours, dim=1)  # d^2 = 2 - 2 x.p
+        near = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
         weight_BK = (near.values - near.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
         return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
@@ -309,18 +309,18 @@ def probe(
     *,
     of: Mapping[str, Any] | None = None,
     points: int = 0,
-    neighbours: int = 0,
+    neighbors: int = 0,
 ) -> nn.Module:
     """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options.
-    ``neighbours``: the features are moved among those of so many of the public ``points``. A student only.
+    ``neighbors``: the features are moved among those of so many of the public ``points``. A student only.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
-    trunk = beneath(build(design["name"], input_shape, num_classes, **design["options"])).eval()
+    trunk = feature_extractor(build(design["name"], input_shape, num_classes, **design["options"])).eval()
     with torch.no_grad():
-        width = Unit()(trunk(torch.zeros(1, *input_shape))).shape[1]
-    if neighbours:
-        trunk = nn.Sequential(trunk, Unit(), Among(points, width, neighbours))
-    return nn.Sequential(trunk, Unit(), nn.Linear(width, num_classes))
+        width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
+    if neighbors:
+        trunk = nn.Sequential(trunk, L2Normalize(), MeanShift(points, width, neighbors))
+    return nn.Sequential(trunk, L2Normalize(), nn.Linear(width, num_classes))
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting, "probe": probe}
@@ -338,7 +338,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
-    """A network of that name for inputs [B, *input_shape], uninitialised in the sense of ``initialise``.
+    """A network of that name for inputs [B, *input_shape], uninitialized in the sense of ``initialize``.
 
     Raises ValueError for an unknown name or option, and for data the network cannot take.
     """
@@ -362,15 +362,16 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
     """The network of a ``describe`` result."""
     try:
         name, shape = description["name"], description["input_shape"]
-        num_classes, options = description["num_classes"], description["options"]
+        num_classes = description["num_classes"]
+        options = {"neighbors" if key == "neighbours" else key: value for key, value in description["options"].items()}
     except (KeyError, TypeError):
         raise checks.fail("network", description, "must hold name, input_shape, num_classes and options") from None
     return build(name, shape, num_classes, **options)
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalisation, zero output layer; in
+def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
+    """He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalization, zero output layer; in
     place.
 
     Drawn in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every

@@ -21,7 +21,7 @@ from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import Dataset, Votes
-from pate_torch.voters.register import Register
+from pate_torch.voters.register import VoterRegister
 
 
 def save_votes(run: RunContext, release: LabelRelease) -> None:
@@ -75,7 +75,7 @@ def examine(
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures
-    if not Register(run.store).behind(facts["teachers_id"], run.store.fingerprint(data.private)):
+    if not VoterRegister(run.store).behind(facts["teachers_id"], run.store.fingerprint(data.private)):
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = deal(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])

@@ -31,7 +31,7 @@ from pate_torch.students.store import save as save_student
 from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
-from pate_torch.types import Ballots, Release, Votes
+from pate_torch.types import CellHistogram, Release, Votes
 from pate_torch.voters.base import FittedVoters
 from pate_torch.voters.teachers import Teachers
 
@@ -84,7 +84,7 @@ def release_labels(run: RunContext) -> LabelRelease:
         release_store.refuse_used_folder(config.folder)
         written: dict[str, Any] = {}
         guide = _Guide(run, voters)
-        raw_votes: list[Votes | Ballots] = []
+        raw_votes: list[Votes | CellHistogram] = []
 
         def write(labels: Release) -> dict[str, str]:
             written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept))
@@ -161,7 +161,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "noise": config.privacy.noise,
         "private": run.budget.private,
         "query": config.query.name,
-        "voting": config.voters.name,
+        "voters": config.voters.name,
         "rounds": config.num_rounds,
         "seed": config.seed,
         "delta": config.privacy.delta,

@@ -35,9 +35,9 @@ class DatasetSource(Protocol):
     def load(self) -> Dataset: ...
 
 
-class Electorate(Protocol):
+class Sensitive(Protocol):
     """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``reverse_knn.Records``, who
-    fill in ``Ballots``, and ``gradient_sums.Leanings``, who are asked as often as the mechanism likes).
+    fill in ``CellHistogram``, and ``gradient_sums.GradientSums``, who are asked as often as the mechanism likes).
     """
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class StudentTask:
     ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
     ``guide``: the student of all rounds but the last, by the same recipe; None: there is none. ``model``: the linear
     model that gave the last round's answers, in the guide's features; None: no model did.
-    ``belief_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
+    ``posterior_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
     released. ``round_Q``: the round, from 0, in which each was asked; None: all in one.
     """
 
@@ -151,7 +151,7 @@ class StudentTask:
     query_Q: Tensor
     label_Q: Tensor
     flip_probability: float | None = None
-    belief_QC: Tensor | None = None
+    posterior_QC: Tensor | None = None
     round_Q: Tensor | None = None
     guide: Student | None = None
     model: LinearModel | None = None
@@ -171,7 +171,7 @@ class Student:
         """Logits, float32 [Q, C], of raw points (uint8 images or feature rows)."""
         self.module.eval()
         device = next(self.module.parameters()).device
-        parts = [self.module(self.spec.normalise(part.to(device))).float() for part in x.split(batch)]
+        parts = [self.module(self.spec.normalize(part.to(device))).float() for part in x.split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
 
     def probabilities(self, x: Tensor, batch: int = 1024) -> Tensor:
@@ -185,7 +185,7 @@ class Student:
 
 @runtime_checkable
 class StudentAlgorithm(Protocol):
-    """Trains a student on released labels and unlabelled public points."""
+    """Trains a student on released labels and unlabeled public points."""
 
     @property
     def name(self) -> str: ...
@@ -218,7 +218,7 @@ class HypothesisClass(Protocol):
     vc_dimension: int
 
     def dichotomies(self, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        """Every labelling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        """Every labeling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
         ...
 
     def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray: ...

@@ -121,7 +121,7 @@ def _scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
     held = {"score_RPC": score_RPC.contiguous()}
     if model is not None:
         held |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
-        held["neighbours"] = torch.tensor([model.neighbours])
+        held["neighbors"] = torch.tensor([model.neighbors])
     return held
 
 
@@ -129,7 +129,7 @@ def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
     """Inverse of ``_scores``; None in files from before the model was written."""
     if "weight_DC" not in held:
         return None
-    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbours"]))
+    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]))
 
 
 def _table(release: Release, spec: DataSpec) -> str:

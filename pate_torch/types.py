@@ -27,7 +27,7 @@ LABEL_UNIT = "label of one record"
 class DataSpec:
     """Public facts about a data set, fixed before any record is read (or read from its public part).
 
-    ``mean``/``std``: normalisation constants per channel (images, after x/255) or per feature; never statistics of
+    ``mean``/``std``: normalization constants per channel (images, after x/255) or per feature; never statistics of
     private records. ``benchmark``: a public benchmark, whose private-side accuracies may be shown.
     ``nominal_size``: publicly declared approximate number of private records, or None.
     """
@@ -52,8 +52,8 @@ class DataSpec:
     def is_image(self) -> bool:
         return len(self.input_shape) == 3
 
-    def normalise(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalised floats, by constants only."""
+    def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
         mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
@@ -129,7 +129,7 @@ class Evaluation:
 class Dataset:
     """What a source loads: the private side, the public pool, the evaluation side and the public facts.
 
-    adjacencies: the neighbouring relations under which one unit's change leaves every other record where it was, and as
+    adjacencies: the neighboring relations under which one unit's change leaves every other record where it was, and as
     private or public as it was. advice: what to do where a run needs another relation. dropped: PRIVATE. How many
     records were left out, by the reason.
     """
@@ -278,10 +278,10 @@ class Votes:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Ballots:
+class CellHistogram:
     """PRIVATE. counts_QC: integers >= 0, how many ballots name each (question, class); one unit, one ballot.
 
-    sensitivity: of the *whole* table, however many rows it has (``ONE_BALLOT``).
+    sensitivity: of the *whole* table, however many rows it has (``ONE_COUNT``).
     cell_P: releasable. The row in whose cell each public point lies, int64 [P].
     """
 
@@ -303,15 +303,15 @@ class Ballots:
     def num_classes(self) -> int:
         return self.counts_QC.shape[1]
 
-    def take(self, index_Q: Tensor) -> Ballots:
+    def take(self, index_Q: Tensor) -> CellHistogram:
         """The ballots on some of the questions, each taken once."""
-        return Ballots(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
+        return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
-        return f"Ballots({len(self)} questions, content withheld)"
+        return f"CellHistogram({len(self)} questions, content withheld)"
 
 
-ONE_BALLOT = {
+ONE_COUNT = {
     "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
     "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
 }
@@ -361,12 +361,12 @@ class LinearModel:
 
     Attributes:
         weight_DC: W, float32. bias_C: b, float32.
-        neighbours: Public points among which features are moved first (``networks.Among``); 0: none.
+        neighbors: Public points among which features are moved first (``networks.MeanShift``); 0: none.
     """
 
     weight_DC: Tensor
     bias_C: Tensor
-    neighbours: int = 0
+    neighbors: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ def pytest_addoption(parser):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What the neighbours of every combination came to, in the end of any run that tried them."""
+    """What the neighbors of every combination came to, in the end of any run that tried them."""
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
         for name, value in report.user_properties:
-            if name == "neighbours" and report.when == "call":
+            if name == "neighbors" and report.when == "call":
                 terminalreporter.write_line(f"{report.nodeid.split('::')[-1]}: {value}")

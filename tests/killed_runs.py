@@ -36,21 +36,21 @@ from pate_torch.label import command as label
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Ledger
 from pate_torch.ledger.chain import Chain
-from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.medoids import Medoids
 from pate_torch.queries.random import Random
-from pate_torch.students.carried import Carried
+from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.checkpoints import Checkpoints
 from pate_torch.teachers.store import ID, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import DataSpec, Votes
-from pate_torch.voters.gradients import Slopes
-from pate_torch.voters.reverse_knn import Census
+from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.reverse_knn import ReverseKnn
 
 
 def blobs() -> Tensors:
@@ -200,19 +200,19 @@ def _rounds(home: Path, number: int) -> None:
     _pipeline(home, number, query=Margin(rounds=2))
 
 
-def _carried() -> Carried:
+def _carried() -> SelfTraining:
     small = Supervised(network="logistic", steps=3, augment=None)
-    return Carried(first=small, then=small, generations=1)
+    return SelfTraining(first=small, then=small, num_generations=1)
 
 
 def _census(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=Census(), mechanism=mechanism, query=Medoids(), student=_carried())
+    _pipeline(home, number, voters=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_carried())
 
 
 def _slopes(home: Path, number: int) -> None:
-    mechanism = Descent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=Slopes(size=100), mechanism=mechanism, student=_carried())
+    mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
+    _pipeline(home, number, voters=Gradients(size=100), mechanism=mechanism, student=_carried())
 
 
 def _label(home: Path, number: int) -> None:

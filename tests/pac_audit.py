@@ -1,4 +1,4 @@
-"""Exact privacy audits over tiny domains: every data set, every neighbour, no sampling."""
+"""Exact privacy audits over tiny domains: every data set, every neighbor, no sampling."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ class Spy(Rehearsal):
 
 
 def universe(num_points):
-    """Every labelled record over the points 0..num_points-1."""
+    """Every labeled record over the points 0..num_points-1."""
     return list(itertools.product(range(num_points), (0, 1)))
 
 
@@ -39,17 +39,17 @@ def sample_of(records):
     return Sample(np.array([[float(x)] for x, _ in records]), np.array([y for _, y in records]))
 
 
-def neighbours(records, records_U):
+def neighbors(records, records_U):
     for i, new in itertools.product(range(len(records)), records_U):
         if new != records[i]:
             yield (*records[:i], new, *records[i + 1 :])
 
 
 def worst(laws, records_U):
-    """Over all replace-one neighbours: the largest ln(P/P'), its largest range over outcomes, and largest |P - P'|."""
+    """Over all replace-one neighbors: the largest ln(P/P'), its largest range over outcomes, and largest |P - P'|."""
     loss = span = moved = 0.0
     for records, law in laws.items():
-        for other in neighbours(records, records_U):
+        for other in neighbors(records, records_U):
             ratio = np.log(law) - np.log(laws[other])
             loss = max(loss, float(ratio.max()))
             span = max(span, float(np.ptp(ratio)))

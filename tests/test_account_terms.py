@@ -29,8 +29,8 @@ from pate_torch.data.tabular import Csv
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.label import command as label
 from pate_torch.ledger.ledger import CHOICE, LABELS, Ledger
-from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.training import GradientStudent
@@ -38,8 +38,8 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
 from pate_torch.voters.base import RecordVoters
-from pate_torch.voters.gradients import Slopes
-from pate_torch.voters.reverse_knn import Census
+from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.reverse_knn import ReverseKnn
 
 
 def released(plan) -> str:
@@ -142,14 +142,14 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
 
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
 
-HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), Descent(sigma=9.0, adjacency="add_remove")
-ANSWERS = [(Census(), HISTOGRAM), (Slopes(size=100), DESCENT)]
+HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
+ANSWERS = [(ReverseKnn(), HISTOGRAM), (Gradients(size=100), DESCENT)]
 every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["census", "slopes"])
 
 
 @every_answer
 def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism):
-    settings = (f"voting={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
+    settings = (f"voters={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
     outcome = train(tmp_path, *settings, monkeypatch=monkeypatch)
     assert "partition.capacity=50" in outcome.error and "Leave out partition.capacity" in outcome.error
     assert ledger_entries(tmp_path) == []
@@ -211,11 +211,11 @@ ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
     "slopes": (
-        {"voters": Slopes(size=100), "mechanism": DESCENT},
-        {"voters": Slopes(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+        {"voters": Gradients(size=100), "mechanism": DESCENT},
+        {"voters": Gradients(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
-    "teachers, then census": ({}, {"voters": Census(), "mechanism": HISTOGRAM}),
-    "census, then teachers": ({"voters": Census(), "mechanism": HISTOGRAM}, {}),
+    "teachers, then census": ({}, {"voters": ReverseKnn(), "mechanism": HISTOGRAM}),
+    "census, then teachers": ({"voters": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -282,8 +282,8 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
-    "census": {"voters": Census(), "mechanism": HISTOGRAM},
-    "slopes": {"voters": Slopes(size=100), "mechanism": DESCENT},
+    "census": {"voters": ReverseKnn(), "mechanism": HISTOGRAM},
+    "slopes": {"voters": Gradients(size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -411,7 +411,7 @@ def _label(home, monkeypatch):
 
 def _api(home, monkeypatch):
     monkeypatch.setattr("pate_torch.estimator._now", lambda: "one")
-    one = Pate("blobs", classes=3, num_teachers=0, teacher=Census(), mechanism=HISTOGRAM, delta=1e-4, home=home)
+    one = Pate("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
 
@@ -496,7 +496,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"voters": Census(), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else {"voters": ReverseKnn(), "mechanism": HISTOGRAM}
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())

@@ -36,7 +36,7 @@ def mp_laplace(ratio: float, order: float) -> mp.mpf:
     return mp.log(a / (2 * a - 1) * mp.exp((a - 1) * r) + (a - 1) / (2 * a - 1) * mp.exp(-a * r)) / (a - 1)
 
 
-def mp_randomised_response(epsilon: float, order: float) -> mp.mpf:
+def mp_randomized_response(epsilon: float, order: float) -> mp.mpf:
     a, p = mp.mpf(order), mp.exp(mp.mpf(epsilon)) / (1 + mp.exp(mp.mpf(epsilon)))
     return mp.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
 
@@ -66,10 +66,10 @@ def test_laplace_curve(ratio, order):
 
 
 @pytest.mark.parametrize(("ratio", "order"), GRID)
-def test_randomised_response_curve(ratio, order):
+def test_randomized_response_curve(ratio, order):
     with mp.workdps(1000 if ratio > 100 else 60):
-        expected = float(mp_randomised_response(ratio, order))
-    assert rdp.randomised_response(ratio, order)[0] == pytest.approx(expected, rel=1e-12)
+        expected = float(mp_randomized_response(ratio, order))
+    assert rdp.randomized_response(ratio, order)[0] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("eta", "order"), [(r, a) for r, a in GRID if r < 1e3])
@@ -132,7 +132,7 @@ def test_bounded_range_dominates_the_exponential_mechanism():
 @given(st.floats(1e-9, 50), st.floats(1.001, 5e3))
 def test_curves_keep_their_known_bounds(ratio, order):
     slack = 1 + 1e-9
-    laplace, response = rdp.laplace(ratio, order)[0], rdp.randomised_response(ratio, order)[0]
+    laplace, response = rdp.laplace(ratio, order)[0], rdp.randomized_response(ratio, order)[0]
     ranged = rdp.bounded_range(ratio, order)[0]
     assert 0 < laplace <= response * slack
     assert response <= min(ratio, order * ratio**2 / 2) * slack
@@ -268,7 +268,7 @@ def test_a_pure_mechanism_is_dominated_by_its_gaussian_and_by_no_smaller(loss):
 
 
 def mp_pure_delta(loss: float, count: int, target_epsilon: float) -> float:
-    """k-fold randomised response, exactly (Kairouz, Oh & Viswanath 2015)."""
+    """k-fold randomized response, exactly (Kairouz, Oh & Viswanath 2015)."""
     p = mp.exp(mp.mpf(loss)) / (1 + mp.exp(mp.mpf(loss)))
     total = mp.mpf(0)
     for wins in range(count + 1):

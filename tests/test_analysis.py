@@ -133,7 +133,7 @@ def alone(recipe):
 
     def fit_predict(x, y, points, coin):
         module = networks.build(recipe.network, ROWS.input_shape, 2, **recipe.options)
-        networks.initialise(module, torch_stream(0, "teacher", coin, "init"))
+        networks.initialize(module, torch_stream(0, "teacher", coin, "init"))
         x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
         weights = list(module.parameters())
         momenta = [torch.zeros_like(w) for w in weights]
@@ -147,7 +147,7 @@ def alone(recipe):
     return one_by_one(fit_predict)
 
 
-SGD = {"optimiser": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
+SGD = {"optimizer": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
 
 
 @pytest.mark.parametrize("network,options", [("logistic", {}), ("mlp", {"hidden": (6,)})])

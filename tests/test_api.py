@@ -102,7 +102,7 @@ def test_recipes_teachers_are_found_again_and_the_same_questions_are_free(make):
     assert len([f for f in (first.home / "teachers").iterdir() if (f / "manifest.json").exists()]) == 1
 
 
-def test_deterministic_estimators_are_recognised_by_their_votes(make):
+def test_deterministic_estimators_are_recognized_by_their_votes(make):
     release = make(teacher=LogisticRegression()).fit_teachers(X, Y).label(POOL, num_queries=20)
     again = make(teacher=LogisticRegression()).fit_teachers(X, Y)
     assert again.label(POOL, num_queries=20).id == release.id
@@ -210,7 +210,7 @@ def test_images_with_fixmatch(make):
         x[:80], y[:80]
     )
     pate.label(x[80:], num_queries=20)
-    student = pate.fit_student("fixmatch", steps=25, batch_size=8, unlabelled_batch=16)
+    student = pate.fit_student("fixmatch", steps=25, batch_size=8, unlabeled_batch=16)
     assert float((student.predict(x[80:]) == y[80:]).float().mean()) > 0.8
 
 

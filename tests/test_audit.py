@@ -39,12 +39,12 @@ def test_bounds_are_clopper_pearson():
 
 
 def response(truth: int, epsilon: float, runs: int, rng) -> np.ndarray:
-    """Randomised response: exactly epsilon-DP."""
+    """Randomized response: exactly epsilon-DP."""
     keep = rng.random(runs) < 1 / (1 + math.exp(-epsilon))
     return np.where(keep, truth, 1 - truth)
 
 
-def test_proves_nearly_all_of_randomised_response_and_never_more():
+def test_proves_nearly_all_of_randomized_response_and_never_more():
     rng = np.random.default_rng(0)
     sides = [response(truth, 1.0, 200_000, rng) for truth in (0, 1)]
     assert 0.95 < audit_outcomes(*sides, delta=0.0).epsilon <= 1.0
@@ -86,10 +86,10 @@ def test_nothing_is_proven_from_equal_laws_or_few_runs():
             audit_outcomes(np.zeros(6, int), wrong, delta=1e-5)
 
 
-def test_pairs_must_be_neighbours():
+def test_pairs_must_be_neighbors():
     left = torch.tensor([[5, 5], [9, 1]])
     assert Pair(name="ok", left_QC=left, right_QC=left + torch.tensor([-1, 1])).queries == 2
-    with pytest.raises(ValueError, match="neighbours"):
+    with pytest.raises(ValueError, match="neighbors"):
         Pair(name="two moved", left_QC=left, right_QC=left + torch.tensor([-2, 2]))
     with pytest.raises(ValueError, match="teachers"):  # a tie that gives one teacher two votes
         Pair(name="ties twice", left_QC=left, right_QC=left + torch.tensor([0, 1]))

@@ -35,7 +35,7 @@ def test_flip_mirrors_half_of_the_images_exactly():
 
 def test_a_shift_of_whole_pixels_moves_the_image():
     x = images(count=1, channels=1)
-    theta = torch.tensor([[[1.0, 0.0, 2 * 2 / 9], [0.0, 1.0, 0.0]]])  # two pixels along x, in normalised coordinates
+    theta = torch.tensor([[[1.0, 0.0, 2 * 2 / 9], [0.0, 1.0, 0.0]]])  # two pixels along x, in normalized coordinates
     expected = torch.zeros_like(x)
     expected[..., :-2] = x[..., 2:]
     torch.testing.assert_close(warp(x, theta), expected, atol=1e-5, rtol=0)

@@ -21,9 +21,9 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
-from pate_torch.students.label_posterior import beliefs, lead
+from pate_torch.students.label_posterior import label_posterior, lead
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import label_loss, pose, released_loss
+from pate_torch.students.training import label_loss, prepare, released_loss
 from pate_torch.types import Context, DataSpec, NoisyCounts, Votes
 
 SIGMA = 6.0
@@ -92,9 +92,9 @@ def made(lead_=300.0, sigma=150.0, rows=400, classes=5):
 def test_the_lead_is_found_and_beliefs_are_calibrated():
     truth, noisy = made()
     assert lead(noisy) == pytest.approx(300, rel=0.1)
-    belief_QC = beliefs(noisy)
-    assert belief_QC.dtype == torch.float32 and torch.allclose(belief_QC.sum(1), torch.ones(len(truth)))
-    top, label = belief_QC.max(1)
+    posterior_QC = label_posterior(noisy)
+    assert posterior_QC.dtype == torch.float32 and torch.allclose(posterior_QC.sum(1), torch.ones(len(truth)))
+    top, label = posterior_QC.max(1)
     right = (label == truth).float()
     assert torch.equal(label, noisy.counts_QC.argmax(1))
     for low, high in ((0.3, 0.7), (0.7, 0.9), (0.9, 1.01)):
@@ -111,7 +111,7 @@ def test_beliefs_are_bayes_rule():
     z = z - z.mean(1, keepdims=True)
     means = g * (np.eye(5) - 0.2)
     density = np.exp(stats.norm.logpdf(z[:, None, :], means[None], noisy.sigma).sum(2))
-    assert np.allclose(beliefs(noisy).numpy(), density / density.sum(1, keepdims=True), atol=1e-6)
+    assert np.allclose(label_posterior(noisy).numpy(), density / density.sum(1, keepdims=True), atol=1e-6)
     likelihood = [
         np.log(
             np.exp(stats.norm.logpdf(z[:, None, :], (x * (np.eye(5) - 0.2))[None], noisy.sigma).sum(2)).mean(1)
@@ -123,17 +123,17 @@ def test_beliefs_are_bayes_rule():
 
 def test_noise_alone_says_nothing():
     _, noisy = made(lead_=0.0, rows=2000)
-    assert beliefs(noisy).max() < 0.5
-    assert beliefs(NoisyCounts(torch.zeros(0, 3, dtype=torch.int64), 1.0)).shape == (0, 3)
-    assert torch.allclose(beliefs(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
+    assert label_posterior(noisy).max() < 0.5
+    assert label_posterior(NoisyCounts(torch.zeros(0, 3, dtype=torch.int64), 1.0)).shape == (0, 3)
+    assert torch.allclose(label_posterior(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
 
 
 SPEC = DataSpec(name="x", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
 
 
-def posed(belief_QC=None, **changes):
-    task = StudentTask(SPEC, torch.zeros(4, 2), torch.tensor([0, 2]), torch.tensor([1, 2]), belief_QC=belief_QC)
-    return pose(task, 0, torch.device("cpu"), **changes)
+def posed(posterior_QC=None, **changes):
+    task = StudentTask(SPEC, torch.zeros(4, 2), torch.tensor([0, 2]), torch.tensor([1, 2]), posterior_QC=posterior_QC)
+    return prepare(task, 0, torch.device("cpu"), **changes)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -193,8 +193,8 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
     again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
-    believed_QC = torch.cat([beliefs(part) for part in release.noisy.split((3, 3, 3))])
-    assert len(tasks) == 2 and all(torch.equal(task.belief_QC, believed_QC) for task in tasks)
+    believed_QC = torch.cat([label_posterior(part) for part in release.noisy.split((3, 3, 3))])
+    assert len(tasks) == 2 and all(torch.equal(task.posterior_QC, believed_QC) for task in tasks)
     assert "only its 9 answers, with the noisy votes behind them, left" in (folder / "report.html").read_text()
     record = json.loads((folder / "release.json").read_text())
     assert record["parameters"]["counts"] is True

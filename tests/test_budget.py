@@ -27,7 +27,7 @@ from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
 from pate_torch.mechanisms.soft_stability import SoftVotes
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
-from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, DataSpec, PublicPool, Sensitivity, Votes
+from pate_torch.types import ONE_COUNT, Answers, CellHistogram, Context, DataSpec, PublicPool, Sensitivity, Votes
 
 PACKAGE = Path(pate_torch.__file__).parent
 CPU = torch.device("cpu")
@@ -602,7 +602,7 @@ def value(name: str, mechanism):
     """What it opens, at a small size."""
     if name == "histogram":
         table = torch.arange(6).view(2, 3)
-        return Ballots(table, ONE_BALLOT["add_remove"], torch.zeros(5, dtype=torch.int64))
+        return CellHistogram(table, ONE_COUNT["add_remove"], torch.zeros(5, dtype=torch.int64))
     if name == "descent":
         return leanings()
     return random_votes(4, num_teachers(mechanism, 4, 1), num_classes(name))

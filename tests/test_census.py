@@ -27,24 +27,24 @@ from pate_torch.cli import train as command
 from pate_torch.core.parallel import one_thread
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import neighbour_graph
+from pate_torch.features.neighbors import neighbor_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.networks import beneath, headless
+from pate_torch.networks import feature_extractor, remove_head
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
 from pate_torch.students import carrying
-from pate_torch.students.carried import Carried
 from pate_torch.students.label_posterior import shares
+from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import (
     LABEL_UNIT,
-    ONE_BALLOT,
-    Ballots,
+    ONE_COUNT,
+    CellHistogram,
     Context,
     Dataset,
     Evaluation,
@@ -54,15 +54,15 @@ from pate_torch.types import (
     Votes,
 )
 from pate_torch.voters.records import map_records_independently
-from pate_torch.voters.reverse_knn import Census, Records, cells
+from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
 
 
-def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> Ballots:
+def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> CellHistogram:
     counts_QC = torch.arange(queries * classes).view(queries, classes)
-    return Ballots(counts_QC, ONE_BALLOT[adjacency], torch.zeros(5, dtype=torch.int64))
+    return CellHistogram(counts_QC, ONE_COUNT[adjacency], torch.zeros(5, dtype=torch.int64))
 
 
 # -- the mechanism --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
 
 def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is_drawn():
     mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    with pytest.raises(ValueError, match="voting=census"):
+    with pytest.raises(ValueError, match="voters=reverse_knn"):
         mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
@@ -139,10 +139,10 @@ def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
 def test_ballots_are_whole_and_never_negative(counts):
     with pytest.raises(ValueError, match="ballots"):
-        Ballots(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
+        CellHistogram(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
 
 
-def test_pairs_of_ballots_must_be_neighbours():
+def test_pairs_of_ballots_must_be_neighbors():
     left = torch.full((2, 2), 5)
     for adjacency, change, fits in (
         ("add_remove", [[1, 0], [0, 0]], True),
@@ -154,7 +154,7 @@ def test_pairs_of_ballots_must_be_neighbours():
         if fits:
             Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
         else:
-            with pytest.raises(ValueError, match="neighbours"):
+            with pytest.raises(ValueError, match="neighbors"):
                 Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
 
 
@@ -168,12 +168,12 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Census().ask(data, partition.shards(private, 1, 0), encoder=encoder)
+    return ReverseKnn().ask(data, partition.shards(private, 1, 0), encoder=encoder)
 
 
 def encoder() -> torch.nn.Module:
     network = networks.build("small_cnn", IMAGES.input_shape, 3, channels=(4, 8), hidden=16)
-    return headless(networks.initialise(network, torch.Generator().manual_seed(0)))
+    return remove_head(networks.initialize(network, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -185,7 +185,7 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
     ballots = voters.take(asked)
     expected = torch.zeros(4, 3, dtype=torch.int64)
     with torch.no_grad():
-        place = lambda one: torch.nn.functional.normalize(body(IMAGES.normalise(one[None])).flatten(), dim=0)  # noqa: E731
+        place = lambda one: torch.nn.functional.normalize(body(IMAGES.normalize(one[None])).flatten(), dim=0)  # noqa: E731
         pool, _ = images(60, seed=5)
         asked_places = [place(pool[q]) for q in asked]
         nearest = lambda one: min(range(4), key=lambda q: float((place(one) - asked_places[q]).norm()))  # noqa: E731
@@ -221,7 +221,7 @@ def test_a_replaced_record_moves_one_ballot_though_its_id_is_anothers():
 
     def ballots(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return Census().ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
+        return ReverseKnn().ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = ballots(x[:12], y[:12], names)
@@ -271,7 +271,7 @@ def test_a_records_place_in_a_batch_follows_from_itself_alone():
     x, _ = images(41, seed=1)
     x[30] = x[3]  # equal records are no exception
     turned = torch.randperm(41, generator=torch.Generator().manual_seed(0))
-    small = headless(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
+    small = remove_head(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
     before = torch.get_num_threads()
     for encoder in (Positional(), small):
         with one_thread():
@@ -335,7 +335,7 @@ def test_a_student_of_carried_labels_outvotes_wrong_cells_where_a_plain_one_lear
     def right(student) -> float:
         return float((student.predict(test_x) == test_y).double().mean())
 
-    carried = Carried(first=plain, then=plain)
+    carried = SelfTraining(first=plain, then=plain)
     alone, helped = (right(algorithm.fit(task, seed=0, device=CPU)) for algorithm in (plain, carried))
     assert helped > 0.97 and helped > alone + 0.02
 
@@ -352,7 +352,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
 
     small = {"network": "small_cnn", "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 30}
     parts = {"first": Spy(name="first", **small), "then": Spy(name="then", **small)}
-    student = Carried(**parts, trust=0.5, trust_later=1.0, generations=1)
+    student = SelfTraining(**parts, keep_fraction=0.5, keep_fraction_later=1.0, num_generations=1)
     every = torch.arange(90)
     round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()
     both = StudentTask(IMAGES, x, every.repeat(2), y.repeat(2), round_Q=round_Q)
@@ -362,32 +362,32 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
     assert seen[0][1] < 60 and seen[1][1] == 90
     assert guide is not last
     seen.clear()
-    dataclasses.replace(student, generations=3).fit(both, seed=0, device=CPU)
+    dataclasses.replace(student, num_generations=3).fit(both, seed=0, device=CPU)
     assert [name for name, _ in seen] == ["first", "then", "then", "then"]
-    assert beneath(guide.module)(IMAGES.normalise(x)).shape == (90, 16)
+    assert feature_extractor(guide.module)(IMAGES.normalize(x)).shape == (90, 16)
 
 
 def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
     x, y = images(90, seed=1)
     graphs = []
-    monkeypatch.setattr(carrying, "neighbour_graph", lambda f, k: graphs.append(f) or neighbour_graph(f, k))
+    monkeypatch.setattr(carrying, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
-    student = Carried(first=small, then=small, generations=2, members=3)
+    student = SelfTraining(first=small, then=small, num_generations=2, members=3)
     last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
     assert isinstance(last.module, networks.Voting) and len(last.module.members) == 3
     assert graphs[1].shape == (90, 3 * 16)
-    seen = IMAGES.normalise(x)
+    seen = IMAGES.normalize(x)
     pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
     assert torch.allclose(last.logits(x), pooled, atol=1e-5)
-    apart = [torch.nn.functional.normalize(beneath(member)(seen), dim=1) for member in last.module.members]
-    assert torch.allclose(beneath(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
+    apart = [torch.nn.functional.normalize(feature_extractor(member)(seen), dim=1) for member in last.module.members]
+    assert torch.allclose(feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
     assert not torch.allclose(apart[0], apart[1])
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
-CENSUS = ["voting=census", "mechanism=histogram", "mechanism.sigma=3", "query=medoids", "student=carried"]
-TWO_ROUNDS = [*CENSUS, "student@refit=same", "query.rounds=2", "num_queries=80", "baseline=false",
+CENSUS = ["voters=reverse_knn", "mechanism=histogram", "mechanism.sigma=3", "query=medoids", "student=self_training"]
+TWO_ROUNDS = [*CENSUS, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
               "recommended.student_steps=40"]  # fmt: skip
 
 
@@ -501,13 +501,13 @@ def test_the_statement_names_the_unit():
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["voting=census"], "mechanism=histogram"),
-        (["mechanism=histogram"], "voting=census"),
-        (["voting=census", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
-        (["voting=census", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
-        (["voting=census", "mechanism=histogram", "votes=x.csv"], "votes"),
-        (["voting=census", "mechanism=histogram", "sanitiser=smooth"], "sanitiser"),
-        (["voting=census", "mechanism=histogram", "labels_only=true"], "replace_one"),
+        (["voters=reverse_knn"], "mechanism=histogram"),
+        (["mechanism=histogram"], "voters=reverse_knn"),
+        (["voters=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["voters=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
+        (["voters=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),
+        (["voters=reverse_knn", "mechanism=histogram", "sanitiser=smooth"], "sanitiser"),
+        (["voters=reverse_knn", "mechanism=histogram", "labels_only=true"], "replace_one"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -524,7 +524,7 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
         "partition=replace_one",
         "privacy.target_epsilon=2",
         "membership=none",
-        "student.trust=0.5",
+        "student.keep_fraction=0.5",
     )
     report = pipeline.run(plan)
     assert report.adjacency == "replace_one" and report.epsilon == pytest.approx(2, rel=1e-3) and report.epsilon <= 2
@@ -535,14 +535,14 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
 def test_a_census_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
-    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": Census()}
+    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": ReverseKnn()}
     pate = Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), budget_epsilon=3.0, **settings)
     with pytest.raises(ValueError, match="fit_teachers"):
         pate.label(pool)
     release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
     assert pate.epsilon == pytest.approx(gdp.epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
     small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(Carried(first=small, then=small))
+    student = pate.fit_student(SelfTraining(first=small, then=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     report = pate.report(test_x, test_y)
@@ -562,8 +562,8 @@ def test_a_census_in_python(tmp_path):
     ids=["half", "tenth"],
 )
 def test_the_experiment_is_a_census_in_rounds_below_its_price(tmp_path, overrides, most):
-    plan = configured(tmp_path, "experiment=mnist_census", *overrides)
-    assert plan.dataset.name == "mnist" and plan.voters == Census() and plan.is_guided
+    plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
+    assert plan.dataset.name == "mnist" and plan.voters == ReverseKnn() and plan.is_guided
     assert plan.num_rounds == (2 if overrides else 3)
     price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student

@@ -15,9 +15,9 @@ from pate_torch.accounting.epsilon import epsilon
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.exponential import Exponential
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.mechanisms.stability import Stability
@@ -94,7 +94,7 @@ def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
-    descent = Descent(sigma=7.1, adjacency="add_remove")
+    descent = GradientDescent(sigma=7.1, adjacency="add_remove")
     said = chance.instead(descent, size, 10, "HOW")
     assert ("HOW" in said) == better and (chance.SMALLER in said) != better
 
@@ -109,13 +109,13 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     assert "Noise drowns these votes" in ended.stderr and "Forecast" in ended.stdout
     (summary,) = tmp_path.rglob("private/summary.json")
     said = json.loads(summary.read_text())["forecast"]
-    assert "of 12 votes" in said and "3,000 records" in said and "voting=slopes mechanism=descent" in said
+    assert "of 12 votes" in said and "3,000 records" in said and "voters=gradients mechanism=gradient_descent" in said
     # What it says to type has the price of the labels, and is a run.
     typed = said.rsplit(": ", 1)[1].split()
-    descent = Descent(sigma=float(next(s for s in typed if "sigma" in s).split("=")[1]), adjacency="add_remove")
+    descent = GradientDescent(sigma=float(next(s for s in typed if "sigma" in s).split("=")[1]), adjacency="add_remove")
     labels = epsilon(Gaussian(sigma=8.0).worst_case(6), 1e-5).epsilon
     assert epsilon(descent.worst_case(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
-    short = ["representation.steps=2", "student.first.steps=2", "student.then.steps=2"]
+    short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
     ended = subprocess.run([*command[:4], *again], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -128,7 +128,7 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
     pate = Pate("mine", classes=3, num_teachers=5, mechanism=Gaussian(sigma=4.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
-    with pytest.warns(chance.Drowned, match=r"of 5 votes.*Pate\(teacher=Slopes\(size=.*Descent\(sigma="):
+    with pytest.warns(chance.Drowned, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="):
         pate.label(x[:20], num_queries=2)
     with pate.labeler(2) as labeler, pytest.warns(chance.Drowned, match="Ask fewer questions"):
         labeler.answer(x[0])

@@ -24,8 +24,8 @@ from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
 from pate_torch.ledger.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
 from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
@@ -38,8 +38,8 @@ from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.voters.gradients import Slopes
-from pate_torch.voters.reverse_knn import Census
+from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.reverse_knn import ReverseKnn
 
 DELTA = 1e-4
 REL = 1e-9
@@ -209,17 +209,17 @@ RUNS = {
     "selection": {"selection": selection()},
     "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True)},
     "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True), "selection": selection()},
-    "census": {"voters": Census(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "census": {"voters": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "census in rounds": {
-        "voters": Census(),
+        "voters": ReverseKnn(),
         "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
         "noise": "discrete",
     },
     "slopes": {
-        "voters": Slopes(size=100),
+        "voters": Gradients(size=100),
         "query": Random(rounds=2),
-        "mechanism": Descent(sigma=9.0, adjacency="replace_one", early=2.0),
+        "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
         "partition": ReplaceOne(),
     },
 }

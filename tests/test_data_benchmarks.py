@@ -46,8 +46,8 @@ def check_parts(dataset, train, test, public, evaluated):
     assert torch.equal(dataset.evaluation.x, torch.from_numpy(x[public : public + evaluated]))
     assert dataset.evaluation.pool_y.tolist() == y[:public].tolist()
     assert dataset.evaluation.y.tolist() == y[public : public + evaluated].tolist()
-    # Normalisation by the public pool: it comes out standardised, channel by channel.
-    z = dataset.spec.normalise(dataset.pool.x, torch.float64).transpose(0, 1).flatten(1)
+    # Normalization by the public pool: it comes out standardized, channel by channel.
+    z = dataset.spec.normalize(dataset.pool.x, torch.float64).transpose(0, 1).flatten(1)
     torch.testing.assert_close(z.mean(1), torch.zeros(len(z), dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close(z.std(1, correction=0), torch.ones(len(z), dtype=torch.float64), atol=1e-9, rtol=0)
     assert dataset.spec.benchmark and dataset.spec.input_shape == tuple(dataset.private.x.shape[1:])
@@ -66,7 +66,7 @@ def test_idx_files(source, folder, tmp_path, monkeypatch):
     assert len(source(public=12, test=5).load().private) == 30
 
 
-def test_normalisation_ignores_private_images(tmp_path):
+def test_normalization_ignores_private_images(tmp_path):
     train, test = images(30, 28, 28), images(20, 28, 28)
     specs = []
     for name, x in (("a", train[0]), ("b", np.zeros_like(train[0]))):

@@ -199,9 +199,9 @@ def test_validity_threshold_is_monotone_and_as_printed():
 def test_the_popular_region_of_theorem_3_is_wrong():
     """At eps = 2, q = .4 < 1/2, a = 3 the formula lies below a pair of laws that *is* eps-DP; so q < 1/(e^eps + 1)."""
     epsilon, q, order = 2.0, 0.4, 3.0
-    p, neighbour = np.array([1 - q, q]), np.array([1 - q * math.exp(-epsilon), q * math.exp(-epsilon)])
-    assert (np.abs(np.log(p / neighbour)) <= epsilon + 1e-12).all()
-    true = math.log((p**order * neighbour ** (1 - order)).sum()) / (order - 1)
+    p, neighbor = np.array([1 - q, q]), np.array([1 - q * math.exp(-epsilon), q * math.exp(-epsilon)])
+    assert (np.abs(np.log(p / neighbor)) <= epsilon + 1e-12).all()
+    true = math.log((p**order * neighbor ** (1 - order)).sum()) / (order - 1)
     base = (1 - q) / (1 - math.exp(epsilon) * q)
     formula = math.log((1 - q) * base ** (order - 1) + q * math.exp(epsilon * (order - 1))) / (order - 1)
     assert formula < true

@@ -40,7 +40,7 @@ def table(rows=120, seed=0):
         {
             "age": random.integers(18, 90, rows),
             "height": random.normal(170, 10, rows).round(2),
-            "colour": random.choice(["red", "green", "blue"], rows),
+            "color": random.choice(["red", "green", "blue"], rows),
             "user": [f"u{i % 40}" for i in range(rows)],
             "key": [f"k{i}" for i in range(rows)],
             "label": random.choice(CLASSES, rows),
@@ -106,7 +106,7 @@ def test_position_roles_have_the_sizes_printed_in_lzcw21(count, sizes):
 @pytest.mark.parametrize("trial", range(40))
 def test_a_replaced_row_moves_no_other_where_positions_decide(trial, tmp_path):
     draw, frame = np.random.default_rng(trial), table(200, trial)
-    options = {"ignore": ["user", "key"], "classes": CLASSES, "categories": {"colour": ["red", "green", "blue"]}}
+    options = {"ignore": ["user", "key"], "classes": CLASSES, "categories": {"color": ["red", "green", "blue"]}}
     options["roles"], options["seed"] = "position", trial
     before = Csv(path=write(frame, tmp_path / "a.csv"), **options).load()
     position = int(draw.choice(before.private.unit_id))
@@ -145,7 +145,7 @@ def test_where_ids_decide_a_replaced_row_moves_others(tmp_path):
         ({"roles": "position", "benchmark": True}, "path", {"add_remove", "replace_one"}, ""),
     ],
 )
-def test_tables_say_which_neighbours_they_can_bear(kind, options, parts, adjacencies, advice, tmp_path):
+def test_tables_say_which_neighbors_they_can_bear(kind, options, parts, adjacencies, advice, tmp_path):
     x, y = sparse()
     path = (
         svm(tmp_path, x, y, query_id=np.arange(200))
@@ -218,10 +218,10 @@ def test_tables_are_encoded_as_by_hand(suffix, tmp_path):
     by_key = frame.set_index("key")
     for name, x, y in zip(dataset.private.unit_id, dataset.private.x, dataset.private.y, strict=True):
         row = by_key.loc[name]
-        one_hot = [float(row.colour == c) for c in ("blue", "green", "red")]
+        one_hot = [float(row.color == c) for c in ("blue", "green", "red")]
         assert x.tolist() == pytest.approx([row.age, row.height, *one_hot], rel=1e-6)
         assert CLASSES[y] == row.label
-    z = dataset.spec.normalise(dataset.pool.x, torch.float64)
+    z = dataset.spec.normalize(dataset.pool.x, torch.float64)
     torch.testing.assert_close(z[:, :2].mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
     torch.testing.assert_close(z[:, :2].std(0, correction=0), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
     assert dataset.spec.mean[2:] == (0.0,) * 3 and dataset.spec.std[2:] == (1.0,) * 3
@@ -265,7 +265,7 @@ def test_a_strange_private_record_changes_nobody_else(tmp_path):
     plain = Csv(path=write(frame, tmp_path / "a.csv"), id="key", ignore=["user"], missing="drop", **files).load()
     strange = frame.iloc[:4].astype(object)
     strange["key"] = ["s0", "s1", "s2", "s3"]
-    strange.loc[0, "label"], strange.loc[1, "colour"] = "perhaps", "ultraviolet"
+    strange.loc[0, "label"], strange.loc[1, "color"] = "perhaps", "ultraviolet"
     strange.loc[2, "age"], strange.loc[3, "height"] = "old", 1e30
     more = pd.concat([frame.astype(object), strange], ignore_index=True)
     loaded = Csv(path=write(more, tmp_path / "b.csv"), id="key", ignore=["user"], missing="drop", **files).load()
@@ -282,7 +282,7 @@ def test_equal_records_share_a_unit_and_a_role(tmp_path):
     assert set(map(len, rows_of(dataset.private).values())) == {2}
 
 
-def test_separate_files_and_an_unlabelled_pool(tmp_path):
+def test_separate_files_and_an_unlabeled_pool(tmp_path):
     files = {part: write(table(40, seed), tmp_path / f"{part}.csv") for seed, part in enumerate(("private", "test"))}
     pool = table(30, 9).drop(columns=["label", "user", "key"])
     source = Csv(
@@ -299,7 +299,7 @@ def test_separate_files_and_an_unlabelled_pool(tmp_path):
 
 def test_declared_classes_and_categories(tmp_path):
     path = write(table(), tmp_path / "t.csv")
-    source = Csv(path=path, id="key", ignore=["user"], classes=["yes", "no"], categories={"colour": ["red", "blue"]})
+    source = Csv(path=path, id="key", ignore=["user"], classes=["yes", "no"], categories={"color": ["red", "blue"]})
     dataset = source.load()
     assert dataset.spec.class_names == ("yes", "no") and dataset.spec.input_shape == (4,)
     chosen = Csv(path=path, id="key", features=["height", "age"]).load()
@@ -318,7 +318,7 @@ def broken(frame, column, row, value):
         (
             table(),
             {"label": "lable"},
-            r"dataset\.label='lable': must be one of age, colour.*label, user.*Did you mean 'label'",
+            r"dataset\.label='lable': must be one of age, color.*label, user.*Did you mean 'label'",
         ),
         (table(), {"group": "users"}, r"dataset\.group='users'"),
         (table(), {"id": "kee"}, r"dataset\.id='kee'"),
@@ -331,7 +331,7 @@ def broken(frame, column, row, value):
         (
             table(),
             {"max_categories": 2, "ignore": ["user", "key"]},
-            r"3 different public values: is it the unit\? dataset\.group=colour\.",
+            r"3 different public values: is it the unit\? dataset\.group=color\.",
         ),
         (
             table(),
@@ -471,10 +471,10 @@ def test_many_features_are_hashed_and_inner_products_survive(tmp_path):
     assert abs((a @ matrix) @ (b @ matrix) - a @ b) < 4 * 3000 / np.sqrt(4000)
 
 
-def test_standardising_libsvm_uses_the_pool(tmp_path):
+def test_standardizing_libsvm_uses_the_pool(tmp_path):
     x, y = sparse()
     x[:, 3] = 5
-    dataset = Libsvm(path=svm(tmp_path, x, y), standardise=True).load()
+    dataset = Libsvm(path=svm(tmp_path, x, y), standardize=True).load()
     pool = dataset.pool.x.double()
     torch.testing.assert_close(torch.tensor(dataset.spec.mean, dtype=torch.float64), pool.mean(0))
     assert dataset.spec.std[3] == 1.0  # constant in the pool
@@ -527,7 +527,7 @@ def gallery(folder, count=30, classes=("cat", "dog")):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_read_resized_and_labelled_by_folder(channels, tmp_path):
+def test_images_are_read_resized_and_labeled_by_folder(channels, tmp_path):
     dataset = ImageFolder(path=gallery(tmp_path / "g"), size=8, channels=channels).load()
     assert dataset.spec.input_shape == (channels, 8, 8) and dataset.spec.class_names == ("cat", "dog")
     assert len(dataset.private) + len(dataset.pool) + len(dataset.evaluation.y) == 60
@@ -717,7 +717,7 @@ def test_private_test_records_are_not_looked_at(agreed, tmp_path):
     source = tabular.Csv(path=write(frame, tmp_path / "t.csv"), id="key", publish_split=True, publish_test=agreed)
     role = roles.by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {0}, source.fractions, 0)
     row = int(np.flatnonzero(role == roles.TEST)[0])
-    changed = broken(broken(frame, "label", row, "perhaps"), "colour", row, "ultraviolet")
+    changed = broken(broken(frame, "label", row, "perhaps"), "color", row, "ultraviolet")
     write(changed, tmp_path / "t.csv")
     data = source.load()
     assert ("perhaps" in data.spec.class_names) is agreed

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch.features.diffusion import Diffusion, Places
-from pate_torch.features.neighbors import diffused, leading, neighbour_graph, spectral
+from pate_torch.features.neighbors import diffused, leading, neighbor_graph, spectral
 
 
 def moons(count=300, seed=0):
@@ -24,7 +24,7 @@ def stream():
 
 def test_leading_eigenpairs_are_those_of_the_dense_matrix():
     x, _ = moons(120)
-    graph = neighbour_graph(x, 8)
+    graph = neighbor_graph(x, 8)
     exact, vectors = np.linalg.eigh(graph.weight_PP.to_dense().double().numpy())
     values, found = leading(graph, 6, stream(), iterations=2000)
     np.testing.assert_allclose(values.numpy(), exact[-6:], atol=1e-5)
@@ -34,7 +34,7 @@ def test_leading_eigenpairs_are_those_of_the_dense_matrix():
 
 def test_a_walk_of_no_steps_is_the_spectral_embedding_and_a_long_one_forgets_the_fast_directions():
     x, _ = moons()
-    graph = neighbour_graph(x, 8)
+    graph = neighbor_graph(x, 8)
     torch.testing.assert_close(diffused(graph, 12, 0, stream()), spectral(graph, 12, stream()))
     values, vectors = leading(graph, 12, stream())
     twin = F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** 400, dim=1)
@@ -44,10 +44,10 @@ def test_a_walk_of_no_steps_is_the_spectral_embedding_and_a_long_one_forgets_the
 
 
 def test_two_labels_name_two_moons():
-    """One labelled point each: places along the walk tell the moons apart, distances in the plane do not."""
+    """One labeled point each: places along the walk tell the moons apart, distances in the plane do not."""
     x, _ = moons()
     new, truth = moons(200, seed=5)
-    places = Diffusion(neighbours=8, width=8, time=20_000).learn(x, stream())
+    places = Diffusion(neighbors=8, width=8, time=20_000).learn(x, stream())
     seeds = torch.tensor([0, 1])
 
     def right(known, asked):
@@ -57,9 +57,9 @@ def test_two_labels_name_two_moons():
     assert right(x, new) < 0.9
 
 
-def test_a_new_point_lies_among_its_neighbours():
+def test_a_new_point_lies_among_its_neighbors():
     feature, place = torch.tensor([[0.0], [1.0], [10.0]]), torch.eye(3)
-    module = Places(feature, place, neighbours=2)
+    module = Places(feature, place, neighbors=2)
     (found,) = module(torch.tensor([[0.25]]))
     weights = np.exp([-(0.25**2) / 0.75**2, -1.0])
     np.testing.assert_allclose(found.numpy(), [*(weights / weights.sum()), 0.0], rtol=1e-5)
@@ -67,6 +67,6 @@ def test_a_new_point_lies_among_its_neighbours():
 
 
 def test_settings_are_checked():
-    for wrong in ({"neighbours": 0}, {"width": 0}, {"time": -1}):
+    for wrong in ({"neighbors": 0}, {"width": 0}, {"time": -1}):
         with pytest.raises(ValueError, match=f"diffusion.{next(iter(wrong))}"):
             Diffusion(**wrong)

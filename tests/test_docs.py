@@ -159,17 +159,17 @@ def demo_table(file: Path) -> None:
     """patients.csv, and beside it public.csv (without labels) and test.csv: 120 patients of five visits each."""
     generator = np.random.default_rng(0)
 
-    def rows(count: int, patients: int, labelled: bool = True) -> str:
-        lines = ["patient,age,pressure,ward" + ",diagnosis" * labelled]
+    def rows(count: int, patients: int, labeled: bool = True) -> str:
+        lines = ["patient,age,pressure,ward" + ",diagnosis" * labeled]
         for _ in range(count):
             age, pressure = generator.normal(50, 15), generator.normal(120, 20)
             ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
             line = f"p{generator.integers(patients)},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))}"
-            lines.append(line + f",{ill}" * labelled)
+            lines.append(line + f",{ill}" * labeled)
         return "\n".join(lines) + "\n"
 
     file.write_text(rows(1200, 240))
-    file.with_name("public.csv").write_text(rows(200, 50, labelled=False))
+    file.with_name("public.csv").write_text(rows(200, 50, labeled=False))
     file.with_name("test.csv").write_text(rows(200, 50))
 
 

@@ -51,7 +51,7 @@ def test_json_round_trip_is_exact_and_canonical(facts):
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) == text
 
 
-def test_numpy_scalars_serialise_as_the_same_fact():
+def test_numpy_scalars_serialize_as_the_same_fact():
     event = Gaussian(mu=np.float32(0.5), count=np.int64(3))
     assert to_json([event]) == to_json([Gaussian(mu=0.5, count=3)])
     assert to_json([Gaussian(mu=1)]) == to_json([Gaussian(mu=1.0)])

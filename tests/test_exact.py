@@ -1,4 +1,4 @@
-"""Exact divergences against closed forms, mpmath, adaptive quadrature and enumeration of all neighbours."""
+"""Exact divergences against closed forms, mpmath, adaptive quadrature and enumeration of all neighbors."""
 
 import itertools
 import math
@@ -56,7 +56,7 @@ def renyi(p, q, order) -> float:
 
 
 def brute_force(model, row, orders, direction, laws) -> np.ndarray:
-    """Every neighbour of the row, one vote moved, order by order."""
+    """Every neighbor of the row, one vote moved, order by order."""
     worst = np.zeros(len(orders))
     for a, b in itertools.permutations(range(len(row)), 2):
         if row[a] == 0:
@@ -151,7 +151,7 @@ def test_quadrature_error_is_as_proved(model, classes, monkeypatch):
 
 
 @pytest.mark.parametrize("model", [Gnmax(sigma=12.0), Lnmax(scale=6.0), Exponential(rate=0.1)], ids=str)
-def test_neighbours_are_the_laws_of_the_moved_rows(model):
+def test_neighbors_are_the_laws_of_the_moved_rows(model):
     row = np.array([[60, 25, 10, 4, 1, 0, 0]])
     laws = outcome_laws.laws(model, row, 100)
     found = {tuple(np.round(np.sort(q), 9)) for q in laws.log_q_MO}
@@ -192,7 +192,7 @@ def test_tiny_divergences_keep_their_relative_precision(sigma, gap):
 
 
 def every_class(model, row, num_teachers) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
-    """The slow twin: ln of the law of a row, and of all its neighbours by (from, to): C^3 X products."""
+    """The slow twin: ln of the law of a row, and of all its neighbors by (from, to): C^3 X products."""
     rule, row, classes = outcome_laws._rule(model, num_teachers, len(row)), np.asarray(row), np.arange(len(row))
     integrand_CX = rule.log_mass_NX[row] + rule.log_cdf_NX[row].sum(0)
     scale_C = integrand_CX.max(1)
@@ -230,7 +230,7 @@ def test_laws_by_distinct_counts_are_their_slow_twin(model, floats, monkeypatch)
         here = np.flatnonzero(laws.row_M == u)
         for m in here:
             assert np.abs(laws.log_q_MO[m] - log_q[kinds.a_M[m], kinds.b_M[m]]).max() < laws.error
-        # Every neighbour has the counts of one of those: nothing is left out.
+        # Every neighbor has the counts of one of those: nothing is left out.
         found = {tuple(sorted([row[kinds.a_M[m]], -1 - row[kinds.b_M[m]]])) for m in here}
         pairs = itertools.permutations(range(9), 2)
         assert found == {tuple(sorted([row[a], -1 - row[b]])) for a, b in pairs if row[a]}

@@ -51,16 +51,16 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
-    assert configured(tmp_path)[0].voters.neighbours == 6
-    assert configured(tmp_path, "voting=inductive")[0].voters.name == "inductive"
+    assert configured(tmp_path)[0].voters.neighbors == 6
+    assert configured(tmp_path, "voters=teachers")[0].voters.name == "inductive"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
         assert configured(tmp_path, *f"dataset={name}".split())[0].voters.name == "inductive"
-    assert configured(tmp_path, "dataset=mnist", "voting=transductive")[0].voters.neighbours == 6
+    assert configured(tmp_path, "dataset=mnist", "voters=teachers_transductive")[0].voters.neighbors == 6
     for name in ("mnist_pate", "mnist_prototypes"):
-        assert configured(tmp_path, f"experiment={name}")[0].voters.neighbours == 6
+        assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6
 
 
-TINY = ("recommended.representation_steps=30", "recommended.student_steps=20", "teacher.steps=40")
+TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
 def test_prototypes_run_on_glyphs(tmp_path):
@@ -71,7 +71,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),
         *("num_teachers=40", "mechanism.sigma=2", "num_queries=6", "teacher.start.diffusion.time=20", *TINY),
-        "student.unlabelled_batch=32",
+        "student.unlabeled_batch=32",
     )
     assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
     assert (
@@ -85,7 +85,7 @@ def test_labels_only_runs_on_digits(tmp_path):
         tmp_path,
         "experiment=labels_only",
         *("dataset.private=300", "dataset.public=60", "num_teachers=15", "mechanism.sigma=3", "num_queries=12"),
-        *("student.unlabelled_batch=32", *TINY),
+        *("student.unlabeled_batch=32", *TINY),
     )
     assert (found["unit"], found["adjacency"], found["dataset"]) == (
         "label of one record",

@@ -132,7 +132,7 @@ def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
     data = clouds().load()
     module = GradSampleModule(STUDY._module(data, 0))
-    optimiser = EntropyOptimizer(
+    optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         Rehearsal("torch", 0),
         noise_multiplier=1.0,
@@ -141,7 +141,7 @@ def gradients(drop=None, clip=1.0):
     )
     chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
     STUDY._gradients(module, data.private, data, chosen, torch.device("cpu"))
-    optimiser.clip_and_accumulate()
+    optimizer.clip_and_accumulate()
     return torch.cat([p.summed_grad.flatten() for p in module.parameters()])
 
 
@@ -165,7 +165,7 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
 
 def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
-    optimiser = EntropyOptimizer(
+    optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         Rehearsal("torch", 1),
         noise_multiplier=3.0,
@@ -174,7 +174,7 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     )
     for p in module.parameters():
         p.summed_grad = torch.zeros_like(p)
-    optimiser.add_noise()
+    optimizer.add_noise()
     drawn = torch.cat([p.grad.flatten() for p in module.parameters()]).numpy()
     assert stats.kstest(drawn, "norm", args=(0, 1.5)).pvalue > 1e-3
     for wrong in (1.0, 2.25):

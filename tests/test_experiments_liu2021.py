@@ -1,4 +1,4 @@
-"""LZCW21 Table 4 at a tiny size: real mechanism, ledger and labelling; means, intervals and files."""
+"""LZCW21 Table 4 at a tiny size: real mechanism, ledger and labeling; means, intervals and files."""
 
 import csv
 import dataclasses

@@ -19,7 +19,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Votes
-from pate_torch.voters.votes_file import Register, read
+from pate_torch.voters.votes_file import VoterRegister, read
 
 K, P, C = 12, 7, 3
 plan = plan_fixture
@@ -169,24 +169,24 @@ def test_a_shape_that_fits_both_forms_is_not_guessed(tmp_path):
 
 
 def test_the_same_votes_are_known_again_and_not_apart_from_their_ledger(tmp_path):
-    register = Register(TeacherStore(tmp_path))
+    register = VoterRegister(TeacherStore(tmp_path))
     votes = Votes(torch.tensor([[3, 2], [1, 4]]), 5)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        first = register.enrol(votes, "hospitals", ledger)
+        first = register.register_votes(votes, "hospitals", ledger)
         ledger.open_account("a", budget_epsilon=1.0, delta=1e-5, adjacency="add_remove", unit="record",
                             planned_events=())  # fmt: skip
         register.set_ledger_head(first, ledger.head())
-        assert register.enrol(votes, "hospitals", ledger) == first
-        assert register.enrol(Votes(torch.tensor([[3, 2], [2, 3]]), 5), "hospitals", ledger).id != first.id
-        assert register.enrol(votes, "clinics", ledger).id != first.id
+        assert register.register_votes(votes, "hospitals", ledger) == first
+        assert register.register_votes(Votes(torch.tensor([[3, 2], [2, 3]]), 5), "hospitals", ledger).id != first.id
+        assert register.register_votes(votes, "clinics", ledger).id != first.id
     record = next(path for path in (tmp_path / "teachers" / "brought").glob("*.json") if first.id in path.read_text())
     assert record.stat().st_mode & 0o077 == 0
     assert record.stem == first.fingerprint != first.id
     with Ledger(tmp_path / "other.sqlite") as other, pytest.raises(ValueError, match="another privacy ledger"):
-        register.enrol(votes, "hospitals", other)
+        register.register_votes(votes, "hospitals", other)
     record.write_text("{}")
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="damaged"):
-        register.enrol(votes, "hospitals", ledger)
+        register.register_votes(votes, "hospitals", ledger)
 
 
 # ---- a whole run: python train.py votes=<file> -------------------------------------------------------------------

@@ -69,7 +69,7 @@ EXCEPTIONS = {
 NEVER = {part: {"torch", "hydra", "omegaconf"} for part in ("accounting", "ledger")}
 # Released reports are built from released values: votes, shards and private data are not even named there.
 SIGHTED = {"reporting.private", "reporting.owner", "students.selection"}
-PRIVATE_NAMES = {"Votes", "Ballots", "Leanings", "Shards", "PrivateData"}
+PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateData"}
 
 
 def modules() -> list[tuple[str, Path]]:

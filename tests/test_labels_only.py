@@ -15,7 +15,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
@@ -27,7 +27,7 @@ from pate_torch.types import LABEL_UNIT, PrivateData
 AUGMENT = Affine(rotate=10, shift=0.7)
 SOURCE = LabelsOnly(source=Digits(private=200, public=60, test=60))
 START = PublicStart(
-    representation=Representation(
+    representation=ContrastiveFeatures(
         network_options={"channels": [8, 16], "hidden": 24}, steps=30, batch_size=64, augment=AUGMENT
     ),
     copies=1,
@@ -44,7 +44,7 @@ def own_data(**changes):
     return Tensors(**given, test_x=x[25:], test_y=y[25:], **changes)
 
 
-def test_all_features_are_public_and_unlabelled():
+def test_all_features_are_public_and_unlabeled():
     plain, data = SOURCE.source.load(), SOURCE.load()
     assert torch.equal(data.pool.x, torch.cat([plain.pool.x, plain.private.x]))
     assert data.private.unit == LABEL_UNIT and torch.equal(data.private.y, plain.private.y)

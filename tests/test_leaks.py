@@ -107,12 +107,12 @@ def table(rows) -> str:
 def write_tables(folder: Path) -> None:
     """A private table with markers in single records, and public and test tables without any."""
     draw = np.random.default_rng(0)
-    centre = {"x": (0, 3), "y": (3, -2), "z": (-3, -2)}
+    center = {"x": (0, 3), "y": (3, -2), "z": (-3, -2)}
 
     def rows(count, first):
         for i in range(first, first + count):
             label = "xyz"[i % 3]
-            a, b = np.array(centre[label]) + draw.normal(size=2)
+            a, b = np.array(center[label]) + draw.normal(size=2)
             yield [f"{a:.4f}", f"{b:.4f}", "abc"[i % 3], label, f"person{i}"]
 
     private = list(rows(160, 0))
@@ -129,7 +129,7 @@ def write_tables(folder: Path) -> None:
 OPTIONS = [
     *("dataset=csv", "dataset.name=people", "dataset.group=person", "dataset.classes=[x,y,z]", "num_teachers=7"),
     *("num_queries=13", "query=random", "mechanism.sigma=3", "teacher.steps=20", "teacher.backend=vectorised"),
-    *("student=supervised", "student.network=logistic", "student.steps=20", "refit.network=logistic"),
+    *("student=supervised", "student.network=logistic", "student.steps=20", "guide_student.network=logistic"),
     *("privacy.opening_budget=80", "privacy.delta=1e-3"),
 ]
 
@@ -244,11 +244,11 @@ def test_a_message_about_a_bad_record_does_not_repeat_it(tmp_path, monkeypatch, 
     assert leaks((outcome.out + outcome.err).encode(), TEXTS) == []
 
 
-# ---- neighbours ------------------------------------------------------------------------------------------------------
+# ---- neighbors ------------------------------------------------------------------------------------------------------
 
 
 def swapped(source: Tensors, record: int = 7) -> Tensors:
-    """The neighbour in which one record is another."""
+    """The neighbor in which one record is another."""
     x, y = source.x.clone(), source.y.clone()
     x[record], y[record] = torch.tensor([40.0, 40.0]), (y[record] + 1) % 3
     return dataclasses.replace(source, x=x, y=y, unit_id=[str(i) for i in range(len(y))])
@@ -264,16 +264,16 @@ def weights(home: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("partition", [AddRemove(), AddRemove(capacity=20), ReplaceOne()], ids=str)
-@pytest.mark.parametrize("neighbour", ["swapped", "removed"])
-def test_one_record_reaches_one_teacher_through_the_whole_pipeline(tmp_path, partition, neighbour):
+@pytest.mark.parametrize("neighbor", ["swapped", "removed"])
+def test_one_record_reaches_one_teacher_through_the_whole_pipeline(tmp_path, partition, neighbor):
     """Statistics of the private set, a shared batch order or a shard's size would move the others' weights."""
-    if neighbour == "removed" and isinstance(partition, ReplaceOne):
+    if neighbor == "removed" and isinstance(partition, ReplaceOne):
         pytest.skip("the number of records is public under replace_one")
     source = named(killed_runs.blobs())
     keep = torch.arange(len(source.y)) != 7
     other = (
         swapped(source)
-        if neighbour == "swapped"
+        if neighbor == "swapped"
         else dataclasses.replace(
             source, x=source.x[keep], y=source.y[keep], unit_id=[str(i) for i in keep.nonzero().squeeze(1).tolist()]
         )
@@ -291,7 +291,7 @@ def same_but(file: Path, *random_keys: str) -> object:
 
 
 def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
-    """No fingerprint: neighbours with the same answers release the same bytes, but for random ids and clocks."""
+    """No fingerprint: neighbors with the same answers release the same bytes, but for random ids and clocks."""
     source, quiet = named(killed_runs.blobs()), Gaussian(sigma=0.01)
     for name, data in (("a", source), ("b", swapped(source))):
         pipeline.run(
@@ -310,7 +310,7 @@ def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
 
 
 def test_ids_are_drawn_anew_each_time(tmp_path):
-    """An id that depended on the records would tell neighbours apart."""
+    """An id that depended on the records would tell neighbors apart."""
     seen = []
     for name in ("a", "b"):
         pipeline.run(plan(tmp_path / name, "only"))
@@ -371,10 +371,10 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
-        *("spec", "pool_x", "query_Q", "label_Q", "flip_probability", "belief_QC", "round_Q", "guide", "model"),
+        *("spec", "pool_x", "query_Q", "label_Q", "flip_probability", "posterior_QC", "round_Q", "guide", "model"),
     }
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q)
-    assert task.belief_QC is None  # of noisy counts that were released, else of nothing
+    assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
     assert torch.equal(task.pool_x, data.pool.x)
     rows = {tuple(row) for row in task.pool_x.tolist()}
     assert not rows & {tuple(row) for row in data.private.x.tolist()}

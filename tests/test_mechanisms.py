@@ -63,7 +63,7 @@ def random_votes(queries: int, teachers: int, classes: int, seed: int = 0) -> Vo
 
 
 def ask(mechanism, votes: Votes, sizes: list[int], noise) -> tuple[torch.Tensor, tuple]:
-    """Answer in rounds of the given sizes, as the labelling protocol does."""
+    """Answer in rounds of the given sizes, as the labeling protocol does."""
     label_Q, events, start = torch.zeros(0, dtype=torch.int64), (), 0
     for size in sizes:
         context = Context(
@@ -339,7 +339,7 @@ def test_single_stable_passes_as_often_as_it_should(noise):
         assert p > TINY if fits else p < TINY
 
 
-# -- behaviour ------------------------------------------------------------------------------------------------------
+# -- behavior ------------------------------------------------------------------------------------------------------
 
 
 @every_name

@@ -32,7 +32,7 @@ def soft(**values) -> SoftStability:
 # -- the distance ---------------------------------------------------------------------------------------------------
 
 
-def neighbours(teachers: int, classes: int):
+def neighbors(teachers: int, classes: int):
     """Every (votes, votes with one vote moved)."""
     for counts in itertools.product(range(teachers + 1), repeat=classes):
         if sum(counts) == teachers:
@@ -44,11 +44,11 @@ def neighbours(teachers: int, classes: int):
                     yield counts, tuple(moved)
 
 
-PAIRS = list(neighbours(9, 3)) + list(neighbours(12, 2))
+PAIRS = list(neighbors(9, 3)) + list(neighbors(12, 2))
 
 
 def faults(dist) -> set[str]:
-    """What is wrong with a distance to instability, by brute force over neighbouring votes."""
+    """What is wrong with a distance to instability, by brute force over neighboring votes."""
     found = set()
     for left, right in PAIRS:
         values = [dist(counts) for counts in (left, right)]
@@ -283,7 +283,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
             assert not dist[0][differs].any() and not dist[1][differs].any()
 
 
-def test_released_scores_are_bin_centres():
+def test_released_scores_are_bin_centers():
     mechanism = soft(delta=1e-12)  # which what is split passes with at most
     teachers = 4 * mechanism.calibration(6).teachers_needed
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)

@@ -36,7 +36,7 @@ data, trunk = test_public_start.data, test_public_start.trunk
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 30.0])
-def test_the_bound_is_what_randomised_response_reaches(epsilon, delta):
+def test_the_bound_is_what_randomized_response_reaches(epsilon, delta):
     """All 16 tests of the outcomes of the worst (epsilon, delta) mechanism: a slip that tells all, or a biased coin."""
     yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
     inside = np.array([delta, (1 - delta) * yes, (1 - delta) * no, 0])

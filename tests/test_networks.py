@@ -1,4 +1,4 @@
-"""Networks by name: shapes, descriptions, initialisation, and what they refuse."""
+"""Networks by name: shapes, descriptions, initialization, and what they refuse."""
 
 import json
 import math
@@ -16,7 +16,7 @@ IMAGES = (3, 16, 16)
 @pytest.mark.parametrize("name", networks.NETWORKS)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
 def test_maps_images_to_logits_and_is_rebuilt_from_plain_data(name, shape):
-    module = networks.initialise(networks.build(name, shape, 7), torch_stream(0, name))
+    module = networks.initialize(networks.build(name, shape, 7), torch_stream(0, name))
     x = torch.randn(5, *shape)
     assert module(x).shape == (5, 7)
     again = networks.rebuild(json.loads(json.dumps(networks.describe(name, shape, 7))))
@@ -37,21 +37,21 @@ def test_options_survive_the_description():
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
-def test_initialisation_is_the_stream_s_alone(name):
+def test_initialization_is_the_stream_s_alone(name):
     modules = [networks.build(name, IMAGES, 5) for _ in range(3)]
     for module, stream in zip(modules, (1, 1, 2), strict=True):
-        networks.initialise(module, torch_stream(stream, "init"))
+        networks.initialize(module, torch_stream(stream, "init"))
     states = [torch.cat([p.detach().flatten() for p in module.parameters()]) for module in modules]
     assert torch.equal(states[0], states[1])
     assert name == "logistic" or not torch.equal(states[0], states[2])
-    double = networks.initialise(networks.build(name, IMAGES, 5).double(), torch_stream(1, "init"))
+    double = networks.initialize(networks.build(name, IMAGES, 5).double(), torch_stream(1, "init"))
     doubled = torch.cat([p.detach().flatten() for p in double.parameters()])
     torch.testing.assert_close(doubled.float(), states[0], rtol=1e-6, atol=0)
 
 
-def test_initialisation_is_he_normal_with_a_zero_output_layer():
+def test_initialization_is_he_normal_with_a_zero_output_layer():
     module = networks.build("mlp", (400,), 10, hidden=[300, 200])
-    networks.initialise(module, torch_stream(0, "init"))
+    networks.initialize(module, torch_stream(0, "init"))
     linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
     for layer in linear[:-1]:
         expected = math.sqrt(2 / layer.in_features)

@@ -141,7 +141,7 @@ def test_refuses(build, field):
 
 
 def pmf(kind: str, scale: float, reach: int) -> np.ndarray:
-    """P(Z = z) for |z| <= reach, by direct normalisation (float64)."""
+    """P(Z = z) for |z| <= reach, by direct normalization (float64)."""
     z = np.arange(-reach, reach + 1)
     weight = np.exp(-(z**2) / (2 * scale**2)) if kind == "gaussian" else np.exp(-np.abs(z) / scale)
     return weight / weight.sum()

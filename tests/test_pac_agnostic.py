@@ -1,4 +1,4 @@
-"""Relabelling, AgPrivCl and UnvPrivCl: exact constants, exact budgets, and the case where plain voting fails."""
+"""Relabeling, AgPrivCl and UnvPrivCl: exact constants, exact budgets, and the case where plain voting fails."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pac_audit import Spy, all_laws, fit, neighbours, pure_total, sample_of, universe
+from pac_audit import Spy, all_laws, fit, neighbors, pure_total, sample_of, universe
 from scipy.stats import binom
 
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
@@ -34,7 +34,7 @@ ASKED = {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.1, "beta": 0.1}
 
 
 def relabel_law(records):
-    """{labelled sample: probability}, thresholds, from the definition."""
+    """{labeled sample: probability}, thresholds, from the definition."""
     x = sorted({x for x, _ in records})
     cuts = [-math.inf, *(v + 0.5 for v in x)]
     weight = {tuple(a >= t for a, _ in records): math.exp(-sum((a >= t) != y for a, y in records) / 2) for t in cuts}
@@ -54,8 +54,8 @@ def test_relabel_draws_from_its_law():
     assert fit(list(counts.values()), squared / squared.sum()) < 1e-6
 
 
-def test_relabelling_multiplies_the_price_by_its_factor_at_most():
-    """A = randomised response on every record (e-DP): after relabel above e, at most e + 2 ln(1 + e^1/2), exactly."""
+def test_relabeling_multiplies_the_price_by_its_factor_at_most():
+    """A = randomized response on every record (e-DP): after relabel above e, at most e + 2 ln(1 + e^1/2), exactly."""
     epsilon, records_U, n = 0.5, universe(2), 3
     outputs = list(itertools.product(records_U, repeat=n))
     keep, other = math.exp(epsilon), 1.0
@@ -63,41 +63,41 @@ def test_relabelling_multiplies_the_price_by_its_factor_at_most():
 
     def law(records):
         out = np.zeros(len(outputs))
-        for labelled, p in relabel_law(records).items():
+        for labeled, p in relabel_law(records).items():
             for o, output in enumerate(outputs):
-                same = sum(a == b for a, b in zip(labelled, output, strict=True))
+                same = sum(a == b for a, b in zip(labeled, output, strict=True))
                 out[o] += p * keep**same / norm**n
         return out
 
     laws = {records: law(records) for records in outputs}
-    loss = max(float(np.log(laws[r] / laws[s]).max()) for r in laws for s in neighbours(r, records_U))
+    loss = max(float(np.log(laws[r] / laws[s]).max()) for r in laws for s in neighbors(r, records_U))
     assert epsilon < loss <= epsilon + math.log(RELABEL_FACTOR)
     assert math.log(RELABEL_FACTOR) < 3  # NB20 Lemma 3.1
 
 
-def test_relabelling_leaves_delta_as_it_is():
+def test_relabeling_leaves_delta_as_it_is():
     """A tells all with probability d, else nothing: (0, d)-DP. After relabel (ln F, d) holds, exactly; (ln F, d/2) does
     not, and neither does (0, d): delta is used up, and F is needed. NB20 Lemma 3.1 would say 4 e d.
     """
     d, records_U = 0.3, universe(3)
-    # A neighbour that shares no point tells itself apart for certain; one that shares them shifts the dichotomies.
+    # A neighbor that shares no point tells itself apart for certain; one that shares them shifts the dichotomies.
     laws = {records: relabel_law(records) for records in itertools.product(records_U, repeat=3)}
 
     def excess(epsilon, left, right):
-        """Hockey-stick divergence; the outcomes: nothing told, or the relabelled sample."""
+        """Hockey-stick divergence; the outcomes: nothing told, or the relabeled sample."""
         silent = max(0.0, (1 - d) * (1 - math.exp(epsilon)))
         return silent + sum(max(0.0, d * (p - math.exp(epsilon) * right.get(o, 0.0))) for o, p in left.items())
 
     F = math.log(RELABEL_FACTOR)
-    pairs = [(laws[r], laws[s]) for r in laws for s in neighbours(r, records_U)]
+    pairs = [(laws[r], laws[s]) for r in laws for s in neighbors(r, records_U)]
     worst_F = max(excess(F, *pair) for pair in pairs)
     assert d / 2 < worst_F <= d + 1e-12
 
     # The factor acts where nothing new is told: the common points' labels alone.
     def common(law):
         table = {}
-        for labelled, p in law.items():
-            table[labelled[:-1]] = table.get(labelled[:-1], 0.0) + p
+        for labeled, p in law.items():
+            table[labeled[:-1]] = table.get(labeled[:-1], 0.0) + p
         return table
 
     moved = max(
@@ -107,14 +107,14 @@ def test_relabelling_leaves_delta_as_it_is():
 
 
 def test_relabel_moves_a_common_dichotomy_by_its_factor_at_most_and_nearly_that():
-    """P(c) over the dichotomies of the common points, all pairs of neighbours of 4 records over 3 points."""
+    """P(c) over the dichotomies of the common points, all pairs of neighbors of 4 records over 3 points."""
     worst = 0.0
     for common in itertools.product(universe(3), repeat=3):
         tables = []
         for odd in universe(3):
             table = {}
-            for labelled, p in relabel_law((*common, odd)).items():
-                table[labelled[:-1]] = table.get(labelled[:-1], 0.0) + p
+            for labeled, p in relabel_law((*common, odd)).items():
+                table[labeled[:-1]] = table.get(labeled[:-1], 0.0) + p
             tables.append(table)
         for left, right in itertools.product(tables, repeat=2):
             assert left.keys() == right.keys()
@@ -128,7 +128,7 @@ def test_relabel_moves_a_common_dichotomy_by_its_factor_at_most_and_nearly_that(
 @pytest.mark.parametrize("epsilon", [0.01, 3.5, 80.0])
 @pytest.mark.parametrize("constants", ["paper", "sharp"])
 def test_no_epsilon_is_passed(epsilon, constants):
-    """Where the whole sample is drawn, relabelling and epsilon* are all there is."""
+    """Where the whole sample is drawn, relabeling and epsilon* are all there is."""
     plan = plan_ag_priv_cl(10_000, 50, 1, **{**ASKED, "epsilon": epsilon}, constants=constants)
     assert plan.total[0] <= epsilon and plan.total[1] <= ASKED["delta"] * (1 + 1e-12)
     assert plan.total[0] <= math.log(RELABEL_FACTOR) + plan.inner[0]
@@ -370,10 +370,10 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
 
     ran = []
     first, second = agnostic.plan_ag_priv_cl, agnostic.gumbel_max
-    relabelling = 0.5
+    relabeling = 0.5
     monkeypatch.setattr(agnostic, "plan_ag_priv_cl", lambda *a, **k: ran.append(k["epsilon"]) or first(*a, **k))
     monkeypatch.setattr(
-        agnostic, "gumbel_max", lambda u, rate, n: (rate != relabelling and ran.append(2 * rate)) or second(u, rate, n)
+        agnostic, "gumbel_max", lambda u, rate, n: (rate != relabeling and ran.append(2 * rate)) or second(u, rate, n)
     )
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
     agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, budget=Rehearsal(), first=4)
@@ -438,6 +438,6 @@ def test_bad_input_is_refused_and_small_samples_are_warned_about():
         ag_priv_cl(Thresholds(), sample_of(((1, 1),) * 120), [0.0], **asked, num_teachers=3)
 
 
-def test_all_laws_covers_every_neighbour():
+def test_all_laws_covers_every_neighbor():
     laws, records_U = all_laws(lambda r: [0.5, 0.5], 2, 2)
-    assert len(laws) == 16 and sum(1 for _ in neighbours(((0, 0), (0, 0)), records_U)) == 6
+    assert len(laws) == 16 and sum(1 for _ in neighbors(((0, 0), (0, 0)), records_U)) == 6

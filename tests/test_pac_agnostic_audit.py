@@ -1,6 +1,6 @@
-"""AgPrivCl as a whole, run many times on neighbouring samples: honest it keeps its price, with a fault it is found out.
+"""AgPrivCl as a whole, run many times on neighboring samples: honest it keeps its price, with a fault it is found out.
 
-A fault must be large, or the runs many, to pass a claim whose proof is loose: relabelling alone can leak all of the
+A fault must be large, or the runs many, to pass a claim whose proof is loose: relabeling alone can leak all of the
 1.949 that it is charged for, but the sparse vector only part of its epsilon*, and amplification by sub-sampling adds
 slack of its own. So:
 
@@ -44,7 +44,7 @@ class Less(Rehearsal):
 
 
 def plain(queries):
-    """Where the common records are labelled 1, the odd one's teacher votes against the others on the left.
+    """Where the common records are labeled 1, the odd one's teacher votes against the others on the left.
 
     Labels of COMMON, LEFT, RIGHT, then of the queries. No hypothesis labels (COMMON, LEFT) by (1, 0), none (COMMON,
     RIGHT) by (0, 1): so the odd point extends a common 1 in one way on the left and in two on the right, a common 0 the
@@ -59,7 +59,7 @@ def pressed(queries):
     """As ``plain``, and on the last query the odd one's teacher votes the other way than on those before.
 
     So one record moves both the threshold and the test that fails, as the sparse vector's proof has it. A common
-    teacher's second record, at SECOND, is labelled 1; the first three hypotheses label it 0, so that relabelling does
+    teacher's second record, at SECOND, is labeled 1; the first three hypotheses label it 0, so that relabeling does
     not choose them, but the odd one's teacher, who has no such record, takes them first.
     """
     front = queries - 1

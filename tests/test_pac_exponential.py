@@ -45,7 +45,7 @@ def executed(monkeypatch):
 
 
 @quiet
-def test_sspp_is_private_over_every_pair_of_neighbours(executed):
+def test_sspp_is_private_over_every_pair_of_neighbors(executed):
     """All 6^3 data sets over three points: executed law = brute force; loss and range at most epsilon, nearly met."""
     epsilon, hypotheses = 0.8, Thresholds()
     cuts = hypotheses.representatives(DOMAIN[:, None])
@@ -88,16 +88,16 @@ def test_gumbel_max_stays_in_log_space():
         assert fit(counts[:3], np.exp(log_law(utility, wrong))[:3]) < 1e-6
 
 
-def test_regularised_erm_weighs_the_regulariser_with_n(executed):
+def test_regularized_erm_weighs_the_regularizer_with_n(executed):
     loss, g, n, epsilon, spread = np.array([0.1, 0.3, 0.2]), np.array([0.4, 0.0, 0.1]), 50, 0.6, 2.0
-    found = executed(lambda: choose(loss, n=n, epsilon=epsilon, budget=Rehearsal(), loss_range=spread, regulariser_M=g))
+    found = executed(lambda: choose(loss, n=n, epsilon=epsilon, budget=Rehearsal(), loss_range=spread, regularizer_M=g))
     weight = np.exp(epsilon * n * (-loss - g) / (2 * spread))
     np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-12)
 
 
 @quiet
 def test_any_loss_is_private_at_its_sensitivity(executed):
-    """Losses in [-1, 1], two records, every neighbour: the range is met exactly at range/n, not at 2 range/n."""
+    """Losses in [-1, 1], two records, every neighbor: the range is met exactly at range/n, not at 2 range/n."""
     epsilon, table = 0.7, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
 
     def law(records):
@@ -255,7 +255,7 @@ def test_hit_and_run_reaches_its_target():
             epsilon=6.0,
             sampler=HitAndRun(radius=1.0, steps=12, distance=0.0),  # not proved: this is the test of it
             budget=noise,
-            regulariser=lambda theta: 0.1 * float(theta[0] ** 2),
+            regularizer=lambda theta: 0.1 * float(theta[0] ** 2),
         )
         for _ in range(1500)
     ]

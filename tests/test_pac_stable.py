@@ -1,11 +1,11 @@
-"""Stable and private predictors (DF20): exact stability and privacy over every pair of neighbours."""
+"""Stable and private predictors (DF20): exact stability and privacy over every pair of neighbors."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
-from pac_audit import Spy, all_laws, fit, neighbours, sample_of, universe, worst
+from pac_audit import Spy, all_laws, fit, neighbors, sample_of, universe, worst
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, PureDP
@@ -37,7 +37,7 @@ def brute_prediction(records, size, gamma, queries=(0, 1, 2)):
     subsets = list(itertools.combinations(range(len(records)), size))
     for index in subsets:
         seen = sorted({records[i][0] for i in index})
-        # The library puts a cut half-way between neighbouring values of the subset.
+        # The library puts a cut half-way between neighboring values of the subset.
         cuts = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(seen)), math.inf]
         weight = np.array([math.exp(-gamma / 2 * sum((x >= t) != y for x, y in records)) for t in cuts])
         answers = np.array([[float(q >= t) for q in queries] for t in cuts])
@@ -51,7 +51,7 @@ def both(p):
 
 
 @pytest.mark.parametrize("size,n", [(1, 4), (2, 4)])
-def test_stability_holds_over_every_pair_of_neighbours(size, n):
+def test_stability_holds_over_every_pair_of_neighbors(size, n):
     gamma = size / n
     laws, records_U = all_laws(lambda r: brute_prediction(r, size, gamma), 3, n)
     moved = worst({r: both(p) for r, p in laws.items()}, records_U)[2]
@@ -98,13 +98,13 @@ def test_stable_predictor_draws_from_its_law():
 
 
 def exact_epsilon(gamma, alpha, size, n):
-    """The largest ln ratio of one flipped prediction over every data set, neighbour, query and answer."""
+    """The largest ln ratio of one flipped prediction over every data set, neighbor, query and answer."""
     laws, records_U = all_laws(lambda r: brute_prediction(r, size, gamma), 3, n)
     flipped = {r: both(alpha + (1 - 2 * alpha) * p) for r, p in laws.items()}
     return worst(flipped, records_U)[0]
 
 
-def test_private_prediction_is_private_over_every_pair_of_neighbours():
+def test_private_prediction_is_private_over_every_pair_of_neighbors():
     n, size, alpha = 4, 2, 0.3
     # A subset of two records of four needs gamma >= 1/2: epsilon is solved for, not chosen.
     epsilon = math.log1p((1 - 2 * alpha) * stability(0.5, 0.5, "sharp") / alpha)
@@ -191,7 +191,7 @@ def test_private_predictor_law_is_the_definitions():
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
 def test_every_lemma_of_the_private_predictor_holds_exactly(eta):
-    """Lemma 11 (same subset, neighbouring samples), Lemma 10 (net subsets) and the total: 2 points, n = 4, n' = 3."""
+    """Lemma 11 (same subset, neighboring samples), Lemma 10 (net subsets) and the total: 2 points, n = 4, n' = 3."""
     n, size, teachers, alpha = 4, 3, 2, 0.2
     records_U, queries = universe(2), (0.0, 1.0)
     subsets = list(itertools.combinations(range(n), size))
@@ -218,7 +218,7 @@ def test_every_lemma_of_the_private_predictor_holds_exactly(eta):
                     twin = tuple(sorted((*(i for i in index if i != j), swap)))
                     assert (law[index] <= lemma_10 * law[twin] * (1 + 1e-12)).all()
         flipped = alpha + (1 - 2 * alpha) * np.mean(list(law.values()), axis=0)
-        for other in neighbours(records, records_U):
+        for other in neighbors(records, records_U):
             theirs = alpha + (1 - 2 * alpha) * np.mean(list(laws[other].values()), axis=0)
             assert (flipped <= (factor + size / n) * theirs).all()
 

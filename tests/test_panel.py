@@ -60,7 +60,7 @@ TEACHERS = [
     KNeighborsClassifier(n_neighbors=3),
     Network,
 ]
-IDS = ["logistic", "forest", "pipeline", "neighbours", "network"]
+IDS = ["logistic", "forest", "pipeline", "neighbors", "network"]
 
 
 @pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)

@@ -1,4 +1,4 @@
-"""Shards: disjoint, one unit in one shard, and neighbours that differ in one shard alone."""
+"""Shards: disjoint, one unit in one shard, and neighbors that differ in one shard alone."""
 
 import dataclasses
 import hashlib
@@ -164,7 +164,7 @@ def test_nothing_private_shows():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mislabelled(AddRemove):
+class Mislabeled(AddRemove):
     """Says add/remove, and cuts a permutation of positions."""
 
     def shards(self, private, num_teachers, seed):
@@ -186,4 +186,4 @@ def test_a_partition_is_held_to_what_it_says():
     with pytest.raises(ValueError, match="two shards"):
         deal(Splitting(), private, 3, 0)
     with pytest.raises(ValueError, match="not of add_remove"):
-        deal(Mislabelled(), PrivateData(x, y, names), 3, 0)
+        deal(Mislabeled(), PrivateData(x, y, names), 3, 0)

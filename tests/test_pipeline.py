@@ -41,8 +41,8 @@ def blobs(seed: int = 0, n: int = 300) -> Tensors:
     """Three well separated clouds in the plane."""
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(3, (n,), generator=draw)
-    centre = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
-    x = centre[y] + torch.randn(n, 2, generator=draw)
+    center = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
+    x = center[y] + torch.randn(n, 2, generator=draw)
     private, public = slice(0, n // 2), slice(n // 2, 3 * n // 4)
     test = slice(3 * n // 4, n)
     return Tensors(
@@ -276,7 +276,7 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     }
 
 
-def test_private_records_choose_no_student_under_neighbours_that_their_source_cannot_bear(plan):
+def test_private_records_choose_no_student_under_neighbors_that_their_source_cannot_bear(plan):
     """Not even of labels that are there already: they are parted anew."""
     data = dataclasses.replace(blobs().load(), adjacencies=("add_remove",), advice="Use partition=add_remove.")
     one = changed(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)

@@ -78,7 +78,7 @@ def asked():
 
 
 def outcomes(data, votes, runs: int) -> np.ndarray:
-    """Released labels of so many runs of the labelling protocol, [runs, queries]."""
+    """Released labels of so many runs of the labeling protocol, [runs, queries]."""
     terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
@@ -124,7 +124,7 @@ def test_one_record_moves_exactly_one_vote_of_every_question(asked):
     assert (two - without).tolist() == [[-2, 2]] * QUERIES
 
 
-def test_neighbours_prove_no_more_than_is_claimed(asked):
+def test_neighbors_prove_no_more_than_is_claimed(asked):
     left, right = (outcomes(*asked[canaries], RUNS) for canaries in (0, 1))
     found = proven(left, right)
     assert 0.2 < found <= CLAIMED  # not by having no power: a good part of the price shows
@@ -184,7 +184,7 @@ def few(folder, monkeypatch, canaries: tuple[int, int], runs: int) -> float:
 
 
 @pytest.mark.slow
-def test_whole_runs_on_neighbours_prove_no_more_than_is_claimed(tmp_path, monkeypatch):
+def test_whole_runs_on_neighbors_prove_no_more_than_is_claimed(tmp_path, monkeypatch):
     assert few(tmp_path, monkeypatch, (0, 1), runs=250) <= CLAIMED
 
 

@@ -26,17 +26,17 @@ from pate_torch.data.svhn import Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.descent import Descent
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import command as command
-from pate_torch.plan import sheet as sheets
+from pate_torch.plan import report as reports
 from pate_torch.plan.choice import best
 from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Crowd, Pilot, follow, imagine, rehearse
+from pate_torch.plan.pilot import Pilot, VoteModel, follow, simulate_release, simulate_votes
 from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
-from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.gradients import Gradients
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "descent"}
@@ -165,7 +165,7 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
             ledger.reserve("digits", mechanism.worst_case(choice.left + 1), fingerprint="", mechanism="", run="")
         ledger.reserve("digits", mechanism.worst_case(choice.left), fingerprint="", mechanism="", run="")
     assert choice.left == choice.fits - 20  # mu^2 adds up
-    shown = sheets.text(sheet)
+    shown = reports.text(sheet)
     assert f"{choice.left} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
 
 
@@ -253,7 +253,7 @@ def test_stability_counts_questions_until_its_own_check_refuses():
 def test_a_budget_that_no_question_fits_is_said_plainly():
     sheet = plan("mechanism.sigma=1", "privacy.budget_epsilon=0.05", "teachers=50")
     assert sheet.choices[0].fits == 0 and sheet.choices[0].verdict == "over" and sheet.best is None
-    shown = sheets.text(sheet)
+    shown = reports.text(sheet)
     assert "does not hold a single question" in shown and "None of these choices works." in shown
 
 
@@ -261,7 +261,7 @@ def test_noise_that_drowns_the_votes_is_called_random():
     sheet = plan("mechanism.sigma=100000", "teachers=50")
     (choice,) = sheet.choices
     assert choice.verdict == "random" and abs(choice.outcome.right - 0.1) < 0.05
-    assert "little better than guesses" in sheets.text(sheet)
+    assert "little better than guesses" in reports.text(sheet)
     assert only("mechanism.sigma=4", "teachers=50").verdict == "ok"
 
 
@@ -337,7 +337,7 @@ def plurality(crowd, num_teachers):
 
 def test_an_imagined_crowd_keeps_the_guess():
     for accuracy, num_classes in ((0.6, 10), (0.8, 2), (0.95, 5)):
-        crowd = imagine(accuracy, num_classes, 20_000, seed=1)
+        crowd = simulate_votes(accuracy, num_classes, 20_000, seed=1)
         assert crowd.teacher_accuracy == pytest.approx(accuracy, abs=0.01)
         assert np.allclose(crowd.share_QC.sum(1), 1) and (crowd.share_QC >= 0).all()
         # Exchangeable classes: the truth is any of them, and so is the rival.
@@ -358,11 +358,11 @@ def test_an_imagined_crowd_keeps_the_guess():
     ],
 )
 def test_an_imagined_plurality_is_near_that_of_real_ensembles(accuracy, teachers, measured):
-    assert plurality(imagine(accuracy, 10, 4000, seed=0), teachers) == pytest.approx(measured, abs=0.075)
+    assert plurality(simulate_votes(accuracy, 10, 4000, seed=0), teachers) == pytest.approx(measured, abs=0.075)
     # The picture without rivals and hard questions is refuted by the same numbers.
     even = np.full((4000, 10), (1 - accuracy) / 9)
     even[:, 0] = accuracy
-    assert plurality(Crowd(share_QC=even, truth_Q=np.zeros(4000, dtype=np.int64)), teachers) > measured + 0.03
+    assert plurality(VoteModel(share_QC=even, truth_Q=np.zeros(4000, dtype=np.int64)), teachers) > measured + 0.03
 
 
 def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
@@ -375,7 +375,7 @@ def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
 def unanimous(num_classes):
     share_QC = np.zeros((2000, num_classes))
     share_QC[:, 0] = 1
-    return Crowd(share_QC=share_QC, truth_Q=np.zeros(2000, dtype=np.int64))
+    return VoteModel(share_QC=share_QC, truth_Q=np.zeros(2000, dtype=np.int64))
 
 
 def clouds(records: int) -> Dataset:
@@ -396,10 +396,10 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
     """What a run of all records is right about, and what a quarter of them forecast, at any noise."""
     right = {}
     for sigma in (1.0, 40.0, 200.0):
-        descent = Descent(sigma=sigma, adjacency=adjacency)
+        descent = GradientDescent(sigma=sigma, adjacency=adjacency)
         draws = [
             [
-                follow(descent, Slopes(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
+                follow(descent, Gradients(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
                 for seed in range(6)
             ]
             for have in (1600, 400)
@@ -407,8 +407,10 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         right[sigma], fewer = np.mean(draws, axis=1)
         assert fewer == pytest.approx(right[sigma], abs=0.05)
     data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
-    asked = Slopes(size=1600).ask(data, partition.shards(data.private, 1, 0), encoder=None)
-    answers = Descent(sigma=1.0, adjacency=adjacency).release(asked, Rehearsal("torch", 1), Context(num_queries=500))
+    asked = Gradients(size=1600).ask(data, partition.shards(data.private, 1, 0), encoder=None)
+    answers = GradientDescent(sigma=1.0, adjacency=adjacency).release(
+        asked, Rehearsal("torch", 1), Context(num_queries=500)
+    )
     assert right[1.0] == pytest.approx(float((answers.label_Q == data.evaluation.pool_y).double().mean()), abs=0.02)
     assert right[1.0] > right[40.0] > right[200.0] > 0.25
 
@@ -432,7 +434,7 @@ def test_slopes_are_chosen_where_the_pilot_finds_them_better_at_the_same_price()
 
 
 def test_slopes_are_offered_only_where_the_choice_was_left_open_and_can_be_tried():
-    for left in (["pilot.on=glyphs", "mechanism=gaussian"], ["pilot.on=glyphs", "voting=inductive"], []):
+    for left in (["pilot.on=glyphs", "mechanism=gaussian"], ["pilot.on=glyphs", "voters=teachers"], []):
         sheet = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
         assert all(choice.num_teachers for choice in sheet.choices)
     assert any("pilot.on" in note for note in sheet.notes)
@@ -451,26 +453,28 @@ def test_slopes_are_better_by_their_share_of_right_labels_and_not_by_their_numbe
 def test_the_lead_that_labels_need_is_said():
     sheet = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
     assert sheet.choices[0].break_even == chance.break_even(Gaussian(sigma=11.0), 10)
-    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(sheets.text(sheet).split())
+    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(sheet).split())
 
 
 def test_votes_go_through_the_mechanism_itself():
     """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
     setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
-    outcome = rehearse(Gaussian(sigma=25), unanimous(2), num_queries=50, **setting)
+    outcome = simulate_release(Gaussian(sigma=25), unanimous(2), num_queries=50, **setting)
     chance = norm.cdf(30 / (math.sqrt(2) * 25))
     assert outcome.answered == 1 and outcome.questions == 40_000
     assert outcome.right == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
     assert abs(outcome.right - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
     mechanism = Confident(sigma=25, screen_sigma=20, threshold=40)
-    answered = rehearse(mechanism, unanimous(2), num_queries=50, **setting).answered
+    answered = simulate_release(mechanism, unanimous(2), num_queries=50, **setting).answered
     chance = norm.cdf((30 - 40) / 20)
     assert answered == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
 
 
 def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():
     mechanism = Confident(sigma=1, screen_sigma=1, threshold=1, max_answers=5)
-    outcome = rehearse(mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, at_least=2000, seed=0)
+    outcome = simulate_release(
+        mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, at_least=2000, seed=0
+    )
     assert outcome.answered == 0.25 and outcome.right == 1
 
 
@@ -481,11 +485,13 @@ def test_a_plan_repeats_itself():
 
 def test_a_census_has_no_teachers_to_plan(capsys):
     sheet = plan("mechanism=histogram", "dataset=a9a")
-    assert all("voting=census" in choice.problem for choice in sheet.choices)
-    sheet = plan("mechanism=descent", "voting=slopes", "dataset=a9a")  # nor have slopes a forecast without features
+    assert all("voters=reverse_knn" in choice.problem for choice in sheet.choices)
+    sheet = plan(
+        "mechanism=gradient_descent", "voters=gradients", "dataset=a9a"
+    )  # nor have slopes a forecast without features
     (first, *_) = sheet.choices
     assert first.verdict == "unknown" and first.num_teachers == 0 and sheet.best is None
-    assert command.main(["mechanism=histogram", "voting=census", "dataset=a9a", "--no-plot"]) == 2
+    assert command.main(["mechanism=histogram", "voters=reverse_knn", "dataset=a9a", "--no-plot"]) == 2
     assert "target_epsilon" in capsys.readouterr().err
 
 
@@ -494,7 +500,7 @@ def test_every_mechanism_can_be_planned(name):
     settings = ["dataset=a9a", "num_queries=5", "teachers=4000"]
     sheet = plan(f"mechanism={name}", *settings)
     assert all(choice.problem is None and choice.outcome is not None for choice in sheet.choices), sheet.choices
-    assert max(map(len, sheets.text(sheet).splitlines())) <= sheets.WIDTH
+    assert max(map(len, reports.text(sheet).splitlines())) <= reports.WIDTH
 
 
 # ---- the sheet -----------------------------------------------------------------------------------------------------
@@ -525,10 +531,10 @@ def test_every_mechanism_can_be_planned(name):
 )
 def test_the_sheet_keeps_within_80_columns(settings, tmp_path):
     sheet = command.plan(settings, output=tmp_path)
-    for line in sheets.text(sheet).splitlines():
+    for line in reports.text(sheet).splitlines():
         assert len(line) <= 80 or line.strip().startswith(("dataset.name=", "Picture:")), line
-    assert len({len(line.rstrip()) for line in sheets.table(sheet)}) == 1
-    assert len(sheets.table(sheet)) == 1 + len(sheet.choices)
+    assert len({len(line.rstrip()) for line in reports.table(sheet)}) == 1
+    assert len(reports.table(sheet)) == 1 + len(sheet.choices)
 
 
 def test_json_is_one_object_with_the_same_figures(capsys, tmp_path):

@@ -193,7 +193,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     assert answers.noisy is None  # but where the price is that of the noisy counts, and they were asked for
     assert answers.label_Q.dtype == torch.int64
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
-    if name == "soft_stability":  # the score is one of 2 bins - 1 centres, not a noisy share
+    if name == "soft_stability":  # the score is one of 2 bins - 1 centers, not a noisy share
         grid = torch.arange(2 * mechanism.bins + 1, dtype=torch.float64) / (2 * mechanism.bins)
         score = answers.score_Q[~answers.score_Q.isnan()]
         assert len(score) and (score[:, None] - grid).abs().min(1).values.max() < 1e-12

@@ -12,7 +12,7 @@ from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.diffusion import Diffusion
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
@@ -25,7 +25,7 @@ from pate_torch.types import PrivateData
 AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
 SOURCE = Glyphs(private=240, public=80, test=60, num_classes=3, size=12, shift=0.5, rotate=8, noise=0.05)
 START = PublicStart(
-    representation=Representation(
+    representation=ContrastiveFeatures(
         network="small_cnn",
         network_options={"channels": [8, 16], "hidden": 24},
         steps=40,
@@ -105,7 +105,7 @@ def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
     twin = START.representation.features(data.pool.x, data.spec, seed=0)
     torch.testing.assert_close(trunk.features(data.pool.x), twin, rtol=0, atol=0)
     assert trunk.spec.input_shape == (24,)
-    standard = trunk.spec.normalise(twin, torch.float64)
+    standard = trunk.spec.normalize(twin, torch.float64)
     assert standard.mean(0).abs().max() < 1e-5
     assert float(standard.square().mean()) == pytest.approx(1, rel=1e-5)
 
@@ -118,7 +118,7 @@ def test_features_help_where_shards_are_small(data, trunk):
     assert right > 0.8
 
 
-@pytest.mark.parametrize("diffusion", [None, Diffusion(neighbours=5, width=8, time=20)], ids=["plain", "diffused"])
+@pytest.mark.parametrize("diffusion", [None, Diffusion(neighbors=5, width=8, time=20)], ids=["plain", "diffused"])
 def test_the_store_keeps_the_trunk(data, diffusion, tmp_path):
     trunk = dataclasses.replace(START, diffusion=diffusion).learn(data.pool.x, data.spec, seed=0)
     assert trunk.spec.input_shape == (24 if diffusion is None else 8,)

@@ -17,7 +17,7 @@ from pate_torch.queries.committee import Committee
 from pate_torch.queries.coreset import Coreset
 from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, boundary_fit, mistakes, penalised_loss
 from pate_torch.queries.entropy import Entropy
-from pate_torch.queries.geometry import kmeans, neighbour_distance, squared_distances
+from pate_torch.queries.geometry import kmeans, neighbor_distance, squared_distances
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.passive import Passive
 from pate_torch.queries.prototypes import Prototypes
@@ -47,8 +47,8 @@ def blobs(count: int = 90, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Three well-parted clusters in 5 dimensions."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % 3
-    centres = torch.eye(3, 5) * 8
-    return centres[y] + torch.randn(count, 5, generator=generator), y
+    centers = torch.eye(3, 5) * 8
+    return centers[y] + torch.randn(count, 5, generator=generator), y
 
 
 def state(x: torch.Tensor, remaining: int, rounds_left: int = 1, classes: int = 3, **more) -> QueryState:
@@ -142,11 +142,11 @@ def test_margin_and_entropy_rank_as_they_say():
 def test_coreset_is_the_greedy_cover():
     x, _ = blobs(40)
     chosen = Coreset().select(state(x, 6, asked_Q=torch.tensor([7]), label_Q=torch.tensor([1])))
-    centres = [7]
+    centers = [7]
     for pick in chosen.tolist():  # the slow twin, over all pairs
-        distance = torch.cdist(x, x[centres]).min(1).values
+        distance = torch.cdist(x, x[centers]).min(1).values
         assert pick == int(distance.argmax())
-        centres.append(pick)
+        centers.append(pick)
 
 
 def test_prototypes_cover_every_cluster_with_dense_central_points():
@@ -154,7 +154,7 @@ def test_prototypes_cover_every_cluster_with_dense_central_points():
     for seed in range(5):
         ask = Prototypes().select(state(x, 3, seed=seed))
         assert sorted(y[ask].tolist()) == [0, 1, 2]
-        spacing = neighbour_distance(x, 6)
+        spacing = neighbor_distance(x, 6)
         for point in ask.tolist():
             assert spacing[point] <= spacing[y == y[point]].median()
 
@@ -177,10 +177,10 @@ def test_prototypes_follow_moons_where_straight_distances_fail():
 
 def test_kmeans_finds_the_clusters_and_its_distances_are_right():
     x, y = blobs(90)
-    cluster, centre = kmeans(x, 3, torch.Generator().manual_seed(0))
+    cluster, center = kmeans(x, 3, torch.Generator().manual_seed(0))
     assert all(len(cluster[y == c].unique()) == 1 for c in range(3)) and len(cluster.unique()) == 3
-    torch.testing.assert_close(centre[cluster[0]], x[y == 0].mean(0))
-    torch.testing.assert_close(squared_distances(x, centre), torch.cdist(x, centre) ** 2, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(center[cluster[0]], x[y == 0].mean(0))
+    torch.testing.assert_close(squared_distances(x, center), torch.cdist(x, center) ** 2, rtol=1e-4, atol=1e-3)
 
 
 def test_committee_asks_where_the_members_differ():
@@ -309,7 +309,7 @@ def test_the_slack_grows_with_errors_and_time():
         (lambda: Disagreement(slack=-1), "query.slack"),
         (lambda: Disagreement(fit="errors"), "Did you mean 'error'"),
         (lambda: Committee(members=1), "query.members"),
-        (lambda: Prototypes(neighbours=0), "query.neighbours"),
+        (lambda: Prototypes(neighbors=0), "query.neighbors"),
     ],
 )
 def test_bad_settings_are_named(make, key):

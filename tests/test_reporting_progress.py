@@ -106,7 +106,7 @@ def test_names_are_not_read_as_markup(monkeypatch):
     assert "[bold]x[/bold]" in stream.getvalue()
 
 
-def test_colours_forced_by_the_environment_draw_no_bar_into_a_file(monkeypatch):
+def test_colors_forced_by_the_environment_draw_no_bar_into_a_file(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in run(io.StringIO())
 

@@ -1,4 +1,4 @@
-"""Features without labels, the neighbour graph over them, and the distortions they are learnt from."""
+"""Features without labels, the neighbor graph over them, and the distortions they are learnt from."""
 
 import dataclasses
 from pathlib import Path
@@ -15,13 +15,13 @@ from pate_torch.core.parallel import one_thread
 from pate_torch.core.rng import member, torch_stream
 from pate_torch.features import contrastive, neighbors
 from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import Representation, contrast, encode, transfer
+from pate_torch.features.contrastive import ContrastiveFeatures, contrast, encode, transfer
 from pate_torch.features.views import View, as_affine, strong_view, weak_view, widened
-from pate_torch.networks import beneath, headless, last_linear
+from pate_torch.networks import feature_extractor, last_linear, remove_head
 from pate_torch.protocols import StudentTask
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import pose
+from pate_torch.students.training import prepare
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 
@@ -30,7 +30,7 @@ SPEC = DataSpec(
     name="digits", num_classes=10, input_shape=(1, 8, 8), class_names=tuple("0123456789"), mean=(0.3,), std=(0.38,)
 )
 SMALL = {"channels": (8, 16), "hidden": 32}
-RECIPE = Representation(network_options=SMALL, steps=60, batch_size=64, augment={"rotate": 10, "shift": 0.7})
+RECIPE = ContrastiveFeatures(network_options=SMALL, steps=60, batch_size=64, augment={"rotate": 10, "shift": 0.7})
 
 
 def digits(count: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,8 +112,8 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
     fit = Supervised.fit
 
     def spy(self, task, *, seed, **rest):
-        network = self.initial(pose(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL))
-        started[seed] = beneath(network)
+        network = self.initial(prepare(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL))
+        started[seed] = feature_extractor(network)
         return fit(self, task, seed=seed, **rest)
 
     monkeypatch.setattr(Supervised, "fit", spy)
@@ -135,8 +135,8 @@ def test_a_teacher_starts_from_one_encoder():
 
 
 def test_transfer_moves_the_trunk_and_leaves_the_classifier():
-    encoder = headless(networks.build("small_cnn", (1, 8, 8), 10, **SMALL))
-    network = networks.initialise(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), torch_stream(0, "x"))
+    encoder = remove_head(networks.build("small_cnn", (1, 8, 8), 10, **SMALL))
+    network = networks.initialize(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), torch_stream(0, "x"))
     head = last_linear(network)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     transfer(encoder, network)
@@ -154,7 +154,7 @@ def test_features_have_unit_length_and_rows_may_be_few():
     x, _ = digits(3)
     z = dataclasses.replace(RECIPE, steps=2).features(x, SPEC, seed=0)
     torch.testing.assert_close(z.norm(dim=1), torch.ones(3))
-    assert encode(headless(networks.build("small_cnn", (1, 8, 8), 10)), x, SPEC).shape == (3, 128)
+    assert encode(remove_head(networks.build("small_cnn", (1, 8, 8), 10)), x, SPEC).shape == (3, 128)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +169,15 @@ def test_bad_recipes_are_named(change, key):
 # The graph --------------------------------------------------------------------------------------------------------
 
 
-def dense(points: torch.Tensor, neighbours: int) -> torch.Tensor:
-    """The slow twin of ``neighbour_graph``."""
+def dense(points: torch.Tensor, neighbors: int) -> torch.Tensor:
+    """The slow twin of ``neighbor_graph``."""
     distance = torch.cdist(points.double(), points.double())
     distance.fill_diagonal_(torch.inf)
     nearest = distance.sort(dim=1)
-    reach = nearest.values[:, neighbours - 1]
+    reach = nearest.values[:, neighbors - 1]
     weight = torch.zeros_like(distance)
     for i in range(len(points)):
-        for j in nearest.indices[i, :neighbours].tolist():
+        for j in nearest.indices[i, :neighbors].tolist():
             value = torch.exp(-(distance[i, j] ** 2) / (reach[i] * reach[j]))
             weight[i, j] += value
             weight[j, i] += value
@@ -188,17 +188,17 @@ def dense(points: torch.Tensor, neighbours: int) -> torch.Tensor:
 def test_the_graph_is_its_dense_twin(monkeypatch):
     monkeypatch.setattr(neighbors, "_BLOCK", 7 * 40)  # several blocks
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    ours = neighbors.neighbour_graph(points, 5)
+    ours = neighbors.neighbor_graph(points, 5)
     torch.testing.assert_close(ours @ torch.eye(40), dense(points, 5).float(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="two points"):
-        neighbors.neighbour_graph(points[:1])
+        neighbors.neighbor_graph(points[:1])
 
 
 def test_spreading_solves_its_equation():
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     seeds = torch.zeros(40, 2)
     seeds[0, 0] = seeds[1, 1] = 1
-    ours = neighbors.spread(neighbors.neighbour_graph(points, 5), seeds, reach=0.8)
+    ours = neighbors.spread(neighbors.neighbor_graph(points, 5), seeds, alpha=0.8)
     exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * dense(points, 5), seeds.double())
     torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
 
@@ -207,12 +207,12 @@ def test_spectral_rows_span_the_leading_eigenvectors():
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     points[:20] += 6
     points[20:40] -= 6
-    ours = neighbors.spectral(neighbors.neighbour_graph(points, 5), 3, torch.Generator().manual_seed(1))
+    ours = neighbors.spectral(neighbors.neighbor_graph(points, 5), 3, torch.Generator().manual_seed(1))
     vectors = torch.linalg.eigh(dense(points, 5)).eigenvectors[:, -3:]
     rows = vectors / vectors.norm(dim=1, keepdim=True)
     # The same subspace up to rotation: inner products of rows agree.
     torch.testing.assert_close(ours @ ours.T, (rows @ rows.T).float(), atol=2e-3, rtol=0)
-    assert neighbors.spectral(neighbors.neighbour_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (
+    assert neighbors.spectral(neighbors.neighbor_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (
         5,
         5,
     )
@@ -241,9 +241,9 @@ def test_principal_axes_keep_the_distances_of_their_plane(shape):
 # Views ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_distortion_is_normalisation_and_seeds_decide_the_rest():
+def test_no_distortion_is_normalization_and_seeds_decide_the_rest():
     x, _ = digits(20)
-    torch.testing.assert_close(View()(x, SPEC, torch_stream(0, "v")), SPEC.normalise(x))
+    torch.testing.assert_close(View()(x, SPEC, torch_stream(0, "v")), SPEC.normalize(x))
     view = strong_view(SPEC, Affine(rotate=10))
     first, again, other = (view(x, SPEC, torch_stream(seed, "v")) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
@@ -258,7 +258,7 @@ def test_cutout_erases_a_square_to_the_mean():
         rows, columns = image.any(1).nonzero().squeeze(1), image.any(0).nonzero().squeeze(1)
         if len(rows):
             assert image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
-    assert torch.equal(erased[~hidden], SPEC.normalise(x)[~hidden])
+    assert torch.equal(erased[~hidden], SPEC.normalize(x)[~hidden])
 
 
 def test_elastic_moves_content_by_about_its_amplitude():
@@ -267,8 +267,8 @@ def test_elastic_moves_content_by_about_its_amplitude():
     spec = dataclasses.replace(SPEC, mean=(0.0,), std=(1.0,))
     moved = View(elastic=1.0)(x, spec, torch_stream(0, "v"))[:, 0]
     mass = moved.sum((1, 2)).clamp(min=1e-6)
-    centre = (moved.sum(2) * torch.arange(8)).sum(1) / mass
-    spread = (centre[moved.sum((1, 2)) > 0.3] - 4).std()
+    center = (moved.sum(2) * torch.arange(8)).sum(1) / mass
+    spread = (center[moved.sum((1, 2)) > 0.3] - 4).std()
     assert 0.3 < spread < 1.2
     assert torch.allclose(View(elastic=0.0)(x, spec, torch_stream(0, "v")), x)
 
@@ -302,10 +302,10 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "student_options": SMALL,
                 "student_steps": 2,
                 "augment": {"rotate": 10},
-                "representation_steps": 1,
+                "features_steps": 1,
                 "precision": "float32",
                 "student_batch": 64,
-                "unlabelled_batch": 128,
+                "unlabeled_batch": 128,
             },
             "representation": OmegaConf.load(folder / "representation" / "contrastive.yaml"),
             "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
@@ -324,7 +324,7 @@ def test_a_student_with_a_recipe_starts_from_its_encoder():
     x, y = digits(60)
     recipe = dataclasses.replace(RECIPE, steps=2)
     task = StudentTask(SPEC, x, torch.arange(20), y[:20])
-    problem = pose(task, 3, torch.device("cpu"))
+    problem = prepare(task, 3, torch.device("cpu"))
     student = Supervised(network_options=SMALL, representation=recipe)
     model = student.initial(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
     encoder = recipe.learn(x, SPEC, seed=3)

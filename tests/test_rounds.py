@@ -15,7 +15,7 @@ from pate_torch.protocols import QueryState
 from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
 from pate_torch.release_store import write
-from pate_torch.students.label_posterior import beliefs
+from pate_torch.students.label_posterior import label_posterior
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import student_task
 from pate_torch.teachers.training import TeacherRecipe
@@ -82,9 +82,9 @@ def test_counts_are_believed_round_by_round(data):
     counts = torch.nn.functional.one_hot(torch.arange(12) % 3, 3) * leads[:, None] + noise
     noisy = NoisyCounts(counts, 5.0)
     release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, rounds=(6, 6))
-    first, second = (beliefs(NoisyCounts(part, 5.0)) for part in counts.split(6))
-    assert torch.equal(student_task(data.spec, data.pool, release).belief_QC, torch.cat([first, second]))
-    assert not torch.allclose(student_task(data.spec, data.pool, release).belief_QC, beliefs(noisy))
+    first, second = (label_posterior(NoisyCounts(part, 5.0)) for part in counts.split(6))
+    assert torch.equal(student_task(data.spec, data.pool, release).posterior_QC, torch.cat([first, second]))
+    assert not torch.allclose(student_task(data.spec, data.pool, release).posterior_QC, label_posterior(noisy))
 
 
 def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):

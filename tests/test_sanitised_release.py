@@ -27,8 +27,8 @@ PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
 def normal_divergence(order, mean, scale) -> float:
     """D_a(N(0, 1) || N(mean, scale^2)) by quadrature of the densities."""
     precision = order + (1 - order) / scale**2
-    centre, width = (1 - order) * mean / scale**2 / precision, 1 / math.sqrt(precision)
-    x = centre + width * np.linspace(-12, 12, 4001)
+    center, width = (1 - order) * mean / scale**2 / precision, 1 / math.sqrt(precision)
+    x = center + width * np.linspace(-12, 12, 4001)
     log_p = -(x**2) / 2 - math.log(math.sqrt(2 * math.pi))
     log_q = -(((x - mean) / scale) ** 2) / 2 - math.log(scale * math.sqrt(2 * math.pi))
     log_terms = order * log_p + (1 - order) * log_q + math.log(x[1] - x[0])
@@ -47,7 +47,7 @@ def closed_divergence(order, gap, scale, other_scale) -> float:
     [(20, 0.02, 10, 0), (20, 0.02, 10, 16.4), (2, 0.1, 3, 0), (2, 0.1, 3, 5), (8, 0.03, 40, 60), (5, 0.09, 2, 0.4)],
 )
 def test_cost_is_the_worst_pair_of_normals(order, decay, sigma, shift):
-    """By search over every ratio of smooth sensitivities and every difference of prices that neighbours may have."""
+    """By search over every ratio of smooth sensitivities and every difference of prices that neighbors may have."""
     cost = sanitised_release.sanitised_release_cost(order, decay, sigma, shift)
     worst = 0.0
     for x in np.linspace(-decay, decay, 41):
@@ -80,17 +80,17 @@ def test_cost_is_at_most_the_simple_corrections(order, decay):
 
 
 @pytest.mark.parametrize("model", [Gnmax(sigma=2.0), Lnmax(scale=2.0)], ids=str)
-def test_every_pair_of_neighbouring_votes_costs_at_most_the_plan(model):
-    """End to end: centre and width of the published normal for every histogram, before the public clipping."""
+def test_every_pair_of_neighboring_votes_costs_at_most_the_plan(model):
+    """End to end: center and width of the published normal for every histogram, before the public clipping."""
     rows = [r for r in itertools.product(range(9), repeat=3) if sum(r) == 8]
-    centre, width = {}, {}
+    center, width = {}, {}
     for row in rows:
         local = smooth_sensitivity.local_sensitivity(model, [row, row], [PLAN.order])
         smooth = smooth_sensitivity.smooth_sensitivity(local, PLAN.decay)[0]
-        centre[row] = smooth_sensitivity.published_price(model, [row, row], [PLAN.order])[0] + smooth * PLAN.shift
+        center[row] = smooth_sensitivity.published_price(model, [row, row], [PLAN.order])[0] + smooth * PLAN.shift
         width[row] = smooth * PLAN.sigma
     worst = max(
-        closed_divergence(PLAN.order, centre[one] - centre[two], width[one], width[two])
+        closed_divergence(PLAN.order, center[one] - center[two], width[one], width[two])
         for one, two in itertools.permutations(rows, 2)
         if sum(abs(a - b) for a, b in zip(one, two, strict=True)) == 2
     )

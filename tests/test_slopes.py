@@ -1,4 +1,4 @@
-"""Slopes: a record moves every sum by at most one, priced as drawn; and what a model makes of the sums."""
+"""Gradients: a record moves every sum by at most one, priced as drawn; and what a model makes of the sums."""
 
 import dataclasses
 import json
@@ -25,23 +25,23 @@ from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.features.contrastive import among, encode
+from pate_torch.features.contrastive import encode, mean_shift
 from pate_torch.features.whitening import Whitening
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.networks import Beside
+from pate_torch.networks import ConcatFeatures
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.reporting.statement import title
-from pate_torch.students.carried import Carried
 from pate_torch.students.export import export
+from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.types import (
-    Ballots,
+    CellHistogram,
     Context,
     Dataset,
     Evaluation,
@@ -51,15 +51,15 @@ from pate_torch.types import (
     Votes,
     one_vector,
 )
-from pate_torch.voters.gradient_sums import GRID, WHOLE, Leanings, _whole_weights, whole
-from pate_torch.voters.gradients import Slopes
-from pate_torch.voters.reverse_knn import Census
+from pate_torch.voters.gradient_sums import GRID, UNIT_NORM, GradientSums, _whole_weights, quantize
+from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.reverse_knn import ReverseKnn
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
 
 
-def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> Leanings:
+def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> GradientSums:
     """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     x, y = (part[:count] for part in images(40, seed=1))
     ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
@@ -67,7 +67,7 @@ def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size:
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Slopes(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
+    return Gradients(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
 
 
 def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
     change = torch.nn.functional.one_hot(records.y_N, 3) - (z @ weight).softmax(1)
     assert float(change.detach().norm(dim=1).max()) < 1
     log_p.sum().backward()
-    assert torch.allclose(records.slope(weight.detach()).double() / WHOLE, weight.grad, atol=40 * 3 / GRID)
+    assert torch.allclose(records.gradient_sum(weight.detach()).double() / UNIT_NORM, weight.grad, atol=40 * 3 / GRID)
 
 
 @pytest.mark.parametrize("longest,some", [(1.0, (3, 40)), (0.25, (10, 40))])
@@ -101,23 +101,26 @@ def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
         cut += np.linalg.norm(change) > longest
         expected += torch.outer(one, torch.from_numpy(change / max(1.0, np.linalg.norm(change) / longest)))
     assert some[0] < cut < some[1]
-    assert torch.allclose(records.slope(weight, longest).double() / WHOLE, expected, atol=40 * 3 / GRID)
+    assert torch.allclose(records.gradient_sum(weight, longest).double() / UNIT_NORM, expected, atol=40 * 3 / GRID)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
 @pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
 def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_bit_for_bit(size, cut):
     records, weight = leanings(), weights(seed=1, size=size)
-    whole = records.slope(weight, cut)
+    whole = records.gradient_sum(weight, cut)
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
         rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
         alone = dataclasses.replace(records, z_ND=records.z_ND[[gone]], y_N=records.y_N[[gone]])
-        assert torch.equal(whole - rest.slope(weight, cut), alone.slope(weight, cut))
-        assert 0 < int(alone.slope(weight, cut).square().sum()) <= (cut * WHOLE) ** 2 and records.sensitivity.l2 == 1
+        assert torch.equal(whole - rest.gradient_sum(weight, cut), alone.gradient_sum(weight, cut))
+        assert (
+            0 < int(alone.gradient_sum(weight, cut).square().sum()) <= (cut * UNIT_NORM) ** 2
+            and records.sensitivity.l2 == 1
+        )
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     shuffled = dataclasses.replace(records, z_ND=records.z_ND[order], y_N=records.y_N[order])
-    assert torch.equal(shuffled.slope(weight, cut), whole)
+    assert torch.equal(shuffled.gradient_sum(weight, cut), whole)
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
@@ -125,17 +128,17 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
     """Against Python's whole numbers; and a batch is its records, one by one."""
     generator = torch.Generator().manual_seed(0)
     weight, unit = _whole_weights(size * torch.randn(300, 3, dtype=torch.float64, generator=generator))
-    z_ND = whole(torch.nn.functional.normalize(torch.randn(50, 300, dtype=torch.float64, generator=generator)))
+    z_ND = quantize(torch.nn.functional.normalize(torch.randn(50, 300, dtype=torch.float64, generator=generator)))
     exact = z_ND.numpy().astype(object) @ weight.numpy().astype(int).astype(object)
     assert (z_ND.double() @ weight).long().tolist() == exact.tolist()
     assert math.log2(unit).is_integer() and max(abs(v) for row in exact for v in row) < 2**52
     off = weight * unit - size * torch.randn(300, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert 0 < float(off.abs().max()) <= 2.0**-36 * float((weight * unit).norm(dim=0).max()) * (1 + 1e-9)
-    records = Leanings(z_ND.int(), torch.arange(50) % 3, torch.zeros(1, 300), 3, "add_remove", 1.0)
+    records = GradientSums(z_ND.int(), torch.arange(50) % 3, torch.zeros(1, 300), 3, "add_remove", 1.0)
     one_by_one = [
         dataclasses.replace(records, z_ND=records.z_ND[n : n + 1], y_N=records.y_N[n : n + 1]) for n in range(50)
     ]
-    assert torch.equal(sum(one.slope(weight * unit) for one in one_by_one), records.slope(weight * unit))
+    assert torch.equal(sum(one.gradient_sum(weight * unit) for one in one_by_one), records.gradient_sum(weight * unit))
 
 
 def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
@@ -153,8 +156,8 @@ def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers
 
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        records = Slopes(size=50).ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
-        return records.slope(weights(size=60.0)), records.sensitivity.l2 * WHOLE
+        records = Gradients(size=50).ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
+        return records.gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
     new = sums(x[40:], y[40:], names[:1])[0]
@@ -163,7 +166,7 @@ def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers
         other_x[position], other_y[position], other_names[position] = x[40], y[40], names[(position + 1) % 40]
         old = sums(x[[position]], y[[position]], names[:1])[0]
         moved = sums(other_x, other_y, other_names)[0] - before
-        assert torch.equal(moved, new - old) and float(moved.double().norm()) <= l2 == 2 * WHOLE
+        assert torch.equal(moved, new - old) and float(moved.double().norm()) <= l2 == 2 * UNIT_NORM
 
 
 def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be():
@@ -175,17 +178,17 @@ def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be()
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
     for y in range(3):
         for one in z_ND:
-            alone = Leanings(one[None], torch.tensor([y]), torch.zeros(1, 8), 3, "add_remove", 1.0)
+            alone = GradientSums(one[None], torch.tensor([y]), torch.zeros(1, 8), 3, "add_remove", 1.0)
             sure = torch.zeros(8, 3, dtype=torch.float64)
             sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
             for cut in (1.0, 0.25):
-                length = float(alone.slope(sure, cut).double().square().sum().sqrt()) / WHOLE
+                length = float(alone.gradient_sum(sure, cut).double().square().sum().sqrt()) / UNIT_NORM
                 assert 0.999 * cut < length <= cut
 
 
 def test_longer_features_than_promised_are_not_taken():
     with pytest.raises(ValueError, match="longer than 1"):
-        Leanings(
+        GradientSums(
             torch.full((1, 2), GRID, dtype=torch.int32),
             torch.tensor([0]),
             torch.zeros(1, 2),
@@ -227,8 +230,8 @@ def test_classes_need_not_be_equally_common(rare):
     private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
-    records = Slopes(size=4000).ask(data, AddRemove().shards(private, 1, 0), encoder=encoder)
-    descent = Descent(sigma=10.0, adjacency="add_remove")
+    records = Gradients(size=4000).ask(data, AddRemove().shards(private, 1, 0), encoder=encoder)
+    descent = GradientDescent(sigma=10.0, adjacency="add_remove")
     answers = descent.draw(records, Rehearsal(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
     linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
@@ -238,7 +241,7 @@ def test_classes_need_not_be_equally_common(rare):
 
 def test_features_stand_side_by_side_each_of_length_one():
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    both = Beside([torch.nn.Flatten(), encoder()])(x)
+    both = ConcatFeatures([torch.nn.Flatten(), encoder()])(x)
     assert both.shape == (5, 64 + 16)
     assert torch.allclose(both[:, :64].norm(dim=1), torch.ones(5)) and torch.allclose(
         both[:, 64:].norm(dim=1), torch.ones(5)
@@ -249,13 +252,16 @@ def test_features_stand_side_by_side_each_of_length_one():
 
 
 def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
-    for group, made in (("mechanism/descent", Descent(sigma=3.0, adjacency="add_remove")), ("voting/slopes", Slopes())):
+    for group, made in (
+        ("mechanism/descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
+        ("voting/slopes", Gradients()),
+    ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
         for key in ("early", "cut", "steps", "first", "rate", "ridge", "size"):
             assert given.get(key) == getattr(made, key, None)
-    assert isinstance(Descent(sigma=3.0, adjacency="add_remove"), Mechanism)
-    assert all(word in Descent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
+    assert isinstance(GradientDescent(sigma=3.0, adjacency="add_remove"), Mechanism)
+    assert all(word in GradientDescent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
 
 
 @pytest.mark.parametrize(
@@ -275,12 +281,12 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
 )
 def test_wrong_values_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Descent(**{"sigma": 1.0, "adjacency": "add_remove", **bad})
+        GradientDescent(**{"sigma": 1.0, "adjacency": "add_remove", **bad})
 
 
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", 2.0)])
 def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
-    mechanism = Descent(sigma=5.0, adjacency=adjacency, steps=3)
+    mechanism = GradientDescent(sigma=5.0, adjacency=adjacency, steps=3)
     assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
     assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
     assert leanings(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
@@ -292,24 +298,27 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
 def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     """The slow twin: steps written out, with the noise that was drawn; which has the accounted scale and no other."""
     records, source = leanings(), Recorder("torch")
-    mechanism = Descent(sigma=2.0, adjacency="add_remove", steps=100, cut=cut)
+    mechanism = GradientDescent(sigma=2.0, adjacency="add_remove", steps=100, clip_norm=cut)
     asked = torch.tensor([3, 50, 7])
     answers = mechanism.release(records.take(asked), source, CONTEXT)
     assert answers.events == mechanism.worst_case(3) and answers.noisy is None
     assert [kind for kind, _ in source.drawn] == ["gaussian"] * mechanism.steps
     weight = torch.zeros(17, 3, dtype=torch.float64)
     for step, (_, drawn) in enumerate(source.drawn):
-        noisy = (records.slope(weight, cut) + drawn).round() / (cut * WHOLE)
+        noisy = (records.gradient_sum(weight, cut) + drawn).round() / (cut * UNIT_NORM)
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
     score = records.place_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
-    x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * WHOLE)
+    x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * UNIT_NORM)
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
 
 
 def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
-    records, mechanism = leanings(), Descent(sigma=2.0, adjacency="add_remove", steps=50, early=3.0)
+    records, mechanism = (
+        leanings(),
+        GradientDescent(sigma=2.0, adjacency="add_remove", steps=50, early_noise_multiplier=3.0),
+    )
     early, last = Gaussian(mu=1 / 6, count=50), Gaussian(mu=1 / 2, count=50)
     assert mechanism.worst_case(9) == (last,)
     assert mechanism.worst_case(9, rounds=3) == (dataclasses.replace(early, count=100), last)
@@ -317,24 +326,24 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
         source = Recorder("torch")
         answers = mechanism.release(records, source, Context(num_queries=9, rounds=3, turn=turn))
         assert answers.events == (event,)
-        x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / WHOLE
+        x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / UNIT_NORM
         for factor, fits in ((1, True), (2 / 3, False), (3 / 2, False)):
             assert (stats.kstest(x, stats.norm(scale=factor * scale).cdf).pvalue > TINY) == fits
 
 
 def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
-    mechanism, source = Descent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    ballots = Ballots(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
+    mechanism, source = GradientDescent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
+    ballots = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
     for votes in (Votes(torch.tensor([[3, 1]]), 4), ballots):
-        with pytest.raises(ValueError, match="voting=slopes"):
+        with pytest.raises(ValueError, match="voters=gradients"):
             mechanism.release(votes, source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(leanings(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(leanings(), Rehearsal("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="voting=slopes"):
+    with pytest.raises(ValueError, match="voters=gradients"):
         mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
-    with pytest.raises(ValueError, match="voting=census"):
+    with pytest.raises(ValueError, match="voters=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(leanings(), source, CONTEXT)
     assert source.drawn == []
     nothing = mechanism.release(leanings().take(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
@@ -344,19 +353,25 @@ def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
 @pytest.mark.parametrize("adjacency,apart", [("add_remove", 0.98), ("replace_one", math.sqrt(2))])
 def test_the_audit_looks_at_records_that_show(adjacency, apart):
     """At the start of a descent a change has length sqrt(1 - 1/C), and two lie sqrt 2 apart."""
-    mechanism = Descent(sigma=3.0, adjacency=adjacency, steps=1)
+    mechanism = GradientDescent(sigma=3.0, adjacency=adjacency, steps=1)
     (pair,) = worst_pairs(mechanism, 1)
     start = torch.zeros(pair.votes("left").shape, dtype=torch.float64)
-    moved = (pair.votes("right").slope(start) - pair.votes("left").slope(start)).double() / WHOLE
+    moved = (pair.votes("right").gradient_sum(start) - pair.votes("left").gradient_sum(start)).double() / UNIT_NORM
     assert float(moved.norm()) == pytest.approx(apart, abs=0.02)
     pair.check(mechanism)
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
-SLOPES = ["voting=slopes", "mechanism=descent", "mechanism.sigma=1.5", "query=random", "student=carried"]
-TWO_ROUNDS = [*SLOPES, "student@refit=same", "query.rounds=2", "num_queries=80", "baseline=false",
-              "recommended.student_steps=40", "student.reach=0.3"]  # fmt: skip
+SLOPES = [
+    "voters=gradients",
+    "mechanism=gradient_descent",
+    "mechanism.sigma=1.5",
+    "query=random",
+    "student=self_training",
+]
+TWO_ROUNDS = [*SLOPES, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
+              "recommended.student_steps=40", "student.alpha=0.3"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -388,8 +403,10 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
     drawn, gaussian = [], NoiseSource.gaussian
     monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
-        drawn.append(sigma / WHOLE) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
-    report = pipeline.run(configured(tmp_path, *TWO_ROUNDS, "mechanism.early=2", "recommended.student_steps=2"))
+        drawn.append(sigma / UNIT_NORM) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
+    report = pipeline.run(
+        configured(tmp_path, *TWO_ROUNDS, "mechanism.early_noise_multiplier=2", "recommended.student_steps=2")
+    )
     assert drawn == [3.0, 3.0, 1.5, 1.5]
     paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
     assert report.epsilon == pytest.approx(gdp.epsilon(paid, 1e-4), rel=1e-9)
@@ -415,16 +432,16 @@ def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(
     home, _, first = run
     same = pipeline.run(configured(home, *TWO_ROUNDS))
     assert same.reused and same.release_id == first.release_id
-    other = pipeline.run(configured(home, *TWO_ROUNDS, "voting.ridge=0.2", "privacy.budget_epsilon=null"))
+    other = pipeline.run(configured(home, *TWO_ROUNDS, "voters.ridge=0.2", "privacy.budget_epsilon=null"))
     assert not other.reused and other.epsilon_charged > first.epsilon_charged
 
 
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
-    records, fit = Slopes.ask, GradientStudent.fit
-    monkeypatch.setattr(Slopes, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
+    records, fit = Gradients.ask, GradientStudent.fit
+    monkeypatch.setattr(Gradients, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
-    several = ["representation=contrastive", "representation.encoders=2", "recommended.representation_steps=4"]
+    several = ["features=contrastive", "features.encoders=2", "recommended.features_steps=4"]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
     pipeline.run(plan)
     first, second = asked
@@ -437,28 +454,26 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
 
 
-MODEL = ["representation=contrastive", "recommended.representation_steps=4", "student.last=model"]
+MODEL = ["features=contrastive", "recommended.features_steps=4", "student.last=model"]
 
 
-@pytest.mark.parametrize(
-    "rounds,members,neighbours", [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5), (2, 2, 5)]
-)
-def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbours, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5), (2, 2, 5)])
+def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
-    kept, fitted, records = [], [], Slopes.ask
+    kept, fitted, records = [], [], Gradients.ask
 
     def keep(self, *a, **given):
         kept.append((records(self, *a, **given), given))
         return kept[-1][0]
 
-    monkeypatch.setattr(Slopes, "ask", keep)
+    monkeypatch.setattr(Gradients, "ask", keep)
     fit = GradientStudent.fit
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
-    several = [f"representation.encoders={members}", f"student.members={members}"]
+    several = [f"features.encoders={members}", f"student.members={members}"]
     settings = [
         *several,
         f"query.rounds={rounds}",
-        f"voting.neighbours={neighbours}",
+        f"voters.neighbors={neighbors}",
     ]
     plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings)
     report = pipeline.run(plan)
@@ -466,14 +481,14 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
     leanings, given = kept[-1]
-    encoder = among(given["encoder"], data.pool.x, data.spec, neighbours)
+    encoder = mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
     frame = Whitening.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = frame(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = student.logits(x).double()
-        assert float((centred(ours) - centred(said)).abs().max()) < 0.05 * float(centred(said).std())
+        assert float((centered(ours) - centered(said)).abs().max()) < 0.05 * float(centered(said).std())
     exact = student.logits(data.pool.x).double()
     assert float((exact - score_PC).abs().max()) < 1e-3 * float(score_PC.std())
     assert report.student_accuracy == pytest.approx(
@@ -484,14 +499,14 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert export(student, tmp_path / "model.pt2").is_file()
 
 
-def moved(place: torch.Tensor, neighbours: int) -> networks.Among:
-    module = networks.Among(*place.shape, neighbours)
+def moved(place: torch.Tensor, neighbors: int) -> networks.Among:
+    module = networks.MeanShift(*place.shape, neighbors)
     module.place_PD.copy_(place)
     return module
 
 
-def test_a_point_among_its_neighbours_lies_in_their_midst():
-    """Against every distance written out; the last neighbour has no weight, so that none comes in by a jump."""
+def test_a_point_among_its_neighbors_lies_in_their_midst():
+    """Against every distance written out; the last neighbor has no weight, so that none comes in by a jump."""
     drawn = torch.Generator().manual_seed(0)
     place, x = (torch.nn.functional.normalize(torch.randn(n, 6, generator=drawn), dim=1) for n in (40, 25))
     for point, ours in zip(x.double(), moved(place, 7)(x), strict=True):
@@ -507,14 +522,14 @@ def test_a_point_among_its_neighbours_lies_in_their_midst():
     torch.testing.assert_close(moved(same, 4)(x[:3]), same[:3])  # equal ones weigh alike
 
 
-def centred(logit_PC: torch.Tensor) -> torch.Tensor:
+def centered(logit_PC: torch.Tensor) -> torch.Tensor:
     return logit_PC - logit_PC.mean(1, keepdim=True)
 
 
 def test_a_model_that_was_not_released_is_not_published():
     x, y = images(60, seed=1)
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
-    student = Carried(first=small, then=small, last="model")
+    student = SelfTraining(first=small, then=small, last="model")
     task = StudentTask(IMAGES, x, torch.arange(60), y)
     with pytest.raises(ValueError, match=r"student\.last='model'.*none was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
@@ -548,18 +563,21 @@ def test_edited_scores_are_refused(run, edit):
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["voting=slopes"], "mechanism=descent"),
-        (["voting=slopes", "mechanism=histogram"], "mechanism=descent"),
-        (["voting=census", "mechanism=descent"], "mechanism=histogram"),
-        (["mechanism=descent"], "voting=slopes"),
-        (["voting=slopes", "mechanism=descent", "mechanism.adjacency=replace_one"], "adjacency"),
-        (["voting=slopes", "mechanism=descent", "teachers=0123456789abcdef"], "teachers"),
-        (["voting=slopes", "mechanism=descent", "voting.ridge=0"], "ridge"),
-        (["voting=slopes", "mechanism=descent", "voting.size=0"], "size"),
-        (["student=carried", "student.last=model"], "voting=slopes"),
-        (["voting=census", "mechanism=histogram", "student=carried", "student.last=model"], "voting=slopes"),
+        (["voters=gradients"], "mechanism=gradient_descent"),
+        (["voters=gradients", "mechanism=histogram"], "mechanism=gradient_descent"),
+        (["voters=reverse_knn", "mechanism=gradient_descent"], "mechanism=histogram"),
+        (["mechanism=gradient_descent"], "voters=gradients"),
+        (["voters=gradients", "mechanism=gradient_descent", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["voters=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
+        (["voters=gradients", "mechanism=gradient_descent", "voters.ridge=0"], "ridge"),
+        (["voters=gradients", "mechanism=gradient_descent", "voters.size=0"], "size"),
+        (["student=self_training", "student.last=model"], "voters=gradients"),
+        (
+            ["voters=reverse_knn", "mechanism=histogram", "student=self_training", "student.last=model"],
+            "voters=gradients",
+        ),
         ([*SLOPES, "student.last=model", "query.rounds=2"], "refit"),
-        ([*SLOPES, "voting.neighbours=-1"], "voting.neighbours"),
+        ([*SLOPES, "voters.neighbors=-1"], "voters.neighbors"),
     ],
     ids=" ".join,
 )
@@ -572,34 +590,39 @@ def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrid
 def test_slopes_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
-    descent = Descent(sigma=6.0, adjacency="add_remove")
+    descent = GradientDescent(sigma=6.0, adjacency="add_remove")
     settings = {"classes": 3, "delta": 1e-5, "mechanism": descent, "budget_epsilon": 3.0}
-    undeclared = Pate("clouds", home=tmp_path / "a", teacher=Slopes(), **settings).fit_teachers(x, y)
+    undeclared = Pate("clouds", home=tmp_path / "a", teacher=Gradients(), **settings).fit_teachers(x, y)
     with pytest.raises(ValueError, match="size"):
         undeclared.label(pool, 90, strategy=Random())
     assert undeclared.epsilon == 0
-    pate = Pate("clouds", home=tmp_path / "b", teacher=Slopes(size=600), **settings)
+    pate = Pate("clouds", home=tmp_path / "b", teacher=Gradients(size=600), **settings)
     release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
     assert pate.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9) and len(release.query_Q) == 90
     small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(Carried(first=small, then=small))
+    student = pate.fit_student(SelfTraining(first=small, then=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     assert pate.report(test_x, test_y).voters == "gradients"
 
 
-CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voting.ridge=.3", "voting.neighbours=16")
+CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voters.neighbors=16")
 
 
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])
 def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
-    assert plan.dataset.name == "mnist" and isinstance(plan.voters, Slopes) and plan.is_guided and plan.num_rounds == 2
+    assert (
+        plan.dataset.name == "mnist" and isinstance(plan.voters, Gradients) and plan.is_guided and plan.num_rounds == 2
+    )
     price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     assert plan.guide == dataclasses.replace(plan.student, last="student")  # what the rounds train is not trained again
-    assert plan.voters.neighbours == (16 if overrides else 0)
+    assert plan.voters.neighbors == (16 if overrides else 0)
 
 
 def test_a_census_has_a_mechanism_of_its_own():
-    assert (Census.mechanism, Slopes.mechanism) == (Histogram(sigma=1.0, adjacency="add_remove").name, Descent.name)
+    assert (ReverseKnn.mechanism, Gradients.mechanism) == (
+        Histogram(sigma=1.0, adjacency="add_remove").name,
+        GradientDescent.name,
+    )

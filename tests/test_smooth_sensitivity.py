@@ -222,7 +222,7 @@ def test_lnmax_tail_and_its_inverse():
 
 @pytest.mark.parametrize("model", [Gnmax(sigma=40.0), Lnmax(scale=20.0)], ids=str)
 def test_moved_q_bounds_every_single_move(model):
-    """[B_L, B_U] holds the q of every neighbour of random rows."""
+    """[B_L, B_U] holds the q of every neighbor of random rows."""
     of_q, _ = price_of_q.price_parts(model, np.array([2.0]), 250, 10)
     rng = np.random.default_rng(3)
     for row in rng.multinomial(250, rng.dirichlet(np.full(10, 0.2)), 20):

@@ -216,7 +216,7 @@ def test_part_of_an_ensemble_is_not_stored(tmp_path, trained):
         store.save(ensemble.select(slice(0, 2)), identity(store, private))
 
 
-def test_a_moved_store_still_recognises_its_data(saved, tmp_path):
+def test_a_moved_store_still_recognizes_its_data(saved, tmp_path):
     store, name, private, _ = saved
     moved = TeacherStore(tmp_path / "moved")
     shutil.copytree(store.folder, moved.folder)

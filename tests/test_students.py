@@ -19,14 +19,14 @@ from pate_torch import networks, protocols
 from pate_torch.cli import train as command
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.alignment import Alignment
-from pate_torch.students.carrying import trusted
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.fixmatch import FixMatch
+from pate_torch.students.label_propagation import most_confident
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.opinion import doubted
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import Average, batches, label_loss, pose
+from pate_torch.students.training import Average, batches, label_loss, prepare
 from pate_torch.students.vat import Vat, frozen_statistics
 from pate_torch.types import DataSpec
 
@@ -46,7 +46,7 @@ def configured(name: str, network: str = "small_cnn", steps: int = 40) -> Studen
             f"recommended.student_network={network}",
             f"recommended.student_steps={steps}",
             "recommended.augment={rotate:0,scale:0,shift:0.5,shear:0}",
-            "representation=none",
+            "features=none",
         ]
         node = compose("config", overrides=chosen).student
     return shortened(instantiate(node, _convert_="all"), network, steps)
@@ -57,7 +57,7 @@ def shortened(student, network: str, steps: int):
     if "member" in fields:
         return dataclasses.replace(student, member=shortened(student.member, network, steps), members=2)
     options = {"channels": (8, 16), "hidden": 32} if network == "small_cnn" else {}
-    small = {"steps": steps, "network_options": options, "batch_size": 16, "unlabelled_batch": 32}
+    small = {"steps": steps, "network_options": options, "batch_size": 16, "unlabeled_batch": 32}
     return dataclasses.replace(student, **{key: value for key, value in small.items() if key in fields})
 
 
@@ -159,7 +159,7 @@ def test_a_single_class_or_label_is_learnt_and_no_label_is_refused(name):
 def test_a_task_that_does_not_fit_together_is_refused(change, message):
     bad, _ = task(3)
     with pytest.raises(ValueError, match=message):
-        pose(dataclasses.replace(bad, **change), 0, CPU)
+        prepare(dataclasses.replace(bad, **change), 0, CPU)
 
 
 def test_a_student_cannot_be_handed_evaluation_labels():
@@ -170,7 +170,7 @@ def test_a_student_cannot_be_handed_evaluation_labels():
         "query_Q",
         "label_Q",
         "flip_probability",
-        "belief_QC",
+        "posterior_QC",
         "round_Q",
         "guide",
         "model",
@@ -235,21 +235,21 @@ def test_the_average_is_exponential_with_a_fast_start():
 
 def test_alignment_restores_the_expected_shares():
     easy, _ = task()
-    posed = pose(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
+    posed = prepare(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
     align = Alignment(posed, "uniform", decay=0.0)
     skewed = torch.softmax(torch.randn(4000, 3) + torch.tensor([1.5, 0.0, -0.5]), 1)
     before, after = skewed.mean(0), align(skewed).mean(0)
     assert (after - 1 / 3).abs().max() < (before - 1 / 3).abs().max() / 3
     torch.testing.assert_close(align(skewed).sum(1), torch.ones(4000))
     torch.testing.assert_close(Alignment(posed, "none")(skewed), skewed)
-    missing = pose(dataclasses.replace(easy, label_Q=torch.tensor([0, 1] * 6)), 0, CPU)
+    missing = prepare(dataclasses.replace(easy, label_Q=torch.tensor([0, 1] * 6)), 0, CPU)
     assert Alignment(missing, "uniform").target_C.tolist() == [0.5, 0.5, 0.0]
 
 
 def test_trust_keeps_the_widest_leads_of_each_class():
     lead = torch.linspace(0.0, 0.9, 10)
     share = torch.cat([torch.stack([0.5 + lead / 2, 0.5 - lead / 2], 1), torch.tensor([[0.1, 0.9]])])
-    kept = trusted(share, 0.5)
+    kept = most_confident(share, 0.5)
     assert kept.tolist() == [-1] * 5 + [0] * 5 + [1]
 
 
@@ -281,7 +281,7 @@ def test_smoothness_leaves_running_statistics_alone():
 
 def test_the_adversary_finds_a_worse_direction_than_chance():
     generator = torch.Generator().manual_seed(0)
-    model = networks.initialise(networks.build("mlp", (6,), 2), generator)
+    model = networks.initialize(networks.build("mlp", (6,), 2), generator)
     with torch.no_grad():
         list(model.parameters())[-2].normal_(generator=generator)
     x = torch.randn(64, 6, generator=generator)
@@ -311,10 +311,10 @@ def test_the_linear_student_is_scikit_learn_s(classes):
 def vectors(right: float, count: int = 400) -> tuple[StudentTask, torch.Tensor, torch.Tensor]:
     """Four classes of rows of forty numbers, five of which tell them apart; so many of the labels are right."""
     generator = torch.Generator().manual_seed(0)
-    centre = 1.6 * torch.randn(4, 5, generator=generator)
+    center = 1.6 * torch.randn(4, 5, generator=generator)
     y = torch.randint(4, (3000,), generator=generator)
     x = torch.randn(3000, 40, generator=generator)
-    x[:, :5] += centre[y]
+    x[:, :5] += center[y]
     label = y[:count].clone()
     bad = torch.rand(count, generator=generator) >= right
     label[bad] = (label[bad] + torch.randint(1, 4, (int(bad.sum()),), generator=generator)) % 4
@@ -339,22 +339,22 @@ def test_students_of_vectors_are_as_good_as_a_linear_model_of_the_same_labels(na
 def test_an_opinion_finds_how_many_labels_are_wrong_and_mends_some():
     posed, _, _ = vectors(0.6)
     truth = vectors(1.0)[0].label_Q
-    mended = doubted(pose(posed, 0, CPU), everywhere=False)
-    before, after = ((label == truth).double().mean() for label in (posed.label_Q, mended.belief_QC.argmax(1)))
+    mended = doubted(prepare(posed, 0, CPU), everywhere=False)
+    before, after = ((label == truth).double().mean() for label in (posed.label_Q, mended.posterior_QC.argmax(1)))
     assert after > before + 0.05
     assert torch.equal(mended.query_Q, posed.query_Q) and torch.equal(mended.label_Q, posed.label_Q)
-    assert torch.allclose(mended.belief_QC.sum(1), torch.ones(len(truth)), atol=1e-5)
-    everywhere = doubted(pose(posed, 0, CPU), everywhere=True)
+    assert torch.allclose(mended.posterior_QC.sum(1), torch.ones(len(truth)), atol=1e-5)
+    everywhere = doubted(prepare(posed, 0, CPU), everywhere=True)
     assert len(everywhere.query_Q) == len(posed.pool_x)
 
 
 def test_there_is_no_opinion_on_few_labels_nor_on_labels_that_nothing_foretells():
     posed, _, _ = vectors(1.0, 49)
-    problem = pose(posed, 0, CPU)
+    problem = prepare(posed, 0, CPU)
     assert doubted(problem, everywhere=True) is problem
     posed, _, _ = vectors(1.0)
     one = dataclasses.replace(posed, label_Q=torch.zeros(400, dtype=torch.int64))
-    problem = pose(one, 0, CPU)
+    problem = prepare(one, 0, CPU)
     assert doubted(problem, everywhere=True) is problem
 
 
@@ -364,7 +364,7 @@ def test_the_luck_of_the_best_of_many_models_is_no_opinion():
     opinions = 0
     for seed in range(20):
         label_Q = torch.randint(2, (100,), generator=torch.Generator().manual_seed(seed))
-        problem = pose(dataclasses.replace(posed, label_Q=label_Q), 0, CPU)
+        problem = prepare(dataclasses.replace(posed, label_Q=label_Q), 0, CPU)
         opinions += doubted(problem, everywhere=False) is not problem
     assert opinions <= 5
 
@@ -377,7 +377,7 @@ def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     for name, value in student.module.members[0].state_dict().items():
         assert torch.equal(value, alone[name])
     x, _ = images(20, seed=5)
-    normal = easy.spec.normalise(x)
+    normal = easy.spec.normalize(x)
     mean = torch.stack([member(normal).log_softmax(1) for member in student.module.members]).mean(0)
     torch.testing.assert_close(student.probabilities(x), mean.softmax(1))
     weights = [next(member.parameters()) for member in student.module.members]

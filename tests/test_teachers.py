@@ -69,15 +69,15 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
 
 
 @pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_stacked_equals_loop_in_float64(network, optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_stacked_equals_loop_in_float64(network, optimizer):
     options = {"convnet": {"channels": [3, 4], "hidden": [6]}, "resnet": {"width": 8}}.get(network, {})
     private = records(60)
     shards = shards_of([list(range(0, 25)), list(range(25, 28)), list(range(28, 60))])
     settings = recipe(
         network=network,
         options=options,
-        optimiser=optimiser,
+        optimizer=optimizer,
         dtype="float64",
         label_smoothing=0.1,
         weight_decay=0.01,
@@ -120,17 +120,17 @@ def test_the_loop_is_ordinary_training():
     ours = train(private, spec(), shards_of([list(range(40))]), settings, seed=9)
 
     module = networks.build("lean_cnn", (1, 12, 12), 4, channels=[4, 8], hidden=16).double()
-    networks.initialise(module, torch_stream(9, "teacher", 0, "init"))
-    optimiser = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.02)
+    networks.initialize(module, torch_stream(9, "teacher", 0, "init"))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.02)
     order = engine.batches(9, 0, 40, 20, 8)
     theta = settings.augment.draw(20 * 8, (1, 12, 12), torch_stream(9, "teacher", 0, "augment")).view(20, 8, 2, 3)
     for step in range(20):
         x = warp(private.x[order[step].long()].double() / 255, theta[step])
         loss = F.cross_entropy(module((x - 0.3) / 0.4), private.y[order[step].long()], label_smoothing=0.05)
-        optimiser.param_groups[0]["lr"] = 5e-3 * (1 + math.cos(math.pi * step / 20)) / 2
-        optimiser.zero_grad()
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 + math.cos(math.pi * step / 20)) / 2
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(ours.params[name][0], parameter.detach(), rtol=0, atol=1e-10)
 
@@ -225,7 +225,7 @@ def test_predictions_do_not_depend_on_the_batch_or_on_training_time_distortion()
     for k in range(2):
         module = networks.rebuild(ensemble.network)
         module.load_state_dict({name: p[k] for name, p in ensemble.params.items()})
-        by_hand.append(module(spec().normalise(private.x)).argmax(1))
+        by_hand.append(module(spec().normalize(private.x)).argmax(1))
     assert torch.equal(whole, torch.stack(by_hand))
 
 
@@ -426,8 +426,8 @@ def test_multiplications_by_hand():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": "resnet", "options": {"norm": "batch"}}, "batch normalisation"),
-        ({"network": "wide_resnet", "options": {}}, "batch normalisation"),
+        ({"network": "resnet", "options": {"norm": "batch"}}, "batch normalization"),
+        ({"network": "wide_resnet", "options": {}}, "batch normalization"),
         ({"options": {"width": 3}}, "takes channels, hidden"),
         ({"steps": 0}, "steps"),
         ({"batch_size": 2.5}, "batch_size"),

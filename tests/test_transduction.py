@@ -13,7 +13,7 @@ from teacher_world import recipe, records, shards_of, spec
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
-from pate_torch.features.neighbors import coordinates, neighbour_graph
+from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -54,7 +54,7 @@ def probabilities(ensemble, pool) -> np.ndarray:
 @pytest.mark.parametrize("reach", [0.0, 0.5, 0.8, 0.95])
 def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
     """A twin in NumPy: proportional fitting, then the inverse of 1 - reach W."""
-    weight = neighbour_graph(coordinates(pool, spec()), 6).weight_PP.to_dense().double().numpy()
+    weight = neighbor_graph(coordinates(pool, spec()), 6).weight_PP.to_dense().double().numpy()
     expected, lead = [], []
     for p in probabilities(ensemble, pool)[:-1]:
         for _ in range(20 if balance else 0):
@@ -64,7 +64,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
         carried = (1 - reach) * np.linalg.solve(np.eye(len(p)) - reach * weight, p)
         expected.append(carried.argmax(1))
         lead.append(np.diff(np.sort(carried, 1)[:, -2:], axis=1)[:, 0] / carried.max(1))
-    found = jointly(pool, reach=reach, balance=balance).predictions(ensemble, pool)
+    found = jointly(pool, alpha=reach, balance=balance).predictions(ensemble, pool)
     clear = np.stack(lead) > 0.01  # what carrying stops short of decides the rest
     assert clear.mean() > 0.8
     assert np.array_equal(found[:-1].numpy()[clear], np.stack(expected)[clear])
@@ -72,11 +72,11 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
 
 
 def test_without_reach_or_balance_they_are_the_plain_votes(ensemble, pool):
-    assert torch.equal(jointly(pool, reach=0, balance=False).predictions(ensemble, pool), ensemble.predictions(pool))
+    assert torch.equal(jointly(pool, alpha=0, balance=False).predictions(ensemble, pool), ensemble.predictions(pool))
 
 
 def test_one_record_moves_one_teacher(ensemble, pool):
-    """Its neighbours in the chunk and on the machine keep every vote."""
+    """Its neighbors in the chunk and on the machine keep every vote."""
     private = records(120)
     x, y = private.x.clone(), private.y.clone()
     x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
@@ -140,7 +140,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
         )
 
     plain = right(ensemble.predictions(data.pool.x), data)
-    assert accuracy(place, reach=0) > plain + 0.01
+    assert accuracy(place, alpha=0) > plain + 0.01
     assert accuracy(place, balance=False) > plain + 0.02
     assert accuracy(place) > plain + 0.05
     assert accuracy(mixed, balance=False) < plain - 0.01
@@ -148,7 +148,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"neighbours": 0}, {"reach": -0.1}, {"reach": 1.0}, {"reach": float("nan")}, {"balance": "yes"}],
+    [{"neighbors": 0}, {"reach": -0.1}, {"reach": 1.0}, {"reach": float("nan")}, {"balance": "yes"}],
     ids=str,
 )
 def test_bad_choices_name_the_key(wrong):

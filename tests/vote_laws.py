@@ -37,7 +37,7 @@ class Recorder(Rehearsal):
 
 
 class Discrete:
-    """An integer law with the methods of a SciPy one, by direct normalisation."""
+    """An integer law with the methods of a SciPy one, by direct normalization."""
 
     def __init__(self, kind: str, scale: float) -> None:
         self.reach = int(60 * scale + 10)

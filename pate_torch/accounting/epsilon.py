@@ -18,7 +18,7 @@ NO_ROUTE = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy, by ``route``, for neighbours of ``adjacency`` that differ in one ``unit``.
+    """(epsilon, delta)-differential privacy, by ``route``, for neighbors of ``adjacency`` that differ in one ``unit``.
 
     Routes: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best order), "zcdp" (closed form),
     "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the account, where its releases reserved more).

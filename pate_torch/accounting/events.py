@@ -24,7 +24,7 @@ class _Event:
 
     def __post_init__(self) -> None:
         checks.integer(f"{type(self).__name__}.count", self.count, low=0)
-        # NumPy scalars compare equal to Python's but do not serialise: one fact, one canonical form.
+        # NumPy scalars compare equal to Python's but do not serialize: one fact, one canonical form.
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "count":
@@ -62,7 +62,7 @@ class Laplace(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PureDP(_Event):
-    """Any epsilon-DP mechanism (randomised response dominates it)."""
+    """Any epsilon-DP mechanism (randomized response dominates it)."""
 
     epsilon: float
     kind: ClassVar[str] = "pure"

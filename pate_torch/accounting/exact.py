@@ -1,7 +1,7 @@
 """Data-dependent Renyi prices, exactly: the released answer is a categorical variable, so compute its divergence.
 
 Per query and order, the largest divergence over all moves of one vote; summed over queries (an upper bound, since one
-neighbour fixes every query's move). *Forward* is D_a(M(D) || M(D')), what the published theorems bound; *two-sided* is
+neighbor fixes every query's move). *Forward* is D_a(M(D) || M(D')), what the published theorems bound; *two-sided* is
 the larger of it and the reverse, what differential privacy asks of this data set. PRIVATE, like every data-dependent
 price, and additive only for queries that do not depend on earlier answers.
 
@@ -28,8 +28,8 @@ SECONDS, BYTES = 25.0, 0.75 * 2**30
 Direction = Literal["forward", "two_sided"]
 DIRECTIONS = ("forward", "two_sided")
 
-_CHUNK = 64  # rows at a time, some 2000 neighbours: temporaries stay in cache
-_CHUNK_LAWS = 2**22  # probabilities of their neighbours' laws, at most (unless one row has more)
+_CHUNK = 64  # rows at a time, some 2000 neighbors: temporaries stay in cache
+_CHUNK_LAWS = 2**22  # probabilities of their neighbors' laws, at most (unless one row has more)
 _ANCHORS = 10  # every 10th order is computed for every move, the others only for moves that may still be worst
 
 
@@ -62,7 +62,7 @@ def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
     """(seconds of one core, bytes) of ``exact_rows`` at ``rdp.ORDERS``, both rather too much (measured in 2026).
 
     Of rows with G distinct counts, K votes and X quadrature nodes: 6 (K + 1) X table entries of 0.1 us and 16 bytes,
-    G^3 X multiplications of 1 ns, and G^2 neighbours of at most min(C, 3G) outcomes each, of 1.2 us and, as many as are
+    G^3 X multiplications of 1 ns, and G^2 neighbors of at most min(C, 3G) outcomes each, of 1.2 us and, as many as are
     held together, 60 bytes. Laplace noise adds the eigenvalues of a matrix of C/2 rows, and the votes 40 bytes a count.
     """
     num_rows, num_classes = rows_UC.shape
@@ -81,7 +81,7 @@ def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
 
 
 def _rows_together(rows_UC: Counts) -> int:
-    """Rows whose neighbours' laws are held at a time."""
+    """Rows whose neighbors' laws are held at a time."""
     groups = 1 + int((rows_UC[:, 1:] != rows_UC[:, :-1]).sum(1).max())
     return max(1, min(_CHUNK, _CHUNK_LAWS // (groups**2 * min(rows_UC.shape[1], 3 * groups))))
 
@@ -114,7 +114,7 @@ def _rows(laws: outcome_laws.Laws, orders_A: Array, direction: Direction) -> tup
     """Lower and upper ends for one chunk of rows, [U, A]; orders ascending."""
     log_p_MO, log_q_MO, other_U = _complete(laws)
     starts_U = np.flatnonzero(np.r_[True, laws.row_M[1:] != laws.row_M[:-1]])
-    assert len(starts_U) == len(laws.log_p_UO), "a row without neighbours"
+    assert len(starts_U) == len(laws.log_p_UO), "a row without neighbors"
     log_s_UA = _worst(log_p_MO, log_q_MO, laws.row_M, starts_U, orders_A)
     if direction == "two_sided":
         log_s_UA = np.maximum(log_s_UA, _worst(log_q_MO, log_p_MO, laws.row_M, starts_U, orders_A))

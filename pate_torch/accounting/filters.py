@@ -92,7 +92,7 @@ class Filter:
     ) -> Filter:
         """The filter that suits what is planned: gdp if all is Gaussian, else rdp at the order that fits most of it.
 
-        The order maximises capacity / planned divergence, which for Gaussian plans is the order that converts best
+        The order maximizes capacity / planned divergence, which for Gaussian plans is the order that converts best
         at the cap, and which lets a plan calibrated to the cap through. ``delta_reserve``: half of delta if the plan
         has Delta events, else 0.
         """

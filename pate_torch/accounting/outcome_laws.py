@@ -1,8 +1,8 @@
-"""The law of one answer, exactly: of a vote row, and of every neighbour of it (one vote moved between two classes).
+"""The law of one answer, exactly: of a vote row, and of every neighbor of it (one vote moved between two classes).
 
 Noisy maxima: P(c) = integral of f(x - n_c) prod_{j != c} F(x - n_j) dx over the winning score x, with f and F the
-noise's density and distribution function. Nodes in x serve all classes and all neighbours at once: a neighbour's
-integrand is the row's times F(x - n_a + 1)/F(x - n_a) times F(x - n_b - 1)/F(x - n_b), so all C(C-1) neighbours are one
+noise's density and distribution function. Nodes in x serve all classes and all neighbors at once: a neighbor's
+integrand is the row's times F(x - n_a + 1)/F(x - n_a) times F(x - n_b - 1)/F(x - n_b), so all C(C-1) neighbors are one
 matrix product. Votes are integers, so every factor comes from a table of K + 1 rows; and classes of one count share
 everything, so what is multiplied are the G distinct counts of a row (at most sqrt(2K) + 1 of them), not its C classes.
 
@@ -34,7 +34,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Laws:
-    """PRIVATE. log_p_UO: law of each row; log_q_MO: law of neighbour m of row row_M[m] (moves sorted by row).
+    """PRIVATE. log_p_UO: law of each row; log_q_MO: law of neighbor m of row row_M[m] (moves sorted by row).
 
     O outcomes: the C labels in the row's (sorted) order, then "no answer" for Confident. Merged: of the classes with
     one count the third stands for the others too, as far as they are alike in every move; no divergence changes.
@@ -100,7 +100,7 @@ class Kinds:
 
 
 def laws(model: OutcomeModel, rows_UC: Counts, num_teachers: int, *, merged: bool = False) -> Laws:
-    """Laws of sorted vote rows [U, C] and of all their distinct neighbours.
+    """Laws of sorted vote rows [U, C] and of all their distinct neighbors.
 
     Equal counts share results, so one move stands for all with the same counts: at most G^2 a row, and none from a
     class without votes.
@@ -286,7 +286,7 @@ def _gaussian_grid(sigma: float, num_teachers: int, num_classes: int) -> tuple[f
 
 @functools.lru_cache(maxsize=8)
 def laplace_rule(scale: float, num_teachers: int, num_classes: int) -> Rule:
-    """Gauss-Legendre between neighbouring integers, where all the kinks are; both tails in closed form.
+    """Gauss-Legendre between neighboring integers, where all the kinks are; both tails in closed form.
 
     x < 0: every factor is an exponential, so the integral is scale/C times the integrand at 0. x > K: in
     u = e^{-(x - K)/scale} the integrand is a polynomial of degree C - 1, for which ceil(C/2) nodes are exact.

@@ -104,12 +104,12 @@ def _composed(facts: tuple[Event, ...]) -> Any:
                 part = library.from_laplace_mechanism(1 / event.ratio, value_discretization_interval=step)
                 part = part.self_compose(event.count)
             case _:
-                part = _randomised_response(library, _ratio(event), step).self_compose(event.count)
+                part = _randomized_response(library, _ratio(event), step).self_compose(event.count)
         total = total.compose(part)
     return total
 
 
-def _randomised_response(library: Any, loss: float, step: float) -> Any:
+def _randomized_response(library: Any, loss: float, step: float) -> Any:
     """The pair that dominates every mechanism of this pure loss, both losses rounded up to the grid.
 
     Not the library's ``from_privacy_parameters``: a loss that *is* on the grid can fall one rounding error above it,

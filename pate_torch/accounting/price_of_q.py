@@ -125,7 +125,7 @@ class PriceOfTop:
     num_classes: int
 
     def local_sensitivity(self, rows_UC: Counts) -> Array:
-        """Largest step between neighbouring counts within d of each row's winner, d = 0..K: [U, D, A]."""
+        """Largest step between neighboring counts within d of each row's winner, d = 0..K: [U, D, A]."""
         num_teachers = len(self.price_NA) - 1
         lowest = -(-num_teachers // self.num_classes)  # some class always has this many votes
         # step_NA[n]: the larger of the changes to n - 1 and to n + 1; counts below ``lowest`` do not occur.

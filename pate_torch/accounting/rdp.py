@@ -1,6 +1,6 @@
 """Renyi differential privacy: each event's curve, their sum, and the tight conversion to (epsilon, delta).
 
-Every curve is the exact one of the pair of distributions that dominates the event (Laplace, randomised response, the
+Every curve is the exact one of the pair of distributions that dominates the event (Laplace, randomized response, the
 two-point pair of a bounded range), arranged so that no two terms cancel: it stays correct from ratios of 1e-8 to 1e3.
 """
 
@@ -51,7 +51,7 @@ def laplace(ratio: float, orders: ArrayLike) -> Array:
     return np.where(x < 1, np.log1p(excess), large) / (a - 1)
 
 
-def randomised_response(epsilon: float, orders: ArrayLike) -> Array:
+def randomized_response(epsilon: float, orders: ArrayLike) -> Array:
     """The pair that dominates every epsilon-DP mechanism (Kairouz, Oh & Viswanath 2015), p = e^eps/(1 + e^eps).
 
     R(a) = ln[ p e^((a-1)eps) + (1-p) e^(-(a-1)eps) ] / (a-1), at most min(eps, a eps^2/2).
@@ -68,8 +68,8 @@ def randomised_response(epsilon: float, orders: ArrayLike) -> Array:
 def bounded_range(eta: float, orders: ArrayLike) -> Array:
     """The tight curve of an eta-bounded-range mechanism: at most min(eta, a eta^2/8) (Cesar & Rogers 2021).
 
-    The likelihood ratio L of neighbours lies in [e^(t-eta), e^t] for some t in [0, eta] and has mean 1; L -> L^a is
-    convex, so E[L^a] is largest with all mass on the two ends. Maximised over t in closed form, with
+    The likelihood ratio L of neighbors lies in [e^(t-eta), e^t] for some t in [0, eta] and has mean 1; L -> L^a is
+    convex, so E[L^a] is largest with all mass on the two ends. Maximized over t in closed form, with
     h(x) = ln( sinh(x/2) / (x/2) ):  R(a) = [ a h(a eta) - (a-1) h((a-1) eta) - h(eta) ] / (a-1)
     = [ h(a eta) - h((a-1) eta) ] + [ h(a eta) - h(eta) ] / (a-1), two rises of h.
     """
@@ -127,7 +127,7 @@ def _log_delta(a: Array, r: Array, epsilon: float) -> Array:
 
 
 def _refine(objective: Callable[[Array], Array]) -> float:
-    """Minimum of the objective over real orders: the grid's best, then a bounded search between its neighbours.
+    """Minimum of the objective over real orders: the grid's best, then a bounded search between its neighbors.
 
     Any order is valid, so stopping short of the true minimum costs tightness only.
     """
@@ -201,7 +201,7 @@ def _table(event: RdpCurve, a: Array) -> Array:
 _CURVES: dict[type[Event], Callable[[Any, Array], Array]] = {
     Gaussian: lambda event, a: a * event.mu**2 / 2,
     Laplace: lambda event, a: laplace(event.ratio, a),
-    PureDP: lambda event, a: randomised_response(event.epsilon, a),
+    PureDP: lambda event, a: randomized_response(event.epsilon, a),
     BoundedRange: lambda event, a: bounded_range(event.eta, a),
     ZCDP: lambda event, a: a * event.rho,
     RdpCurve: _table,

@@ -89,7 +89,7 @@ def sanitised_release_cost(order: float, decay: float, sigma: float, shift: floa
 
         R = a (e^{-b} + m (1 - e^{-b}))^2 / (2 sigma^2 k) - (a b + ln(k)/2) / (a - 1).
 
-    Proof. Neighbours have S' = S e^x with |x| <= b, and |f - f'| <= min(S, S'). Between normals,
+    Proof. Neighbors have S' = S e^x with |x| <= b, and |f - f'| <= min(S, S'). Between normals,
     R = a D^2/(2 v) + ln(s'/s) + ln(s'^2/v)/(2 (a-1)), v = a s'^2 + (1-a) s^2. Here v = sigma^2 S^2 k(x),
     k(x) = 1 + a (e^{2x} - 1), and D <= S (min(1, e^x) + m |1 - e^x|). With u = e^{-|x|} and n = u + m (1 - u) the first
     term is at most a n^2/(2 sigma^2 (1 - a (1 - u^2))) for x < 0 and a n^2/(2 sigma^2 (u^2 + a (1 - u^2))) for x > 0,

@@ -1,6 +1,6 @@
 """How fast the data-dependent price of a release changes with the votes: local and smooth sensitivity.
 
-Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``price_of_q.py``. Between neighbouring
+Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``price_of_q.py``. Between neighboring
 data sets a vote may move in every query at once, so sensitivities at equal distance add up.
 Everything computed from votes here is PRIVATE.
 """
@@ -53,7 +53,7 @@ def local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) 
 
 
 def smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
-    """max_d e^{-decay d} LS(d), [A]: changes by a factor of at most e^{decay} between neighbouring data sets."""
+    """max_d e^{-decay d} LS(d), [A]: changes by a factor of at most e^{decay} between neighboring data sets."""
     checks.positive("decay", decay)
     bound_DA = np.asarray(local_DA, dtype=np.float64)
     return (np.exp(-decay * np.arange(len(bound_DA)))[:, None] * bound_DA).max(0)

@@ -250,7 +250,7 @@ def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalt
     """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + penalty.
 
     For M hypotheses rho = 0 and K = M. penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that
-    for a regulariser that starts at 0. epsilon at most 1, where e^epsilon - 1 <= 2 epsilon.
+    for a regularizer that starts at 0. epsilon at most 1, where e^epsilon - 1 <= 2 epsilon.
     """
     return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
 

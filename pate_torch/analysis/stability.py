@@ -55,7 +55,7 @@ def by_teachers(
     """The learner that trains this project's teachers: a batch of data sets is trained as one stack of teachers.
 
     Scores are votes: 1.0 where the class voted for is ``label``, else 0.0. x: uint8 images or rows, as ``spec`` says;
-    y: class numbers. The coins name the streams of initialisation, batches and distortions, as a teacher's number does.
+    y: class numbers. The coins name the streams of initialization, batches and distortions, as a teacher's number does.
     Raises ValueError for a recipe that does not fit the data, and for one with a public start (it learns from points
     that no pair of data sets holds).
     """

@@ -1,1 +1,1 @@
-"""Does what is executed keep what is claimed? Mechanisms on neighbouring votes, and a student against its records."""
+"""Does what is executed keep what is claimed? Mechanisms on neighboring votes, and a student against its records."""

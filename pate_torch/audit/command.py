@@ -2,7 +2,7 @@
 
     python -m pate_torch.audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
-Runs the mechanism many times on neighbouring votes and prints the largest epsilon that the outcomes *prove*, beside
+Runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*, beside
 the one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0)
 shows that these votes and so many runs found none. Exit code 2: a wrong argument.
 
@@ -86,7 +86,7 @@ def audit_outcomes(
 ) -> Evidence:
     """The largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
 
-    left, right: int64 [runs] or [runs, queries], outcomes of neighbouring inputs, one independent run a row. groups:
+    left, right: int64 [runs] or [runs, queries], outcomes of neighboring inputs, one independent run a row. groups:
     columns with the same law (they share one score). Zero when nothing is proven. Raises ValueError for other shapes.
     """
     checks.between("delta", delta, 0, 1)

@@ -218,6 +218,6 @@ def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
 def best_cut(member_M: Scores, other_O: Scores) -> float:
     """The cut whose test "score >= cut" has the largest advantage on these; infinite where none has any."""
     values = np.unique(np.concatenate([member_M, other_O])) / 2
-    cuts = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbours: a gap is cut in its middle
+    cuts = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
     share = [1 - np.searchsorted(np.sort(side), cuts) / len(side) for side in (member_M, other_O)]
     return float(cuts[::-1][np.argmax((share[0] - share[1])[::-1])])  # the highest of equals: the fewest false alarms

@@ -1,4 +1,4 @@
-"""Neighbouring votes on which each mechanism shows most, and the settings under which it answers at all."""
+"""Neighboring votes on which each mechanism shows most, and the settings under which it answers at all."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.types import ONE_BALLOT, Ballots, Votes, one_vector
-from pate_torch.voters.gradient_sums import GRID, Leanings
+from pate_torch.types import ONE_COUNT, CellHistogram, Votes, one_vector
+from pate_torch.voters.gradient_sums import GRID, GradientSums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
-    """Two neighbouring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
+    """Two neighboring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
 
     adjacency: of ballots, of which one in the whole table is added, removed or moved; None: votes.
     """
@@ -40,11 +40,11 @@ class Pair:
             changes, net = int(moved_QC.abs().sum()), int(moved_QC.sum())
             near = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net == 0
             if self.left_QC.shape != self.right_QC.shape or not near:
-                raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one ballot in the whole table)")
+                raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one ballot in the whole table)")
             return
         moved_Q = (self.left_QC - self.right_QC).abs().sum(1)
         if self.left_QC.shape != self.right_QC.shape or bool((moved_Q > 2).any()):
-            raise ValueError(f"pair {self.name!r}: the sides are not neighbours (one vote may move in each query)")
+            raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one vote may move in each query)")
         if int(self.left_QC[0].sum()) != int(self.right_QC[0].sum()):
             raise ValueError(f"pair {self.name!r}: both sides need the same teachers")
 
@@ -58,10 +58,10 @@ class Pair:
         rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
         return [rows.index(row) for row in rows]
 
-    def votes(self, side: str) -> Votes | Ballots | Leanings:
+    def votes(self, side: str) -> Votes | CellHistogram | GradientSums:
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
-            return Ballots(counts_QC, ONE_BALLOT[self.adjacency], torch.arange(len(counts_QC)))
+            return CellHistogram(counts_QC, ONE_COUNT[self.adjacency], torch.arange(len(counts_QC)))
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
@@ -75,7 +75,7 @@ class Pair:
 class SlopePair(Pair):
     """One record more, or another in its place: alone, of length 1, where the one public point that is asked lies.
 
-    scale: see ``Leanings``.
+    scale: see ``GradientSums``.
     """
 
     left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
@@ -83,10 +83,10 @@ class SlopePair(Pair):
     adjacency: str
     scale: float
 
-    def votes(self, side: str) -> Leanings:
+    def votes(self, side: str) -> GradientSums:
         there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
         z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
-        return Leanings(z_ND, y_N, torch.ones(1, 1), _CLASSES, one_vector(self.adjacency, _CLASSES), self.scale)
+        return GradientSums(z_ND, y_N, torch.ones(1, 1), _CLASSES, one_vector(self.adjacency, _CLASSES), self.scale)
 
 
 _CLASSES = 50  # of a slope at the start: then e_y - p has length .99
@@ -116,7 +116,10 @@ class Setting:
     @staticmethod
     def independent(mechanism: Mechanism) -> bool:
         """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
-        return not isinstance(mechanism, SparseVector | Descent) and getattr(mechanism, "max_answers", None) is None
+        return (
+            not isinstance(mechanism, SparseVector | GradientDescent)
+            and getattr(mechanism, "max_answers", None) is None
+        )
 
 
 def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
@@ -128,8 +131,8 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
         return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
     if isinstance(mechanism, Confident | Interactive):
         return _screened_pairs(mechanism, queries)
-    if isinstance(mechanism, Descent):
-        scale = 1 / (mechanism.first * mechanism.sigma)  # logits whose noise is 1
+    if isinstance(mechanism, GradientDescent):
+        scale = 1 / (mechanism.first_step_size * mechanism.sigma)  # logits whose noise is 1
         return [SlopePair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
     if isinstance(mechanism, Histogram):
         return _ballot_pairs(mechanism, queries)

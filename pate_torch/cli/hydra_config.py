@@ -21,7 +21,7 @@ from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.core import checks
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
@@ -46,9 +46,11 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
         query=component(cfg, "query", QueryStrategy),
         num_queries=resolved["num_queries"],
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
-        features=None if resolved["representation"] is None else component(cfg, "representation", Representation),
+        features=None if resolved["features"] is None else component(cfg, "features", ContrastiveFeatures),
         student=component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
-        guide_student=component(cfg, "refit", StudentAlgorithm) if "_target_" in resolved["refit"] else None,
+        guide_student=component(cfg, "guide_student", StudentAlgorithm)
+        if "_target_" in resolved["guide_student"]
+        else None,
         privacy=privacy(resolved),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
         sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
@@ -72,10 +74,10 @@ def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
 
 def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
     """Who answers; teachers give way to a file of votes."""
-    voters: Voters = component(cfg, "voting", Voters)
+    voters: Voters = component(cfg, "voters", Voters)
     if resolved["teachers"] is not None and not voters.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
-        raise checks.fail("voting", voters.name, "cannot be combined with teachers", fix)
+        raise checks.fail("voters", voters.name, "cannot be combined with teachers", fix)
     if resolved["votes"] is None:
         return voters
     path = Path(checks.text("votes", resolved["votes"]))

@@ -22,6 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pate_torch.cli.main import piped
 from pate_torch.core import checks
+from pate_torch.moved import renamed
 from pate_torch.run_folders import run_folder, run_id
 
 
@@ -91,8 +92,15 @@ def _guarded() -> int:
     return 0
 
 
-def explain(error: BaseException) -> str:
-    """One line: the key, what is allowed, what to do. Hydra and OmegaConf take several."""
+def explain(error: BaseException, settings: Sequence[str] | None = None) -> str:
+    """One line: the key, what is allowed, what to do. Hydra and OmegaConf take several.
+
+    settings: those of the command; None: of ``sys.argv``.
+    """
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        before = renamed(sys.argv[1:] if settings is None else settings)
+        if before is not None:
+            return before
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return str(_unknown(group, name, error.options))

@@ -33,7 +33,7 @@ def private_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary neighbour which becomes ``path`` at the end, whole or not at all."""
+    """A temporary neighbor which becomes ``path`` at the end, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         yield temporary

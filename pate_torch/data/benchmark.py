@@ -1,4 +1,4 @@
-"""What the public image benchmarks share: one fixed split, normalisation from the public pool, one error if missing."""
+"""What the public image benchmarks share: one fixed split, normalization from the public pool, one error if missing."""
 
 from __future__ import annotations
 

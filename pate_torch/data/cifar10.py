@@ -37,7 +37,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10:
-    """32x32 colour photographs in the pickled batches of ``cifar-10-batches-py``.
+    """32x32 color photographs in the pickled batches of ``cifar-10-batches-py``.
 
     path, root: the folder that holds ``cifar-10-batches-py`` (path first). ``private``: the first so many training
     images (None: all). Downloads are checked by torchvision; files already there are read as they are.

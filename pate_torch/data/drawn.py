@@ -18,7 +18,7 @@ Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 
 
 def picture(character: str, font: ImageFont.FreeTypeFont, size: int) -> np.ndarray:
-    """A character, white on black and centred by its box, float32 [size, size]."""
+    """A character, white on black and centered by its box, float32 [size, size]."""
     left, top, right, bottom = font.getbbox(character)
     image = Image.new("L", (size, size))
     corner = ((size - left - right) / 2, (size - top - bottom) / 2)

@@ -94,7 +94,7 @@ class Glyphs:
 
 @functools.lru_cache(maxsize=4)
 def _atlas(size: int) -> Tensor:
-    """Every font and character, centred by its box and 70 % of the picture high, float32 [fonts, 36, size, size]."""
+    """Every font and character, centered by its box and 70 % of the picture high, float32 [fonts, 36, size, size]."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     atlas = np.zeros((len(FONTS), len(CHARACTERS), size, size), dtype=np.float32)
     for row, name in zip(atlas, FONTS, strict=True):

@@ -1,7 +1,7 @@
 """Digits of handwriting fonts, distorted: image records about as hard as MNIST's, made offline, on which choices can be
 made that MNIST must not make.
 
-A digit is drawn in a font, its strokes thickened, turned, sheared, stretched and bent smoothly, then centred by its
+A digit is drawn in a font, its strokes thickened, turned, sheared, stretched and bent smoothly, then centered by its
 mass. Fonts are as common as words are (Zipf), so that some styles are rare. Records are independent draws.
 """
 
@@ -91,12 +91,12 @@ class Handwriting:
         knots = torch.randn(_BATCH, 2, _KNOTS, _KNOTS, generator=generator) * self.bend / _DRAWN
         bend = F.interpolate(knots, size=x.shape[2:], mode="bicubic", align_corners=False)
         grid = F.affine_grid(theta, list(x.shape), align_corners=False) + bend.permute(0, 2, 3, 1)
-        x = _centred(F.grid_sample(x, grid, align_corners=False))
+        x = _centered(F.grid_sample(x, grid, align_corners=False))
         return (x.clamp(0, 1) * 255).round().to(torch.uint8), label_B
 
 
-def _centred(x: Tensor) -> Tensor:
-    """Pictures with their centres of mass in the middle, made smaller: [B, 1, 28, 28]."""
+def _centered(x: Tensor) -> Tensor:
+    """Pictures with their centers of mass in the middle, made smaller: [B, 1, 28, 28]."""
     at = (torch.arange(x.shape[2]) + 0.5) * 2 / x.shape[2] - 1
     mass_B = x.sum((1, 2, 3)).clamp(min=1e-6)
     theta = torch.eye(2, 3).repeat(len(x), 1, 1)
@@ -109,7 +109,7 @@ def _centred(x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=2)
 def _atlas(folder: Path) -> Tensor:
-    """Every font and digit, centred by its box, float32 [fonts, 10, 80, 80], in the order of the files' names."""
+    """Every font and digit, centered by its box, float32 [fonts, 10, 80, 80], in the order of the files' names."""
     files = sorted(file for file in folder.glob("**/*") if file.suffix.lower() in SUFFIXES)
     fonts = [digits for digits in map(_digits, files) if digits is not None]
     if not fonts:

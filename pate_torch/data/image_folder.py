@@ -30,12 +30,12 @@ class ImageFolder:
     """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
 
     path: the folder of class folders, from the working directory or the data root; public_path, test_path: folders
-    of public images for these roles (a public one may hold unlabelled images directly when there is a test folder).
+    of public images for these roles (a public one may hold unlabeled images directly when there is a test folder).
     publish_split, publish_test: what the owner agrees to where these images are split off ``path`` (see ``Csv``).
-    channels: 3 (colour) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
+    channels: 3 (color) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
     match) names the privacy unit, e.g. ``^(patient[0-9]+)_``; otherwise the unit is the file's path in the folder.
     classes: the class folders, or None for those that public images show.
-    Neighbours are add_remove: images stand in the order of their paths, which name the class too, so that one replaced
+    Neighbors are add_remove: images stand in the order of their paths, which name the class too, so that one replaced
     by an image of another name, or of another class, moves those between.
 
     x: uint8 [N, channels, size, size]. Raises ValueError naming the file or key, what is allowed and the fix.
@@ -61,7 +61,7 @@ class ImageFolder:
         roles.check(self)
         checks.integer("dataset.size", self.size, low=4)
         if self.channels not in (1, 3):
-            raise checks.fail("dataset.channels", self.channels, "must be 1 (grey) or 3 (colour)")
+            raise checks.fail("dataset.channels", self.channels, "must be 1 (grey) or 3 (color)")
         if self.group is not None:
             try:
                 re.compile(self.group)
@@ -71,8 +71,8 @@ class ImageFolder:
     def load(self) -> Dataset:
         found: list[tuple[int, Path, Path]] = []
         for part, (key, folder) in roles.files(self).items():
-            unlabelled = part == roles.PUBLIC and bool(self.test_path)
-            found += [(part, folder, file) for file in _images(key, folder, unlabelled)]
+            unlabeled = part == roles.PUBLIC and bool(self.test_path)
+            found += [(part, folder, file) for file in _images(key, folder, unlabeled)]
         part_N = np.array([part for part, _, _ in found])
         unit_id = np.array([self._unit(file.relative_to(folder)) for _, folder, file in found])
         role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
@@ -120,12 +120,12 @@ class ImageFolder:
         return x
 
 
-def _images(key: str, folder: Path, unlabelled: bool) -> list[Path]:
+def _images(key: str, folder: Path, unlabeled: bool) -> list[Path]:
     """Image files below class folders (or also right in the folder), in the order of their paths."""
     if not folder.is_dir():
         raise checks.fail(key, str(folder), "must be a folder of class folders")
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES and file.is_file()]
-    if not unlabelled:
+    if not unlabeled:
         files = [file for file in files if file.parent != folder]
     if not files:
         raise checks.fail(

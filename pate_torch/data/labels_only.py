@@ -17,7 +17,7 @@ class LabelsOnly:
     """The same records; the features of the private ones join the public points, without their labels.
 
     Representations, questions and students may then use all features, and a teacher all but its peers' labels.
-    Neighbours differ in the label of one record (replace_one; how many records there are, and their features, are
+    Neighbors differ in the label of one record (replace_one; how many records there are, and their features, are
     public). Under the promise of whole records every such release is one that publishes the records themselves: real
     data therefore keep their name, and an account opened for records refuses labels. Public benchmarks get an account
     of their own, "<name>_labels". A source that cannot bear a replaced record cannot bear a replaced label: it may be

@@ -54,7 +54,7 @@ class Libsvm:
     zero_based: bool = False
     feature_limit: int = 4096
     project: int = 1024
-    standardise: bool = False
+    standardize: bool = False
     publish_split: bool = False
     publish_test: bool = False
     nominal_size: int | None = None
@@ -65,7 +65,7 @@ class Libsvm:
         roles.check_way(self.roles, single=self._single)
         if self.group is not None:
             checks.one_of("dataset.group", self.group, ("qid",))
-        for key in ("zero_based", "standardise"):
+        for key in ("zero_based", "standardize"):
             checks.boolean(f"dataset.{key}", getattr(self, key))
         if self.num_features is not None:
             checks.integer("dataset.num_features", self.num_features, low=1, high=_MOST_FEATURES)
@@ -106,7 +106,7 @@ class Libsvm:
                 grouped=self.group is not None,
                 benchmark=self.benchmark,
             ),
-            standardise=self.standardise,
+            standardize=self.standardize,
         )
 
     def _read(self, key: str, file: Path) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:

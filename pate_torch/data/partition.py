@@ -1,4 +1,4 @@
-"""Disjoint shards: one privacy unit reaches one teacher, for one of two neighbouring relations.
+"""Disjoint shards: one privacy unit reaches one teacher, for one of two neighboring relations.
 
 Either way a unit controls one teacher's vote in every query, so the votes' L2 sensitivity is sqrt(2).
 Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves all later ones into other shards.
@@ -21,7 +21,7 @@ from pate_torch.types import LABEL_UNIT, PrivateData, Shards
 class AddRemove:
     """Unit -> shard by a keyed BLAKE2b hash of its id, independent of every other record.
 
-    Neighbours differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
+    Neighbors differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
     removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty.
 
     capacity: most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
@@ -62,7 +62,7 @@ class AddRemove:
 class ReplaceOne:
     """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
 
-    Neighbours differ in one record, its id included, both versions valid (a known class, finite features); n is public,
+    Neighbors differ in one record, its id included, both versions valid (a known class, finite features); n is public,
     and the unit is the position. Where labels alone are private, they differ in one label.
     The assignment reads no record at all, so replacing one changes nothing of it.
     """

@@ -262,11 +262,11 @@ def assemble(
     source: Source,
     *,
     promised: tuple[tuple[str, ...], str],
-    standardise: bool | Sequence[bool] = False,
+    standardize: bool | Sequence[bool] = False,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
-    promised: the data set's ``adjacencies`` and ``advice``. standardise: which features are centred and scaled by the
+    promised: the data set's ``adjacencies`` and ``advice``. standardize: which features are centered and scaled by the
     pool's statistics (images always are).
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
@@ -282,8 +282,8 @@ def assemble(
     check_parts(source.name, len(private), len(public), len(test))
     unknown = int(((records.role_N != PUBLIC) & (y_N < 0)).sum())
     pool_x = records.x[public]
-    mean, std = _normalisation(pool_x, standardise)
-    labelled = bool((y_N[public] >= 0).all())
+    mean, std = _normalization(pool_x, standardize)
+    labeled = bool((y_N[public] >= 0).all())
     adjacencies, advice = promised
     return Dataset(
         spec=DataSpec(
@@ -301,7 +301,7 @@ def assemble(
         evaluation=Evaluation(
             records.x[test],
             torch.from_numpy(y_N[test]),
-            torch.from_numpy(y_N[public]) if labelled else None,
+            torch.from_numpy(y_N[public]) if labeled else None,
             public=TEST in looked_at,
         ),
         adjacencies=adjacencies,
@@ -318,15 +318,15 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
                 "dataset.name",
                 name,
                 f"has no {what} records",
-                "Check dataset.fractions and dataset.classes, and that the files hold labelled records.",
+                "Check dataset.fractions and dataset.classes, and that the files hold labeled records.",
             )
 
 
-def _normalisation(pool_x: Tensor, standardise: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalization(pool_x: Tensor, standardize: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if pool_x.dim() == 4:
         return channel_statistics(pool_x)
     width = pool_x.shape[1]
-    chosen = [standardise] * width if isinstance(standardise, bool) else list(standardise)
+    chosen = [standardize] * width if isinstance(standardize, bool) else list(standardize)
     if not any(chosen):
         return (0.0,) * width, (1.0,) * width
     mean, std = feature_statistics(pool_x)

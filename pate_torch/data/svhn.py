@@ -21,7 +21,7 @@ _SIZES = {"train": 73_257, "extra": 531_131}
 
 @dataclass(frozen=True, kw_only=True)
 class Svhn:
-    """32x32 colour digits from ``train_32x32.mat``, ``test_32x32.mat`` and, with ``extra``, ``extra_32x32.mat``.
+    """32x32 color digits from ``train_32x32.mat``, ``test_32x32.mat`` and, with ``extra``, ``extra_32x32.mat``.
 
     path, root: the folder that holds the files (path first). ``private``: the first so many private images (None:
     all); with ``extra`` the 531,131 easier images follow the 73,257 of the training file, as in PATE (604,388).

@@ -53,7 +53,7 @@ class Csv:
     a column without an entry is numeric if its public values all are, else takes the values these show. A
     private value outside the categories becomes all zeros. classes: as for categories; private records of another
     class are dropped. missing: what to do with records whose numeric features are empty or not finite: "error", or
-    "drop" each by itself. Numeric features are centred and scaled by the public pool's statistics.
+    "drop" each by itself. Numeric features are centered and scaled by the public pool's statistics.
 
     x: float32 [N, D]. Raises ValueError naming the key, what is allowed and the fix.
     """
@@ -128,7 +128,7 @@ class Csv:
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
         kept = np.flatnonzero(whole)
-        standardise = np.isin(np.arange(x.shape[1]), list(numeric.values())).tolist()
+        standardize = np.isin(np.arange(x.shape[1]), list(numeric.values())).tolist()
         records = roles.Records(
             x=torch.from_numpy(x[kept]),
             label=label[kept],
@@ -147,7 +147,7 @@ class Csv:
                 grouped=self.group is not None,
                 benchmark=self.benchmark,
             ),
-            standardise=standardise,
+            standardize=standardize,
         )
 
     def _tables(self) -> dict[int, Table]:
@@ -203,7 +203,7 @@ class Csv:
             values = self._categories(name, {text[row] for row in public} - {""})
             if values is None:
                 numeric[name] = width
-                # Value by value: a column-wise parser may read a number differently for its neighbours' sake.
+                # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
                 with np.errstate(over="ignore"):  # beyond float32 is infinite, which the caller refuses
                     blocks.append(np.array([_number(value) for value in text])[:, None].astype(np.float32))
             else:

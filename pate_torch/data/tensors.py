@@ -59,7 +59,7 @@ class Tensors:
         y = labels("y", self.y, len(x), len(classes))
         test_y = labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
-        mean, std = self._normalisation(pool_x)
+        mean, std = self._normalization(pool_x)
         return Dataset(
             spec=DataSpec(
                 name=self.name,
@@ -76,7 +76,7 @@ class Tensors:
             evaluation=Evaluation(test_x, test_y, pool_y),
         )
 
-    def _normalisation(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _normalization(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if self.mean is not None and self.std is not None:
             return tuple(map(float, self.mean)), tuple(map(float, self.std))
         return statistics(pool_x)

@@ -1,6 +1,6 @@
 """DP-SGD by Opacus on the private records, at the price of the plan's PATE release: what PATE is to be compared with.
 
-It uses neither teachers nor public points (but for normalisation constants), and it *is* a release from the private
+It uses neither teachers nor public points (but for normalization constants), and it *is* a release from the private
 data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
 
 Two things are ours and not Opacus's. Which records a step sees, and the noise on its gradient, are drawn from the
@@ -54,10 +54,10 @@ from pate_torch.types import Dataset, PrivateData
 
 
 class EntropyOptimizer(DPOptimizer):
-    """Opacus's optimiser with noise from ``NoiseSource``."""
+    """Opacus's optimizer with noise from ``NoiseSource``."""
 
-    def __init__(self, optimiser: torch.optim.Optimizer, noise: NoiseSource, **how: Any) -> None:
-        super().__init__(optimiser, **how)
+    def __init__(self, optimizer: torch.optim.Optimizer, noise: NoiseSource, **how: Any) -> None:
+        super().__init__(optimizer, **how)
         self.noise = noise
 
     def add_noise(self) -> None:
@@ -69,7 +69,7 @@ class EntropyOptimizer(DPOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class DpSgd:
-    """network, options: of the model (no batch normalisation: it mixes records). clip: largest gradient of one record.
+    """network, options: of the model (no batch normalization: it mixes records). clip: largest gradient of one record.
 
     batch_size: records a step sees on average (None: half the declared number, at most 1024, since a large batch
     drowns less in the noise); steps of SGD with ``momentum``. epsilon: the plan's
@@ -200,8 +200,8 @@ class DpSgd:
         spec = data.spec
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise checks.fail("study.network", self.network, "normalises over a batch, so one record touches all")
-        return networks.initialise(module, torch_stream(seed, "dpsgd", "initial"))
+            raise checks.fail("study.network", self.network, "normalizes over a batch, so one record touches all")
+        return networks.initialize(module, torch_stream(seed, "dpsgd", "initial"))
 
     def train(
         self,
@@ -217,7 +217,7 @@ class DpSgd:
         """In place. Each step sees each record with probability ``rate``, whatever the others do."""
         private, cpu = data.private, torch.device("cpu")
         model = GradSampleModule(module.to(device).train())
-        optimiser = EntropyOptimizer(
+        optimizer = EntropyOptimizer(
             torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum),
             noise,
             noise_multiplier=multiplier,
@@ -225,12 +225,12 @@ class DpSgd:
             expected_batch_size=batch,
         )
         for step in range(self.steps):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
             chosen = (noise.uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             self._gradients(model, private, data, chosen, device)
-            optimiser.step()
+            optimizer.step()
             progress(step + 1, self.steps)
         model.to_standard_module()
 
@@ -243,7 +243,7 @@ class DpSgd:
             for p in model.parameters():
                 p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
             return
-        x = data.spec.normalise(private.x[chosen].to(device))
+        x = data.spec.normalize(private.x[chosen].to(device))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
             F.cross_entropy(model(x), private.y[chosen].to(device)).backward()

@@ -2,7 +2,7 @@
 
 Every split is a private data set of its own, kept under a throw-away root with its own ledger: charged to one account,
 the noise of all splits would compose, which is not what the table is about. Within a split the teachers are trained
-once, and every cell of the table is one release through the mechanism, the ledger and the labelling of a real run.
+once, and every cell of the table is one release through the mechanism, the ledger and the labeling of a real run.
 
 Source: LZCW21 (Liu, Zhu, Chaudhuri and Wang 2021), section 5, Algorithms 1, 3 and 5.
 """

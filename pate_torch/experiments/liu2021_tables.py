@@ -276,7 +276,7 @@ def picture(facts: Sequence[Facts], cells: Sequence[Cell]) -> Figure:
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         mine = [row for row in rows(cells) if row.dataset == name and row.rule == "exact"]
-        for method, colour in (("PSQ", "#1f4e79"), ("ASQ", "#c55a11")):
+        for method, color in (("PSQ", "#1f4e79"), ("ASQ", "#c55a11")):
             ours = [row for row in mine if row.method == method]
             epsilons = [row.epsilon for row in ours]
             for label, style, points in (
@@ -284,7 +284,7 @@ def picture(facts: Sequence[Facts], cells: Sequence[Cell]) -> Figure:
                 (f"{method}, balanced", "^:", [row.balanced for row in ours]),
             ):
                 heights, halves = [p.mean for p in points], [p.half for p in points]
-                axes.errorbar(epsilons, heights, yerr=halves, fmt=style, color=colour, label=label, capsize=2)
+                axes.errorbar(epsilons, heights, yerr=halves, fmt=style, color=color, label=label, capsize=2)
             printed = [(row.epsilon, row.paper) for row in ours if row.paper is not None]
             if printed:
                 axes.errorbar(
@@ -292,7 +292,7 @@ def picture(facts: Sequence[Facts], cells: Sequence[Cell]) -> Figure:
                     [p.mean for _, p in printed],
                     yerr=[p.half for _, p in printed],
                     fmt="x--",
-                    color=colour,
+                    color=color,
                     alpha=0.5,
                     label=f"{method}, LZCW21",
                 )

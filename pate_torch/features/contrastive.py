@@ -4,7 +4,7 @@ Two distorted copies of a point must be told to belong together among the copies
 Used to choose what to ask (points that stand for a cluster), to start a student or teachers from, or as a frozen
 input. Everything here is a function of public points, the recipe and the seed, and so releasable.
 
-Source: Chen et al. 2020 (SimCLR), the normalised-temperature cross-entropy of its equation 1.
+Source: Chen et al. 2020 (SimCLR), the normalized-temperature cross-entropy of its equation 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pate_torch.core.parallel import side_by_side
 from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.views import as_affine, strong_view
-from pate_torch.networks import Beside, headless, last_linear
+from pate_torch.networks import ConcatFeatures, last_linear, remove_head
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import Dataset, DataSpec
 
@@ -37,7 +37,7 @@ PRECISIONS = ("float32", "bfloat16", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Representation:
+class ContrastiveFeatures:
     """A recipe for an encoder.
 
     network, network_options: see networks.build; the encoder is that network without its last linear layer.
@@ -62,17 +62,17 @@ class Representation:
     encoders: int = 1
 
     def __post_init__(self) -> None:
-        checks.integer("representation.steps", self.steps, low=0)
-        checks.integer("representation.batch_size", self.batch_size, low=2)
-        checks.positive("representation.learning_rate", self.learning_rate)
-        checks.non_negative("representation.weight_decay", self.weight_decay)
-        checks.positive("representation.temperature", self.temperature)
-        checks.integer("representation.projection", self.projection, low=2)
-        checks.integer("representation.encoders", self.encoders, low=1)
-        checks.one_of("representation.precision", self.precision, PRECISIONS)
-        checks.one_of("representation.network", self.network, networks.NETWORKS)
-        checks.mapping("representation.network_options", self.network_options)
-        as_affine(self.augment, "representation.augment")
+        checks.integer("features.steps", self.steps, low=0)
+        checks.integer("features.batch_size", self.batch_size, low=2)
+        checks.positive("features.learning_rate", self.learning_rate)
+        checks.non_negative("features.weight_decay", self.weight_decay)
+        checks.positive("features.temperature", self.temperature)
+        checks.integer("features.projection", self.projection, low=2)
+        checks.integer("features.encoders", self.encoders, low=1)
+        checks.one_of("features.precision", self.precision, PRECISIONS)
+        checks.one_of("features.network", self.network, networks.NETWORKS)
+        checks.mapping("features.network_options", self.network_options)
+        as_affine(self.augment, "features.augment")
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
@@ -87,7 +87,7 @@ class Representation:
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> nn.Module:
-        """The encoder, in evaluation mode: normalised floats [B, ...] -> features [B, D].
+        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
         x_P: raw public points [P, ...]. A recipe is learnt once in a process for the same points, seed and device
         (queries and students ask for the same one), and handed out as a copy.
@@ -103,15 +103,19 @@ class Representation:
         return copy.deepcopy(learnt)
 
     @property
-    def alone(self) -> Representation:
+    def alone(self) -> ContrastiveFeatures:
         """The recipe of one encoder, which a network can start from. Student k of several starts from encoder k."""
         return replace(self, encoders=1)
 
-    def _several(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress) -> Beside:
+    def _several(
+        self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress
+    ) -> ConcatFeatures:
         def learn(k: int, progress: Progress) -> nn.Module:
             return self.alone.learn(x_P, spec, seed=rng.member(seed, k), device=device, progress=progress)
 
-        return Beside(side_by_side([functools.partial(learn, k) for k in range(self.encoders)], device, progress))
+        return ConcatFeatures(
+            side_by_side([functools.partial(learn, k) for k in range(self.encoders)], device, progress)
+        )
 
     def features(
         self,
@@ -127,20 +131,20 @@ class Representation:
 
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        network = networks.initialise(network, rng.torch_stream(seed, "representation", "initial"))
-        encoder = headless(network).to(x_P.device).to(memory_format=torch.channels_last)
-        width = encoder.eval()(spec.normalise(x_P[:1])).shape[1]
+        network = networks.initialize(network, rng.torch_stream(seed, "representation", "initial"))
+        encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
+        width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
         _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
         head.to(x_P.device)
         draws = rng.torch_stream(seed, "representation", "views")
         view = strong_view(spec, as_affine(self.augment))
         size = min(self.batch_size, len(x_P))
-        optimiser = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             [*encoder.parameters(), *head.parameters()], lr=self.learning_rate, weight_decay=self.weight_decay
         )
         for step in range(self.steps if len(x_P) > 1 else 0):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
             encoder.train()
             x = x_P[torch.randperm(len(x_P), generator=draws)[:size].to(x_P.device)]
@@ -148,9 +152,9 @@ class Representation:
             with mixed(self.precision, x_P.device):
                 z = head(encoder(pair))
             loss = contrast(z, self.temperature)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
@@ -159,7 +163,7 @@ class Representation:
 
 
 def learn_encoder(
-    recipe: Representation | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: ContrastiveFeatures | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
     """What gives features learnt from the public points alone; None without a recipe."""
     if recipe is None:
@@ -169,7 +173,7 @@ def learn_encoder(
 
 
 def learn_features(
-    recipe: Representation | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: ContrastiveFeatures | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
     """Unit-length features of the public points, float32 [P, D]; None without a recipe."""
     encoder = learn_encoder(recipe, data, seed, device, stages)
@@ -184,7 +188,7 @@ def digest(x: Tensor) -> str:
 
 
 def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
-    """Orthogonal weights, zero biases. ``networks.initialise`` would start the last layer, here the output, at zero."""
+    """Orthogonal weights, zero biases. ``networks.initialize`` would start the last layer, here the output, at zero."""
     for parameter in head.parameters():
         if parameter.dim() > 1:
             nn.init.orthogonal_(parameter, generator=generator)
@@ -219,7 +223,7 @@ def transfer(encoder: nn.Module, network: nn.Module) -> None:
     trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
     learnt = encoder.state_dict()
     if {name: value.shape for name, value in trunk.items()} != {name: value.shape for name, value in learnt.items()}:
-        raise ValueError("representation.network: must be the student's network with the same network_options")
+        raise ValueError("features.network: must be the student's network with the same network_options")
     network.load_state_dict(learnt, strict=False)
 
 
@@ -228,18 +232,18 @@ def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
     device = _device(encoder)
     encoder.eval()
-    parts = [encoder(spec.normalise(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
+    parts = [encoder(spec.normalize(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
     return F.normalize(torch.cat(parts), dim=1)
 
 
-def among(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbours: int) -> nn.Module:
-    """The encoder, its features moved among those of the raw public points (``networks.Among``); 0: as they are."""
-    if neighbours == 0:
+def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
+    """The encoder, its features moved among those of the raw public points (``networks.MeanShift``); 0: as they are."""
+    if neighbors == 0:
         return encoder
     place_PD = encode(encoder, x_P, spec)
-    moved = networks.Among(len(place_PD), place_PD.shape[1], neighbours)
+    moved = networks.MeanShift(len(place_PD), place_PD.shape[1], neighbors)
     moved.place_PD.copy_(place_PD)
-    return nn.Sequential(encoder, networks.Unit(), moved.to(_device(encoder)))
+    return nn.Sequential(encoder, networks.L2Normalize(), moved.to(_device(encoder)))
 
 
 def _device(encoder: nn.Module) -> torch.device:

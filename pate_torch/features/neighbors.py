@@ -1,6 +1,6 @@
-"""The neighbour graph of the public points: what lies together, which directions part it, and how far a label reaches.
+"""The neighbor graph of the public points: what lies together, which directions part it, and how far a label reaches.
 
-Distances to far points mean little in learnt features and less in pixels; paths through near neighbours hold. So
+Distances to far points mean little in learnt features and less in pixels; paths through near neighbors hold. So
 clusters are sought in the graph's leading eigenvectors, and labels travel along its edges.
 """
 
@@ -19,7 +19,7 @@ _BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
 
 
 def principal(x_PD: Tensor, width: int) -> Tensor:
-    """Centred points on their leading principal axes; unchanged but for the centre where they have no more axes."""
+    """Centered points on their leading principal axes; unchanged but for the center where they have no more axes."""
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
@@ -31,13 +31,13 @@ def principal(x_PD: Tensor, width: int) -> Tensor:
 
 
 def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
-    """Raw points as rows to compare where no features are learnt: normalised, on at most ``width`` axes, on the CPU."""
-    return principal(spec.normalise(x_P.cpu()).flatten(1), width)
+    """Raw points as rows to compare where no features are learnt: normalized, on at most ``width`` axes, on the CPU."""
+    return principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Symmetric and normalised by degree: entry (i, j) is w_ij / sqrt(d_i d_j), as rows of a sparse [P, P] matrix."""
+    """Symmetric and normalized by degree: entry (i, j) is w_ij / sqrt(d_i d_j), as rows of a sparse [P, P] matrix."""
 
     weight_PP: Tensor
 
@@ -49,15 +49,15 @@ class Graph:
         return product
 
 
-def neighbour_graph(x_PD: Tensor, neighbours: int = 10) -> Graph:
-    """Each point joined to its nearest ``neighbours``, weighted by exp(-d_ij^2 / (s_i s_j)), float32 on the CPU.
+def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
+    """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32 on the CPU.
 
-    s_i is the distance to the last of i's neighbours (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    hold together alike. Memory is P x neighbours, plus one block of distances.
+    s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
+    hold together alike. Memory is P x neighbors, plus one block of distances.
     """
-    checks.integer("neighbours", neighbours, low=1)
+    checks.integer("neighbors", neighbors, low=1)
     x_PD = x_PD.float().cpu()
-    count, near = len(x_PD), min(neighbours, len(x_PD) - 1)
+    count, near = len(x_PD), min(neighbors, len(x_PD) - 1)
     if near < 1:
         raise ValueError(f"graph: needs at least two points, the pool has {count}")
     norms_P = x_PD.square().sum(1)
@@ -72,10 +72,10 @@ def neighbour_graph(x_PD: Tensor, neighbours: int = 10) -> Graph:
     squared_PK, to_PK = torch.cat(distances), torch.cat(indices)
     reach_P = squared_PK[:, -1].sqrt().clamp(min=1e-6)
     weight_PK = torch.exp(-squared_PK / (reach_P[:, None] * reach_P[to_PK]))
-    return _normalised(to_PK, weight_PK)
+    return _normalized(to_PK, weight_PK)
 
 
-def _normalised(to_PK: Tensor, weight_PK: Tensor) -> Graph:
+def _normalized(to_PK: Tensor, weight_PK: Tensor) -> Graph:
     count, near = to_PK.shape
     rows, columns = torch.arange(count).repeat_interleave(near), to_PK.flatten()
     both = torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])])
@@ -115,7 +115,7 @@ def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) ->
 def spread(graph: Graph, seeds_PC: Tensor, reach: float = 0.99, iterations: int = 100) -> Tensor:
     """Labels carried along the edges: F = reach W F + (1 - reach) seeds, iterated, [P, C] (Zhou et al. 2004).
 
-    ``seeds_PC``: non-negative label mass of the labelled points, zero elsewhere.
+    ``seeds_PC``: non-negative label mass of the labeled points, zero elsewhere.
     """
     checks.between("reach", reach, 0, 1, open_=True)
     carried_PC = seeds_PC

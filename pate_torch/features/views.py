@@ -1,7 +1,7 @@
 """Randomly changed copies of a point that keep its class: affine and elastic distortion and cutout for images,
 masking and noise for feature rows.
 
-Images are distorted in the scale where 0 is black and normalised afterwards, so that what comes in from outside the
+Images are distorted in the scale where 0 is black and normalized afterwards, so that what comes in from outside the
 picture is background.
 """
 
@@ -51,7 +51,7 @@ class View:
         checks.non_negative("jitter", self.jitter)
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        """Raw points [B, ...] (uint8 images, or rows) -> distorted normalised floats; drawn from a CPU generator."""
+        """Raw points [B, ...] (uint8 images, or rows) -> distorted normalized floats; drawn from a CPU generator."""
         return self._images(x, spec, generator) if spec.is_image else self._rows(x, spec, generator)
 
     def _images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
@@ -67,9 +67,9 @@ class View:
             x = F.grid_sample(x, grid, padding_mode=affine.padding, align_corners=False)
         if self.jitter:
             x = x * (1 + self.jitter * (2 * torch.rand(count, 1, 1, 1, generator=generator) - 1)).to(x.device)
-        x = spec.normalise(x)
+        x = spec.normalize(x)
         if self.cutout:
-            # Erased to the mean colour (0 after normalisation), not to the background: a black square on a black
+            # Erased to the mean color (0 after normalization), not to the background: a black square on a black
             # image would hide itself and leave nothing to be invariant to.
             x = x.masked_fill(self._square(count, height, width, generator).to(x.device), 0.0)
         return x
@@ -90,7 +90,7 @@ class View:
         return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
     def _rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        x = spec.normalise(x)
+        x = spec.normalize(x)
         if self.mask:
             kept = torch.rand(x.shape, generator=generator) >= self.mask
             x = x * kept.to(x.device)

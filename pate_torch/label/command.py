@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = run(config)
         assert report is not None
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {explain(error, settings)}", file=sys.stderr)
         return 2
     if not config.quiet:
         show_closing(report, places={"Released": config.folder / "release"})

@@ -1,4 +1,4 @@
-"""The file under the ledger's chain: its schema, how it is made, opened and recognised. See ``chain``."""
+"""The file under the ledger's chain: its schema, how it is made, opened and recognized. See ``chain``."""
 
 from __future__ import annotations
 

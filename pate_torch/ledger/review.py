@@ -185,18 +185,23 @@ def _parts(release: Path, summary: Mapping[str, Any], state: State) -> dict[str,
     return found
 
 
+_OF_RECORDS = {"reverse_knn": math.sqrt(2), "census": math.sqrt(2), "gradients": 2.0, "slopes": 2.0}
+"""Voters, by their names now and before, where every record answered: how far a displaced one moved the sum."""
+
+
 def _unsound(config: Path, account: Account, charge: Charge) -> Doubt:
     """Whether the options of the run that made this charge bounded less than they charged for."""
     try:
         options = yaml.safe_load(config.read_text(encoding="utf-8"))
-        partition, voting, dataset = (options[key] or {} for key in ("partition", "voting", "dataset"))
+        partition, dataset = options["partition"] or {}, options["dataset"] or {}
+        voting = options.get("voters") or options.get("voting") or {}
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         return SOUND  # a run from Python: its options are not on disk
     name = voting.get("name")
-    if charge.what == LABELS and partition.get("capacity") is not None and name in ("census", "slopes"):
+    if charge.what == LABELS and partition.get("capacity") is not None and name in _OF_RECORDS:
         if account.unit != "record":
             return Doubt(why="partition.capacity: a group more displaces as many records as it has", factor=math.inf)
-        further = {"census": math.sqrt(2), "slopes": 2.0}[name]
+        further = _OF_RECORDS[name]
         return Doubt(why="partition.capacity: a record more displaces another's answer", factor=further)
     if charge.what == CHOICE:
         unit = "record" if not dataset.get("group") else f"group:{dataset['group']}"

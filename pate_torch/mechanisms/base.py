@@ -13,7 +13,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, Ballots, Context, Sensitivity, Votes
+from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, CellHistogram, Context, Sensitivity, Votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class VoteMechanism:
         checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
             raise checks.fail("mechanism", self.name, "counts votes of teachers, and a census has none",
-                              "Use mechanism=histogram with voting=census.")  # fmt: skip
+                              "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
         checks.integer("rounds", rounds, low=1)
@@ -87,7 +87,7 @@ class VoteMechanism:
             )
         if not isinstance(value, self.takes):
             who = "teachers" if isinstance(value, Votes) else type(value).__name__.lower()
-            raise checks.fail("voting", who, f"cannot go with mechanism={self.name}", self._wants())
+            raise checks.fail("voters", who, f"cannot go with mechanism={self.name}", self._wants())
         said: Sensitivity = value.sensitivity
         if None not in (said.adjacency, self.priced_for.adjacency) and said.adjacency != self.priced_for.adjacency:
             what, fix = f"is not the records' ({said.adjacency})", "Set it to the partition's."
@@ -98,9 +98,9 @@ class VoteMechanism:
         return value
 
     def _wants(self) -> str:
-        return "Use voting=inductive."
+        return "Use voters=teachers."
 
-    def _counts(self, votes: Votes | Ballots) -> Tensor:
+    def _counts(self, votes: Votes | CellHistogram) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
@@ -108,7 +108,7 @@ class VoteMechanism:
         """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
         return self._gaussian_counts(votes, noise, sigma).argmax(1)
 
-    def _gaussian_counts(self, votes: Votes | Ballots, noise: NoiseSource, sigma: float) -> Tensor:
+    def _gaussian_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
         """n + N(0, sigma^2), [Q, C], in the noise's own type."""
         counts_QC = self._counts(votes)
         return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
@@ -128,7 +128,7 @@ class RecordMechanism(VoteMechanism):
     (``voting``), what it makes of them (``makes``), and what it is priced for.
     """
 
-    voting: ClassVar[str]
+    voters: ClassVar[str]
     makes: ClassVar[str]
     sigma: float
     adjacency: str
@@ -142,12 +142,12 @@ class RecordMechanism(VoteMechanism):
         """Raise ValueError when the plan cannot work: records that answer for themselves mean num_teachers = 0."""
         if num_teachers:
             what = f"{self.makes} of records, not votes of {num_teachers} teachers"
-            fix = f"Use voting={self.voting}, or mechanism=gaussian for teachers."
+            fix = f"Use voters={self.voters}, or mechanism=gaussian for teachers."
             raise checks.fail("mechanism", self.name, what, fix)
         super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
 
     def _wants(self) -> str:
-        return f"Use voting={self.voting}."
+        return f"Use voters={self.voters}."
 
     def _price(self, count: int, times: float = 1.0) -> Event:
         """Of so many tables with ``times`` sigma of noise."""

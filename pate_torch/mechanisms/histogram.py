@@ -10,14 +10,14 @@ import torch
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import ONE_BALLOT, Answers, Ballots, Context, NoisyCounts, Sensitivity
+from pate_torch.types import ONE_COUNT, Answers, CellHistogram, Context, NoisyCounts, Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(RecordMechanism):
     """Releases n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
 
-    For ballots only (``voting=census``), where one unit names one class of one question: so a round costs the same
+    For ballots only (``voters=reverse_knn``), where one unit names one class of one question: so a round costs the same
     whether it asks one question or ten thousand. Teachers vote on every question, and are refused. sigma: standard
     deviation of the noise, in ballots. adjacency: of the partition. Counts leave rounded to whole ballots (the last
     bits of a float could tell of what it was added to).
@@ -28,21 +28,21 @@ class Histogram(RecordMechanism):
     Source: Dwork, McSherry, Nissim & Smith 2006, Example 1 (histograms); Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
-    voting: ClassVar[str] = "census"
+    voters: ClassVar[str] = "reverse_knn"
     makes: ClassVar[str] = "counts ballots"
-    takes: ClassVar[Any] = Ballots
+    takes: ClassVar[Any] = CellHistogram
     name: str = "histogram"
 
     @property
     def priced_for(self) -> Sensitivity:
         """One unit, one ballot of the whole table."""
-        return ONE_BALLOT[self.adjacency]
+        return ONE_COUNT[self.adjacency]
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One table per round, whatever it asks."""
         return (self._price(rounds if num_queries else 0),)
 
-    def draw(self, votes: Ballots, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: CellHistogram, noise: NoiseSource, context: Context) -> Answers:
         """Answer every question of a round."""
         noisy_QC = self._gaussian_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)

@@ -23,7 +23,7 @@ class SingleStable(VoteMechanism):
     dist = max(0, ceil(gap/2) - 1), in moves of one vote. epsilon and delta are those of *one query*.
 
     Guarantee: (epsilon, delta) per query under the shards' adjacency (dist has sensitivity 1). Charged: one Laplace
-    coordinate of ratio epsilon, and delta for the winner that differs between neighbours and passes all the same
+    coordinate of ratio epsilon, and delta for the winner that differs between neighbors and passes all the same
     (it then has dist = 0, and passes with probability delta/2; a little more with discrete noise).
     Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
     """

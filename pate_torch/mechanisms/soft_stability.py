@@ -72,7 +72,7 @@ class SoftStability(SparseVector):
     """Scores by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then "no answer".
 
     The first histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one;
-    on a second failure (another counted) there is no answer. Released: the centre (2v-1)g/2 of the fullest bin, or v g
+    on a second failure (another counted) there is no answer. Released: the center (2v-1)g/2 of the fullest bin, or v g
     of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it
     stops and the answers are those of a *prefix*. One round only: how many failures came before cannot be told from
     the labels.

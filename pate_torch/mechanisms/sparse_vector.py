@@ -25,7 +25,7 @@ from pate_torch.noise.source import NoiseSource
 
 
 def distance(counts_QC: Tensor) -> Tensor:
-    """max(0, ceil(gap / 2) - 1), int64 [Q]: sensitivity 1, and 0 wherever a neighbour's winner differs."""
+    """max(0, ceil(gap / 2) - 1), int64 [Q]: sensitivity 1, and 0 wherever a neighbor's winner differs."""
     best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
     gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
     return ((gap_Q + 1) // 2 - 1).clamp(min=0)
@@ -54,7 +54,7 @@ def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete
     """lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
 
     rho = 2/lambda^2 per block, converted by epsilon = rho + 2 sqrt(rho ln(2/delta)) (Bun & Steinke 2016). The rest:
-    some test whose winner differs between neighbours (then dist = 0) passes. Thresholds and tests are bounded apart,
+    some test whose winner differs between neighbors (then dist = 0) passes. Thresholds and tests are bounded apart,
     with delta/4 each, which stays true for adaptive queries; the tail of the difference of the two noises would not.
     """
     log_term = math.log(2 / delta)

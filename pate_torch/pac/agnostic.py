@@ -35,23 +35,23 @@ from pate_torch.protocols import HypothesisClass
 from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 
 RELABEL_FACTOR = (1 + math.exp(0.5)) ** 2
-"""What relabelling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""
+"""What relabeling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""
 
 
 def relabel(hypotheses: HypothesisClass, sample: Sample, *, noise: NoiseSource) -> Sample:
-    """The sample, labelled by a hypothesis drawn with P(h) ~ exp(-errors(h)/2) from its own dichotomies.
+    """The sample, labeled by a hypothesis drawn with P(h) ~ exp(-errors(h)/2) from its own dichotomies.
 
     Guarantee: NOT private alone: the points go through. If A is (e, d)-DP, A after relabel is
         (e + 2 ln(1 + e^{1/2}), d)-DP = (e + 1.949, d). Replace-one. Let c run over the dichotomies of the n - 1 common
         points: each extends to the odd point in one or two ways, with relative weights between e^{-1/2} (one way,
-        wrong) and 1 + e^{-1/2} (both), so P(c) <= F P'(c) with F = (1 + e^{1/2})^2, numerator and normaliser each
-        giving one factor; and given c the two relabelled samples differ in one record. So P(O) = sum_c P(c) P(O|c)
+        wrong) and 1 + e^{-1/2} (both), so P(c) <= F P'(c) with F = (1 + e^{1/2})^2, numerator and normalizer each
+        giving one factor; and given c the two relabeled samples differ in one record. So P(O) = sum_c P(c) P(O|c)
         <= d + e^e sum_c P(c) P'(O|c) <= d + e^e F P'(O). (NB20 Lemma 3.1: (e + 3, 4 e d).)
     Source: NB20 Algorithm 2 (Beimel, Nissim & Stemmer's LabelBoost).
     """
     candidates = representatives(hypotheses, sample.x)
     wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
-    return sample.relabelled(hypotheses.predict(candidates[gumbel_max(-wrong, 0.5, noise)], sample.x))
+    return sample.relabeled(hypotheses.predict(candidates[gumbel_max(-wrong, 0.5, noise)], sample.x))
 
 
 def votes_of_shards(hypotheses: HypothesisClass, sample: Sample, num_teachers: int, x_Q: Floats) -> Votes:
@@ -107,8 +107,8 @@ def _sub_samp(
 class AgPrivClPlan:
     """Step 1 of AgPrivCl: every number it runs with, all public.
 
-    subset: n' records drawn without replacement; inner: (epsilon*, delta*) of the part after relabelling, as a
-    function of the relabelled sample; resample: whether step 4 is taken; draws: no record is resampled more often, but
+    subset: n' records drawn without replacement; inner: (epsilon*, delta*) of the part after relabeling, as a
+    function of the relabeled sample; resample: whether step 4 is taken; draws: no record is resampled more often, but
     with probability ``draws_tail``; per_record: (epsilon_hat, delta_hat), what one resampled record may cost;
     mechanism: the sparse vector that keeps it; total: the (epsilon, delta) proved for the whole, at most what was
     asked. Below minimum_n records, minimum_queries queries or minimum_teachers no accuracy is promised.
@@ -254,7 +254,7 @@ def _minimum_subset(
     """The n' from which the labels' average error exceeds the best of the class by alpha at most, but with
     probability beta; for ``_minimum_queries`` queries or more.
 
-    h, the relabelling hypothesis: excess error alpha/4 on the sub-sample by the exponential mechanism (probability
+    h, the relabeling hypothesis: excess error alpha/4 on the sub-sample by the exponential mechanism (probability
     beta/4), alpha/8 more on the distribution (alpha/16 twice, beta/8). The labels: at most T are not h's, if no
     teacher disagrees with h on more than T/3 queries (BTT18 Lemma 4.2) and two thirds always pass (beta/4); T <=
     m alpha/4. The average over the queries: 3 alpha/8 (beta/8).
@@ -306,7 +306,7 @@ def ag_priv_cl(
     Guarantee: (epsilon, delta)-DP for all answers together; charged: what is proved, the plan's ``total``, which may be
         far less. Replace-one, n public. The sparse vector is (e, d)-DP per
         resampled record; a record is drawn r times or fewer but with probability t (exact binomial quantile), so with
-        respect to the relabelled sample the rest is (r e, d sum_{i<r} e^{ie} + t)-DP; ``relabel`` adds its factor;
+        respect to the relabeled sample the rest is (r e, d sum_{i<r} e^{ie} + t)-DP; ``relabel`` adds its factor;
         sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
@@ -356,10 +356,10 @@ def _answer(
 ) -> Answers:
     """Steps 2 to 5."""
     chosen = sample.take(without_replacement(sample.n, plan.subset, noise))
-    relabelled = relabel(hypotheses, chosen, noise=noise)
+    relabeled = relabel(hypotheses, chosen, noise=noise)
     if plan.resample:
-        relabelled = relabelled.take(with_replacement(plan.subset, plan.subset, noise))
-    return _sub_samp(hypotheses, relabelled, x_Q, plan.num_teachers, plan.mechanism, noise)
+        relabeled = relabeled.take(with_replacement(plan.subset, plan.subset, noise))
+    return _sub_samp(hypotheses, relabeled, x_Q, plan.num_teachers, plan.mechanism, noise)
 
 
 @dataclass(frozen=True, eq=False)

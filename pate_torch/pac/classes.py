@@ -2,7 +2,7 @@
 
 A class is "what a learner may answer". Its *dichotomies* on points x_1..x_n are the distinct label vectors
 (h(x_1), ..., h(x_n)); Sauer and Shelah bound their number by ``sauer_shelah(n, vc_dimension)``.
-NB20's relabelling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
+NB20's relabeling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
 waste time, it would change the law that their privacy proofs speak of.
 """
 
@@ -30,7 +30,7 @@ def sauer_shelah(n: int, vc_dimension: int) -> int:
 
 
 def distinct(labelings_Mn: Bools) -> Ints:
-    """The first row of each distinct labelling, in their original order."""
+    """The first row of each distinct labeling, in their original order."""
     packed = np.packbits(labelings_Mn, axis=1)
     if packed.shape[1] == 0:
         return np.zeros(min(1, len(packed)), dtype=np.int64)
@@ -39,7 +39,7 @@ def distinct(labelings_Mn: Bools) -> Ints:
 
 
 def cuts(value_n: Floats) -> Floats:
-    """-inf, one cut between every two neighbouring distinct values (lower < cut <= upper), +inf."""
+    """-inf, one cut between every two neighboring distinct values (lower < cut <= upper), +inf."""
     v = np.unique(value_n)
     middle = v[:-1] / 2 + v[1:] / 2
     # Between adjacent floats the midpoint rounds to the lower one, which would put it on the wrong side.
@@ -77,7 +77,7 @@ class Enumerable(ABC):
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
     def dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
-        """Every labelling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        """Every labeling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
         x = points("x", x)
         hypotheses = self.representatives(x)
         return self.labelings(hypotheses, x), list(hypotheses)
@@ -98,7 +98,7 @@ def error_counts(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floa
 
 
 def erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
-    """Empirical risk minimiser (the first of equals): the non-private learner B_PAC of the papers."""
+    """Empirical risk minimizer (the first of equals): the non-private learner B_PAC of the papers."""
     candidates = representatives(hypotheses, x)
     return candidates[int(np.argmin(error_counts(hypotheses, candidates, x, y)))]
 

@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 class HitAndRun:
     """Hit-and-run in the ball of ``radius``: a uniform direction, then an exact slice along the chord through it.
 
-    ``steps`` from the centre; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
+    ``steps`` from the center; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
     ``distance``: a total variation distance to the target that the caller has *proved* for these steps, or None.
     """
 
@@ -91,13 +91,13 @@ def convex_exponential_mechanism(
     epsilon: float,
     sampler: HitAndRun,
     budget: Door,
-    regulariser: Callable[[Floats], float] = lambda _: 0.0,
+    regularizer: Callable[[Floats], float] = lambda _: 0.0,
     alpha: float | None = None,
 ) -> Chosen:
     """theta in the ball with density ~ exp(epsilon n q / (2 range)), q = -mean loss - g, drawn *approximately*.
 
     loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length ``loss_range``
-    over the whole ball; regulariser: convex, public. Replace-one, n public. Warns below ``convex_size`` for the excess
+    over the whole ball; regularizer: convex, public. Replace-one, n public. Warns below ``convex_size`` for the excess
     ``alpha`` (by default half of loss_range, which any theta has on average or nearly).
     Guarantee: the target distribution is BoundedRange(epsilon). What is released is a Markov chain's draw, at total
         variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is proved
@@ -120,7 +120,7 @@ def convex_exponential_mechanism(
         loss = np.asarray(loss_n(theta), dtype=np.float64)
         if loss.shape != (n,) or np.ptp(loss) > loss_range * (1 + 1e-9):
             raise checks.fail("loss_n", loss.shape, f"must return {n} losses within an interval of {loss_range:g}")
-        return -rate * (float(loss.mean()) + regulariser(theta))
+        return -rate * (float(loss.mean()) + regularizer(theta))
 
     incurred: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
     if sampler.distance:

@@ -64,17 +64,17 @@ def choose(
     epsilon: float,
     budget: Door,
     loss_range: float = 1.0,
-    regulariser_M: Floats | None = None,
+    regularizer_M: Floats | None = None,
 ) -> tuple[int, tuple[Event, ...]]:
     """Draw i with P(i) proportional to exp(epsilon n q_i / (2 range)), q = -mean loss - g (WLF16 Algorithm 1).
 
-    mean_loss_M: average over n records of a loss within an interval of length ``loss_range``; regulariser_M: g, a
+    mean_loss_M: average over n records of a loss within an interval of length ``loss_range``; regularizer_M: g, a
     public function of the hypothesis. The candidates are public. A single one is returned free of charge.
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. Sensitivity of q: range / n
         (WLF16 prints 2/n for losses in [0, 1], which would only spend half the budget).
     Source: WLF16 Algorithm 1 (q, with the smaller sensitivity); bounded range: Cesar & Rogers 2021.
     """
-    utility = _utility(mean_loss_M, n, epsilon, loss_range, regulariser_M)
+    utility = _utility(mean_loss_M, n, epsilon, loss_range, regularizer_M)
     if len(utility) == 1:
         return 0, ()
     events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
@@ -82,13 +82,13 @@ def choose(
         return gumbel_max(utility, epsilon * n / (2 * loss_range), spending.noise), events
 
 
-def _utility(mean_loss_M: Floats, n: int, epsilon: float, loss_range: float, regulariser_M: Floats | None) -> Floats:
+def _utility(mean_loss_M: Floats, n: int, epsilon: float, loss_range: float, regularizer_M: Floats | None) -> Floats:
     """q, checked before anything is charged."""
     checks.positive("epsilon", epsilon)
     checks.positive("loss_range", loss_range)
     checks.integer("n", n, low=1)
     loss = np.asarray(mean_loss_M, dtype=np.float64)
-    utility = -loss if regulariser_M is None else -loss - np.asarray(regulariser_M, dtype=np.float64)
+    utility = -loss if regularizer_M is None else -loss - np.asarray(regularizer_M, dtype=np.float64)
     if len(loss) and float(np.ptp(loss)) > loss_range * (1 + 1e-9):
         raise checks.fail("loss_range", loss_range, "must cover the spread of the mean losses", "Clip the loss.")
     log_law(utility, 1.0)  # refuses NaN
@@ -102,7 +102,7 @@ def exponential_mechanism(
     *,
     epsilon: float,
     budget: Door,
-    regulariser_M: Floats | None = None,
+    regularizer_M: Floats | None = None,
     alpha: float = VACUOUS,
 ) -> Chosen:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
@@ -119,5 +119,5 @@ def exponential_mechanism(
     needed = df20_lemma_4(len(candidates), epsilon, alpha)
     warn_below("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", needed)])
     wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
-    index, events = choose(wrong / sample.n, n=sample.n, epsilon=epsilon, budget=budget, regulariser_M=regulariser_M)
+    index, events = choose(wrong / sample.n, n=sample.n, epsilon=epsilon, budget=budget, regularizer_M=regularizer_M)
     return Chosen(candidates[index], index, events)

@@ -1,4 +1,4 @@
-"""The private labelled sample of the PAC algorithms, and what they all do before they draw anything."""
+"""The private labeled sample of the PAC algorithms, and what they all do before they draw anything."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def points(name: str, x: Any) -> Floats:
 class Sample:
     """PRIVATE. x: float64 [n, D]; y: bool [n]; n is public.
 
-    ``adjacency``: what a neighbour is. The algorithms here are stated for "replace_one" with a public n
+    ``adjacency``: what a neighbor is. The algorithms here are stated for "replace_one" with a public n
     (sub-sampling, means and nets all use n); ``require_replace_one`` refuses anything else.
     """
 
@@ -69,7 +69,7 @@ class Sample:
     def take(self, index: Ints | slice) -> Sample:
         return Sample(self.x[index], self.y[index], self.adjacency)
 
-    def relabelled(self, y: Bools) -> Sample:
+    def relabeled(self, y: Bools) -> Sample:
         return Sample(self.x, y, self.adjacency)
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, 
     denominator is private under add/remove. ``sensitivity``: the most validation records one privacy unit may own.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
-        either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbours ln P(i)/P'(i) =
+        either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbors ln P(i)/P'(i) =
         r (u_i - u'_i) + constant. Replace-one: each u_i - u'_i lies in [-s, s], so the log-ratios span 2 r s and
         r = epsilon/(2s). Add/remove: all u_i move the same way, u_i - u'_i lies in [0, s] or in [-s, 0], so they
         span r s only and r = epsilon/s: the same price buys twice the rate.

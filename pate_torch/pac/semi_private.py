@@ -47,7 +47,7 @@ def sspp(
 ) -> Chosen:
     """A hypothesis of the class, chosen among one per dichotomy of the *public* points by its errors on the sample.
 
-    public_x: [m, D], unlabelled, independent of the sample. If the class labels them in one way only, that one
+    public_x: [m, D], unlabeled, independent of the sample. If the class labels them in one way only, that one
     hypothesis is returned free of charge. Warns below ``sspp_private_size`` and ``sspp_public_size`` for (alpha, beta).
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.

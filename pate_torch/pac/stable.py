@@ -313,9 +313,9 @@ def private_predictor_law(
 def _realizable_law(
     hypotheses: HypothesisClass, sample: Sample, labeller: Any, x_Q: Floats, eta: float, num_teachers: int
 ) -> Floats:
-    """The exponential vote P(c) ~ exp(n_c/(2 eta n)) of ERMs on shards of S relabelled: 1/(eta n)-private."""
-    relabelled = sample.relabelled(hypotheses.predict(labeller, sample.x))
-    counts_QC = votes_of_shards(hypotheses, relabelled, num_teachers, x_Q).counts_QC.numpy()
+    """The exponential vote P(c) ~ exp(n_c/(2 eta n)) of ERMs on shards of S relabeled: 1/(eta n)-private."""
+    relabeled = sample.relabeled(hypotheses.predict(labeller, sample.x))
+    counts_QC = votes_of_shards(hypotheses, relabeled, num_teachers, x_Q).counts_QC.numpy()
     return expit((counts_QC[:, 1] - counts_QC[:, 0]) / (2 * eta * sample.n))
 
 
@@ -332,7 +332,7 @@ def private_predictor(
 ) -> Predicted:
     """Relabels S by a hypothesis drawn from a random subset's dichotomies, then votes; flips with probability alpha.
 
-    Per prediction: h ~ exp(-err(h)/eta) over the dichotomies of n' random records, S relabelled by h, the exponential
+    Per prediction: h ~ exp(-err(h)/eta) over the dichotomies of n' random records, S relabeled by h, the exponential
     vote of ERMs on its shards at 1/(eta n). ``epsilon``: a cap on the *computed* price of one prediction; above it the
     run is refused and told the n it would take. Without a cap the computed price is charged, whatever it is.
 

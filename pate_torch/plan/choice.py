@@ -17,11 +17,11 @@ from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Crowd, Outcome, Pilot, follow, rehearse
+from pate_torch.plan.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
 from pate_torch.types import Dataset
-from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.gradients import Gradients
 
 MOST_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""
@@ -120,7 +120,7 @@ def _right(choice: Choice) -> float:
     return 0.0 if choice.outcome is None else choice.outcome.right or 0.0
 
 
-class Judge:
+class PlanEvaluator:
     """Judges plans against one data set's declared facts, one pilot and (if there is one) its account.
 
     ``crowd(num_teachers)`` gives the votes to try them on, ``stand_in(size)`` public records. Raises ValueError for
@@ -131,14 +131,14 @@ class Judge:
         self,
         declared: Declared,
         pilot: Pilot,
-        crowd: Callable[[int], Crowd],
+        crowd: Callable[[int], VoteModel],
         stand_in: Callable[[int], Dataset],
         num_classes: int,
         account: Account | None,
     ) -> None:
         self.declared, self.pilot, self.num_classes, self.account = declared, pilot, num_classes, account
         self._stand_in = stand_in
-        self._crowd, self._crowds = crowd, dict[int, Crowd]()
+        self._crowd, self._crowds = crowd, dict[int, VoteModel]()
         self._sigmas = dict[Any, float | None]()
 
     def budget(self, plan: RunConfig) -> float:
@@ -185,7 +185,7 @@ class Judge:
                 fix = f"The public pool holds {self.declared.pool} points."
                 checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
             if not plan.num_teachers and self._size(plan) is None:
-                fix = "Set voting.size, where about how many records there are is public."
+                fix = "Set voters.size, where about how many records there are is public."
                 raise checks.fail("dataset.nominal_size", None, "must be declared for records' slopes", fix)
             if self.declared.size is not None:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
@@ -249,11 +249,11 @@ class Judge:
         return getattr(plan.voters, "size", None) or self.declared.size
 
     def _rehearse(self, plan: RunConfig) -> Outcome | None:
-        if isinstance(plan.voters, Slopes):
+        if isinstance(plan.voters, Gradients):
             size = self._size(plan)
             if self.pilot.on is None:
                 return None
-            assert size is not None and isinstance(plan.mechanism, Descent)
+            assert size is not None and isinstance(plan.mechanism, GradientDescent)
             return follow(
                 plan.mechanism,
                 plan.voters,
@@ -264,7 +264,7 @@ class Judge:
             )
         if plan.num_teachers not in self._crowds:
             self._crowds[plan.num_teachers] = self._crowd(plan.num_teachers)
-        return rehearse(
+        return simulate_release(
             plan.mechanism,
             self._crowds[plan.num_teachers],
             num_teachers=plan.num_teachers,

@@ -43,13 +43,13 @@ from pate_torch.core import checks, rng
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.plan import sheet as sheets
-from pate_torch.plan.choice import Choice, Judge, best, planned
+from pate_torch.plan import report as reports
+from pate_torch.plan.choice import Choice, PlanEvaluator, best, planned
 from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Crowd, Pilot, imagine, trained
-from pate_torch.plan.sheet import Sheet
+from pate_torch.plan.pilot import Pilot, VoteModel, simulate_votes, trained
+from pate_torch.plan.report import PlanReport
 from pate_torch.protocols import DatasetSource
-from pate_torch.voters.reverse_knn import Census
+from pate_torch.voters.reverse_knn import ReverseKnn
 
 SWEPT = (
     "num_teachers",
@@ -60,7 +60,7 @@ SWEPT = (
     "mechanism.threshold",
 )
 """Keys that may list several values: those the table shows."""
-GROUPS = {"mechanism", "voting", "query", "student", "representation", "sanitiser"}
+GROUPS = {"mechanism", "voters", "query", "student", "features", "sanitiser"}
 """Keys of which a row may name another component."""
 
 MOST_ROWS = 60
@@ -86,13 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = parser.parse_intermixed_args(arguments)
         sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {explain(error, args.settings)}", file=sys.stderr)
         return 2
-    print(json.dumps(sheets.payload(sheet), allow_nan=False) if args.json else sheets.text(sheet))
+    print(json.dumps(reports.payload(sheet), allow_nan=False) if args.json else reports.text(sheet))
     return 0
 
 
-def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = True) -> Sheet:
+def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = True) -> PlanReport:
     """The sheet for Hydra-style settings. Raises ValueError (or Hydra's own errors) for a wrong one."""
     pilot_keys, rest = _split(settings)
     axes, fixed = _axes(rest)
@@ -120,12 +120,12 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
     pilot = replace(pilot_keys, at_teachers=pilot_keys.at_teachers or teachers)
     stand_in = functools.cache(lambda size: _public(pilot, base, size, num_classes).load())
-    judge = Judge(declared, pilot, _crowds(pilot, base, declared, num_classes), stand_in, num_classes, account)
+    judge = PlanEvaluator(declared, pilot, _crowds(pilot, base, declared, num_classes), stand_in, num_classes, account)
     by_choice = {judge(each, settings): each for settings, each in plans.items()}
-    if pilot.on is not None and not given & {"voting", "mechanism", "experiment"}:
+    if pilot.on is not None and not given & {"voters", "mechanism", "experiment"}:
         by_choice |= _offered(judge, by_choice, fixed, composed)
     choices = tuple(by_choice)
-    sheet = Sheet(
+    sheet = PlanReport(
         dataset=declared.name,
         budget=judge.budget(base),
         budget_from=_budget_from(base, account),
@@ -140,8 +140,8 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         plot=(output or base.root / "plans") / "plan.png" if plot else None,
     )
     if sheet.plot is not None:
-        price = sheets.curve(lambda choice: _as_run(by_choice[choice]), planned)
-        sheets.draw(sheet, price, sheet.plot)
+        price = reports.curve(lambda choice: _as_run(by_choice[choice]), planned)
+        reports.draw(sheet, price, sheet.plot)
     return sheet
 
 
@@ -165,9 +165,9 @@ class Composer:
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.plan(cfg, Path("."))
-        if isinstance(plan.voters, Census):
+        if isinstance(plan.voters, ReverseKnn):
             fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
-            raise checks.fail("voting", plan.voters.name, "has no teachers to plan", fix)
+            raise checks.fail("voters", plan.voters.name, "has no teachers to plan", fix)
         return plan
 
     @property
@@ -259,7 +259,7 @@ def _rows(
 
 
 def _offered(
-    judge: Judge, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
+    judge: PlanEvaluator, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
 ) -> dict[Choice, RunConfig]:
     """Records' slopes at the price of the best of these choices of teachers (of the cheapest, where none works)."""
     priced = [choice for choice in by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)]
@@ -297,12 +297,12 @@ def _num_classes(declared: Declared, pilot: Pilot) -> int:
     return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
 
 
-def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int) -> Callable[[int], Crowd]:
+def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int) -> Callable[[int], VoteModel]:
     """K -> the votes to try it on."""
 
-    def crowd(num_teachers: int) -> Crowd:
+    def crowd(num_teachers: int) -> VoteModel:
         if pilot.on is None:
-            return imagine(pilot.accuracy(num_teachers, num_classes), num_classes, pilot.questions, base.seed)
+            return simulate_votes(pilot.accuracy(num_teachers, num_classes), num_classes, pilot.questions, base.seed)
         shard = declared.shard(num_teachers)
         if shard is None:
             raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
@@ -381,8 +381,8 @@ def _notes(
         notes.append("Records' slopes cost the same for any num_queries: ask about all public points.")
     elif best(list(choices)) is None and pilot.on is None and declared.size is not None:
         notes.append(
-            "Records' own slopes bear more noise than votes (voting=slopes mechanism=descent). A guess of votes cannot "
-            "forecast them; pilot.on=<public data like yours> does, and chooses them where they are better."
+            "Per-record gradients bear more noise than votes (voters=gradients mechanism=gradient_descent). A guess of "
+            "votes cannot forecast them; pilot.on=<public data like yours> does, and chooses them if they are better."
         )
     if account is None:
         return notes

@@ -23,12 +23,12 @@ from torch import nn
 
 from pate_torch.core import checks, rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.mechanisms.descent import Descent
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData, Votes
-from pate_torch.voters.gradients import Slopes
+from pate_torch.voters.gradients import Gradients
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Dataset], nn.Module | None]
@@ -79,7 +79,7 @@ class Pilot:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crowd:
+class VoteModel:
     """share_QC: the probability that a teacher votes for each class; truth_Q. Teachers then vote independently."""
 
     share_QC: Array
@@ -100,7 +100,7 @@ class Crowd:
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
 
-def imagine(accuracy: float, num_classes: int, questions: int, seed: int) -> Crowd:
+def simulate_votes(accuracy: float, num_classes: int, questions: int, seed: int) -> VoteModel:
     """A crowd of teachers that are right ``accuracy`` of the time, by the module's two laws."""
     generator = rng.numpy_stream(seed, "plan", "crowd")
     error, others = 1 - accuracy, num_classes - 1
@@ -113,10 +113,10 @@ def imagine(accuracy: float, num_classes: int, questions: int, seed: int) -> Cro
     share_QC[every, truth_Q] = right_Q
     for step in range(others):
         share_QC[every, (truth_Q + 1 + step) % num_classes] = (1 - right_Q) * wrong_QC[:, step]
-    return Crowd(share_QC=share_QC / share_QC.sum(1, keepdims=True), truth_Q=truth_Q)
+    return VoteModel(share_QC=share_QC / share_QC.sum(1, keepdims=True), truth_Q=truth_Q)
 
 
-def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed: int) -> Crowd:
+def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed: int) -> VoteModel:
     """The votes of a small ensemble on ``data``, a public data set, with shards of the planned size.
 
     Raises ValueError where it is too small for such shards.
@@ -138,7 +138,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
     # Drawing K votes from the few teachers' shares keeps their accuracy, and what they confuse.
-    return Crowd(share_QC=votes.counts_QC.double().numpy() / teachers, truth_Q=truth_Q[: len(votes)].numpy())
+    return VoteModel(share_QC=votes.counts_QC.double().numpy() / teachers, truth_Q=truth_Q[: len(votes)].numpy())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +156,15 @@ class Outcome:
     questions: int
 
 
-def rehearse(
-    mechanism: Mechanism, crowd: Crowd, *, num_teachers: int, num_queries: int, rounds: int, at_least: int, seed: int
+def simulate_release(
+    mechanism: Mechanism,
+    crowd: VoteModel,
+    *,
+    num_teachers: int,
+    num_queries: int,
+    rounds: int,
+    at_least: int,
+    seed: int,
 ) -> Outcome:
     """Push a crowd's votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
 
@@ -184,7 +191,9 @@ def rehearse(
     )
 
 
-def follow(descent: Descent, slopes: Slopes, data: Dataset, *, size: int, features: Encoder, seed: int) -> Outcome:
+def follow(
+    descent: GradientDescent, slopes: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
+) -> Outcome:
     """Have the records of ``data``, a public data set, move a model as ``size`` records of the plan would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is

@@ -1,4 +1,4 @@
-"""Core-set: the greedy k-centre cover of the public points (Sener and Savarese 2018, Algorithm 1).
+"""Core-set: the greedy k-center cover of the public points (Sener and Savarese 2018, Algorithm 1).
 
 Asks for outliers by design, which an ensemble labels worst; ``prototypes`` is the better default under noise.
 """
@@ -45,9 +45,9 @@ class Coreset:
         return torch.tensor(chosen, dtype=torch.int64)
 
     @staticmethod
-    def _cover(x_PD: Tensor, nearest_P: Tensor, centre: int) -> Tensor:
-        """Distances to the nearest centre, -1 at a centre itself: coinciding points (0) may be asked, centres not."""
-        centre_1D = x_PD[centre : centre + 1]
-        nearest_P = torch.minimum(nearest_P, squared_distances(x_PD, centre_1D).squeeze(1))
-        nearest_P[centre] = -1.0
+    def _cover(x_PD: Tensor, nearest_P: Tensor, center: int) -> Tensor:
+        """Distances to the nearest center, -1 at a center itself: coinciding points (0) may be asked, centers not."""
+        center_1D = x_PD[center : center + 1]
+        nearest_P = torch.minimum(nearest_P, squared_distances(x_PD, center_1D).squeeze(1))
+        nearest_P[center] = -1.0
         return nearest_P

@@ -32,20 +32,20 @@ class Medoids:
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.remaining]: the open point of each cluster nearest to its centre."""
+        """Pool indices, int64 [at most state.remaining]: the open point of each cluster nearest to its center."""
         count = share(state)
         points = open_points(state)
         if count == 0:
             return points[:0]
         x_RD = features(state)[points]
         stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
-        cluster_R, centre_KD = kmeans(x_RD, count, stream, self.restarts)
-        off_centre_R = squared_distances(x_RD, centre_KD).gather(1, cluster_R[:, None]).squeeze(1)
+        cluster_R, center_KD = kmeans(x_RD, count, stream, self.restarts)
+        off_center_R = squared_distances(x_RD, center_KD).gather(1, cluster_R[:, None]).squeeze(1)
         chosen = []
         for cluster in range(count):
             members = (cluster_R == cluster).nonzero().squeeze(1)
             if len(members):
-                chosen.append(int(points[members[off_centre_R[members].argmin()]]))
+                chosen.append(int(points[members[off_center_R[members].argmin()]]))
         # Coinciding points leave fewer clusters than questions.
         chosen_Q = torch.tensor(chosen, dtype=torch.int64)
         rest = shuffled(points[~torch.isin(points, chosen_Q)], state, self.name)

@@ -14,31 +14,31 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.features.neighbors import neighbour_graph, spectral
+from pate_torch.features.neighbors import neighbor_graph, spectral
 from pate_torch.protocols import QueryState
-from pate_torch.queries.geometry import features, kmeans, neighbour_distance, squared_distances
+from pate_torch.queries.geometry import features, kmeans, neighbor_distance, squared_distances
 from pate_torch.queries.order import open_points, share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """Spectral clusters of the neighbour graph (Ng, Jordan and Weiss 2002), as many as questions.
+    """Spectral clusters of the neighbor graph (Ng, Jordan and Weiss 2002), as many as questions.
 
     The graph joins near points in the learnt features, or on principal axes where there are none. k-means straight
     on contrastive features was tried and is far worse: they are even on the sphere, and far distances in them mean
-    nothing. neighbours: of the graph, and of the measure of density. Of each cluster's denser half, the point nearest
-    the centre is asked; largest clusters first, so that a release cut short has asked about most of the pool.
+    nothing. neighbors: of the graph, and of the measure of density. Of each cluster's denser half, the point nearest
+    the center is asked; largest clusters first, so that a release cut short has asked about most of the pool.
     """
 
     guided: ClassVar[bool] = False
     name: str = "prototypes"
     rounds: int = 1
-    neighbours: int = 6
+    neighbors: int = 6
     restarts: int = 4
 
     def __post_init__(self) -> None:
         checks.integer("query.rounds", self.rounds, low=1)
-        checks.integer("query.neighbours", self.neighbours, low=1)
+        checks.integer("query.neighbors", self.neighbors, low=1)
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
@@ -50,23 +50,23 @@ class Prototypes:
         stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.asked_Q) + count
-        place_PK = spectral(neighbour_graph(x_PD, self.neighbours), clusters, stream) if len(x_PD) > 1 else x_PD
-        cluster_P, centre_KK = kmeans(place_PK, clusters, stream, self.restarts)
-        spacing_P = neighbour_distance(x_PD, self.neighbours)
-        off_centre_P = squared_distances(place_PK, centre_KK).gather(1, cluster_P[:, None]).squeeze(1)
-        size_K = torch.bincount(cluster_P, minlength=len(centre_KK))
+        place_PK = spectral(neighbor_graph(x_PD, self.neighbors), clusters, stream) if len(x_PD) > 1 else x_PD
+        cluster_P, center_KK = kmeans(place_PK, clusters, stream, self.restarts)
+        spacing_P = neighbor_distance(x_PD, self.neighbors)
+        off_center_P = squared_distances(place_PK, center_KK).gather(1, cluster_P[:, None]).squeeze(1)
+        size_K = torch.bincount(cluster_P, minlength=len(center_KK))
         size_K[cluster_P[state.asked_Q]] = 0
         chosen = [
-            self._typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, off_centre_P)
+            self._typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, off_center_P)
             for cluster in size_K.argsort(descending=True, stable=True).tolist()
             if size_K[cluster] > 0
         ][:count]
         return self._filled(torch.tensor(chosen, dtype=torch.int64), state, count, spacing_P)
 
     @staticmethod
-    def _typical(members: Tensor, spacing_P: Tensor, off_centre_P: Tensor) -> int:
+    def _typical(members: Tensor, spacing_P: Tensor, off_center_P: Tensor) -> int:
         dense = members[spacing_P[members] <= spacing_P[members].median()]
-        return int(dense[off_centre_P[dense].argmin()])
+        return int(dense[off_center_P[dense].argmin()])
 
     @staticmethod
     def _filled(chosen: Tensor, state: QueryState, count: int, spacing_P: Tensor) -> Tensor:

@@ -165,6 +165,10 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Reserva
     return Reservation(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
 
 
+_COUNTED = ("teachers", "teachers_transductive", "votes_file", "inductive", "transductive", "brought")
+"""Voters, by their names now and before, whose votes are there before they are asked."""
+
+
 def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
     """The stages whose time tells nothing of how many private records there are, or what they are.
 
@@ -172,7 +176,7 @@ def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, c
     all that reads or trains on them, take the longer the more there are. chosen: the student was, by private records.
     """
     shown = {"start"} if chosen else {"start", "student"}
-    if record.get("voting") in ("inductive", "transductive", "brought") and not record.get("succession"):
+    if (record.get("voters") or record.get("voting")) in _COUNTED and not record.get("succession"):
         shown.add("labels")
     return {stage: took for stage, took in seconds.items() if stage in shown}
 

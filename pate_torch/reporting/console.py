@@ -71,7 +71,7 @@ def _privacy(report: ReleaseReport) -> Rows:
     guarantee, *others = statement.prices(report)
     yield "What is private", f"{report.unit_words}, in all that this run released"
     yield "Guarantee", f"epsilon = {show_epsilon(report.epsilon)}, delta = {show_delta(report.delta)}"
-    yield "  neighbours", report.adjacency_words
+    yield "  neighbors", report.adjacency_words
     yield "  unit", report.unit
     yield "  route", guarantee.route
     for price in others:

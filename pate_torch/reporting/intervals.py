@@ -48,9 +48,9 @@ def wilson(share: float, size: int, z: float = Z95) -> tuple[float, float]:
     checks.between("share", share, 0, 1)
     checks.integer("size", size, low=1)
     spread = z * z / size
-    centre = (share + spread / 2) / (1 + spread)
+    center = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * sqrt(share * (1 - share) / size + spread / (4 * size))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def difference(first: float, first_size: int, second: float, second_size: int, z: float = Z95) -> tuple[float, float]:

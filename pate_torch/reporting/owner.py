@@ -232,7 +232,7 @@ def attack_student(
 ) -> Membership:
     """PRIVATE. The attack on the released student, beside what its price leaves to any attack.
 
-    At epsilon = 0 the privacy curve's delta is the total variation between neighbours, hence a bound of its own.
+    At epsilon = 0 the privacy curve's delta is the total variation between neighbors, hence a bound of its own.
     """
     bound = by_plan = None
     if private_run:

@@ -291,7 +291,7 @@ class ReleaseReport:
     @property
     def setting(self) -> str:
         """The terms that every epsilon of an account shares: all but the route."""
-        return f"delta = {show_delta(self.delta)}; neighbours: {self.adjacency_words}; unit: {self.unit}"
+        return f"delta = {show_delta(self.delta)}; neighbors: {self.adjacency_words}; unit: {self.unit}"
 
     @property
     def terms(self) -> str:

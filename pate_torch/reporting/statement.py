@@ -193,7 +193,7 @@ def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
 def advantage_bound(epsilon: float, delta: float) -> float:
     """The largest share of members found less share of false alarms, of any membership test: ``attack_bound`` - a.
 
-    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines; randomised response reaches it.
+    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines; randomized response reaches it.
     Source: Kairouz, Oh & Viswanath (2015); Humphries et al. (2020, arXiv 2010.12112). Yeom et al. (2018) have
     e^epsilon - 1, which is larger.
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.students.training import Problem
+from pate_torch.students.training import StudentProblem
 
 
-def expected_shares(problem: Problem, kind: str) -> Tensor:
+def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
     """The share each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if kind == "uniform":
-        # A class without labels cannot be recognised; asking for its share would hand it a neighbour's points.
+        # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.
         return (counts_C > 0).float() / (counts_C > 0).sum()
     # One extra label a class: an unseen class is rare, not impossible.
     return (counts_C + 1) / (counts_C + 1).sum()
@@ -21,7 +21,7 @@ def expected_shares(problem: Problem, kind: str) -> Tensor:
 class Alignment:
     """Scales guesses by expected share over recent mean guess."""
 
-    def __init__(self, problem: Problem, kind: str, decay: float = 0.97) -> None:
+    def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:
         self.target_C = expected_shares(problem, kind)
         self.active = kind != "none"
         self.mean_C = self.target_C.clone()

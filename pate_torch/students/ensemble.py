@@ -82,7 +82,7 @@ class Ensemble:
         if k == 0 or not self.bootstrap or count == 0:
             return task
         drawn_Q = torch.randint(count, (count,), generator=rng.torch_stream(seed, "student", "bootstrap", k))
-        belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[drawn_Q]
+        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[drawn_Q]
         round_Q = None if task.round_Q is None else task.round_Q.cpu()[drawn_Q]
         query_Q, label_Q = task.query_Q.cpu()[drawn_Q], task.label_Q.cpu()[drawn_Q]
-        return replace(task, query_Q=query_Q, label_Q=label_Q, belief_QC=belief_QC, round_Q=round_Q)
+        return replace(task, query_Q=query_Q, label_Q=label_Q, posterior_QC=posterior_QC, round_Q=round_Q)

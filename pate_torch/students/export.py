@@ -1,4 +1,4 @@
-"""Released students for use elsewhere: found by folder or file, and exported with their normalisation built in.
+"""Released students for use elsewhere: found by folder or file, and exported with their normalization built in.
 
     pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
     pate export outputs/runs/digits/gaussian/<run> --format torch_export

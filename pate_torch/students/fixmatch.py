@@ -2,7 +2,7 @@
 
 The averaged model guesses the class of a lightly distorted public point; where it is sure, the model must say the
 same of a heavily distorted copy. With few labels those guesses start badly and confirm each other's mistakes, so at
-first labels carried along the neighbour graph of the public points lead (20 labels, distorted printed digits, 600
+first labels carried along the neighbor graph of the public points lead (20 labels, distorted printed digits, 600
 steps: 90.2 % without, 98.1 % with).
 
 Source: Sohn et al. 2020 (FixMatch); Berthelot et al. 2020 (distribution alignment, ReMixMatch section 3.1);
@@ -22,18 +22,18 @@ from pate_torch.core import checks
 from pate_torch.features.views import strong_view, weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import Alignment
-from pate_torch.students.carrying import carried, carried_loss, trusted
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
+from pate_torch.students.label_propagation import most_confident, propagate, propagated_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixMatch(GradientStudent):
     """Consistency under strong distortion, with guesses of the averaged model as targets.
 
-    unlabelled_batch: public points a step. threshold: confidence from which a guess counts. weight: of the
-    unlabelled loss. alignment: what share of the guesses each class should get: ``uniform`` over the classes that
+    unlabeled_batch: public points a step. threshold: confidence from which a guess counts. weight: of the
+    unlabeled loss. alignment: what share of the guesses each class should get: ``uniform`` over the classes that
     have labels (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``. carried: share
-    of the steps over which labels carried along the neighbour graph lead, fading linearly (0: never). trust: share of
+    of the steps over which labels carried along the neighbor graph lead, fading linearly (0: never). trust: share of
     the points of each carried class that are used, those with the widest lead.
     """
 
@@ -41,48 +41,52 @@ class FixMatch(GradientStudent):
     name: str = "fixmatch"
     steps: int = 600
     ema: float = 0.99
-    unlabelled_batch: int = 128
+    unlabeled_batch: int = 128
     threshold: float = 0.95
     weight: float = 1.0
     alignment: str = "uniform"
-    carried: float = 0.35
-    trust: float = 0.8
+    propagation: float = 0.35
+    keep_fraction: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabelled_batch", self.unlabelled_batch, low=1)
+        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.between("student.threshold", self.threshold, 0, 1)
         checks.non_negative("student.weight", self.weight)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels", "none"))
-        checks.between("student.carried", self.carried, 0, 1)
-        checks.between("student.trust", self.trust, 0, 1)
+        checks.between("student.propagation", self.propagation, 0, 1)
+        checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
 
-    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
         """Corrected cross-entropy on labels, plus masked cross-entropy on confident guesses."""
         spec, device = problem.spec, problem.x_P.device
         weak, strong = weak_view(spec, self.affine), strong_view(spec, self.affine)
         draws = problem.stream("views")
-        labelled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabelled = batches(len(problem.x_P), self.unlabelled_batch, problem.stream("unlabelled"))
+        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
         align = Alignment(problem, self.alignment)
-        fade = max(1, round(self.carried * self.steps))
-        carried_P = trusted(carried(problem, self.representation, align.target_C), self.trust) if self.carried else None
+        fade = max(1, round(self.propagation * self.steps))
+        propagated_P = (
+            most_confident(propagate(problem, self.representation, align.target_C), self.keep_fraction)
+            if self.propagation
+            else None
+        )
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labelled).to(device)
-            points = next(unlabelled).to(device)
+            chosen = next(labeled).to(device)
+            points = next(unlabeled).to(device)
             x = problem.x_P[points]
             guess_BC = align(guess(average.module, weak(x, spec, draws)))
             sure_B, class_B = guess_BC.max(1)
             mask_B = (sure_B >= self.threshold).float()
-            # One pass over both parts: batch statistics of a few repeated labelled points alone would be poor.
+            # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
             views = torch.cat([weak(problem.x_P[problem.query_Q[chosen]], spec, draws), strong(x, spec, draws)])
             logits = model(views).float()
             ours, theirs = logits[: len(chosen)], logits[len(chosen) :]
             supervised = released_loss(problem, ours, chosen).mean()
             consistency = (F.cross_entropy(theirs, class_B, reduction="none") * mask_B).mean()
-            if carried_P is not None and step < fade:
-                consistency = consistency + (1 - step / fade) * carried_loss(theirs, carried_P[points])
+            if propagated_P is not None and step < fade:
+                consistency = consistency + (1 - step / fade) * propagated_loss(theirs, propagated_P[points])
             if step % max(1, self.steps // 50) == 0:
                 log("student/confident", mask_B.mean().item(), step)
             return supervised + self.weight * consistency

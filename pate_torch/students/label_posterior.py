@@ -18,9 +18,9 @@ _GRID = 400
 def lead(noisy: NoisyCounts) -> float:
     """The lead g > 0, in votes, under which these counts are likeliest; the class of each is unknown.
 
-    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centred in each row.
+    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
     """
-    z_QC = _centred(noisy)
+    z_QC = _centered(noisy)
     largest = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
     g_G = torch.linspace(1 / _GRID, 1, _GRID, dtype=torch.float64) * largest
     penalty_G = g_G.square() * (1 - 1 / z_QC.shape[1]) / 2
@@ -28,14 +28,14 @@ def lead(noisy: NoisyCounts) -> float:
     return float(g_G[log_GQ.sum(1).argmax()])
 
 
-def beliefs(noisy: NoisyCounts) -> Tensor:
+def label_posterior(noisy: NoisyCounts) -> Tensor:
     """Class probabilities, float32 [Q, C], all classes alike before; the lead is taken from all questions together."""
     if len(noisy.counts_QC) == 0:
         return torch.zeros(noisy.counts_QC.shape)
-    return (lead(noisy) * _centred(noisy) / noisy.sigma**2).softmax(1).float()
+    return (lead(noisy) * _centered(noisy) / noisy.sigma**2).softmax(1).float()
 
 
-def shares(noisy: NoisyCounts) -> Tensor:
+def class_proportions(noisy: NoisyCounts) -> Tensor:
     """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
 
     A count within one sigma of nothing is taken for nothing, and sigma is taken off the others: else nine classes that
@@ -47,6 +47,6 @@ def shares(noisy: NoisyCounts) -> Tensor:
     return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), even).float()
 
 
-def _centred(noisy: NoisyCounts) -> Tensor:
+def _centered(noisy: NoisyCounts) -> Tensor:
     counts_QC = noisy.counts_QC.double().cpu()
     return counts_QC - counts_QC.mean(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Label spreading, distilled: labels travel along the public points' neighbour graph, and a network learns the result.
+"""Label spreading, distilled: labels travel along the public points' neighbor graph, and a network learns the result.
 
 The spread labels alone say nothing about new points and cannot be exported; the network can.
 
@@ -16,45 +16,45 @@ from pate_torch.core import checks
 from pate_torch.features.views import weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.alignment import expected_shares
-from pate_torch.students.carrying import carried, carried_loss, trusted
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
+from pate_torch.students.label_propagation import most_confident, propagate, propagated_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpreading(GradientStudent):
     """Over the learnt features where a ``representation`` is given, else over the points' principal axes.
 
-    unlabelled_batch: public points a step. trust: share of each spread class that is learnt from, those with the
+    unlabeled_batch: public points a step. trust: share of each spread class that is learnt from, those with the
     widest lead. alignment: expected share of each class, ``uniform`` or ``labels``.
     """
 
     everywhere: ClassVar[bool] = False
     name: str = "label_spreading"
     steps: int = 400
-    unlabelled_batch: int = 128
-    trust: float = 0.9
+    unlabeled_batch: int = 128
+    keep_fraction: float = 0.9
     alignment: str = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabelled_batch", self.unlabelled_batch, low=1)
-        checks.between("student.trust", self.trust, 0, 1)
+        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
+        checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
 
-    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
         """Corrected cross-entropy on released and on carried labels."""
         spec, device = problem.spec, problem.x_P.device
         target_C = expected_shares(problem, self.alignment)
-        carried_P = trusted(carried(problem, self.representation, target_C), self.trust)
+        propagated_P = most_confident(propagate(problem, self.representation, target_C), self.keep_fraction)
         view, draws = weak_view(spec, self.affine), problem.stream("views")
-        labelled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabelled = batches(len(problem.x_P), self.unlabelled_batch, problem.stream("unlabelled"))
+        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen, points = next(labelled).to(device), next(unlabelled).to(device)
+            chosen, points = next(labeled).to(device), next(unlabeled).to(device)
             own = model(view(problem.x_P[problem.query_Q[chosen]], spec, draws)).float()
             other = model(view(problem.x_P[points], spec, draws)).float()
             supervised = released_loss(problem, own, chosen).mean()
-            return supervised + carried_loss(other, carried_P[points])
+            return supervised + propagated_loss(other, propagated_P[points])
 
         return loss

@@ -1,4 +1,4 @@
-"""The released linear model (``mechanism=descent``) as a student: it was led by the private records themselves."""
+"""The released linear model (``mechanism=gradient_descent``) as a student: private records themselves moved it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.features.contrastive import Representation, among
+from pate_torch.features.contrastive import ContrastiveFeatures, mean_shift
 from pate_torch.protocols import Student, StudentTask
 
 
 def linear_student(
-    task: StudentTask, guide: Student | None, representation: Representation | None, seed: int, device: torch.device
+    task: StudentTask,
+    guide: Student | None,
+    representation: ContrastiveFeatures | None,
+    seed: int,
+    device: torch.device,
 ) -> Student:
     """The model of the last round, over the features in which the records saw it: of the ``guide``, or, without one, of
     the representation, or, without either, the points themselves.
@@ -24,11 +28,11 @@ def linear_student(
     """
     model = task.model
     if model is None:
-        fix = "Use voting=slopes mechanism=descent, or student.last=student."
+        fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
         raise checks.fail("student.last", "model", "is the model that records have moved, and none was released", fix)
     trunk, network = _trunk(task, guide, representation, seed, device)
-    trunk = among(trunk.to(device), task.pool_x, task.spec, model.neighbours)
-    moved = {"points": len(task.pool_x), "neighbours": model.neighbours} if model.neighbours else {}
+    trunk = mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
+    moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
     description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
@@ -43,11 +47,15 @@ def linear_student(
 
 
 def _trunk(
-    task: StudentTask, guide: Student | None, representation: Representation | None, seed: int, device: torch.device
+    task: StudentTask,
+    guide: Student | None,
+    representation: ContrastiveFeatures | None,
+    seed: int,
+    device: torch.device,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The encoder that the round was asked in, and the name and options of the network whose lower part it is."""
     if guide is not None:
-        return networks.beneath(guide.module), {key: guide.network[key] for key in ("name", "options")}
+        return networks.feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
     if representation is None:
         return nn.Flatten(), {"name": "logistic", "options": {}}
     trunk = representation.learn(task.pool_x, task.spec, seed=seed, device=device)

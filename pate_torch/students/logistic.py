@@ -1,4 +1,4 @@
-"""Linear empirical risk minimisation: scikit-learn's logistic regression as a network (LZCW21 section 5)."""
+"""Linear empirical risk minimization: scikit-learn's logistic regression as a network (LZCW21 section 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.students.opinion import LINEAR, cross_validated, scale
-from pate_torch.students.training import pose
+from pate_torch.students.training import prepare
 
 _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
 
@@ -49,9 +49,9 @@ class Logistic:
         log: Log = silent,
     ) -> Student:
         """The fitted linear classifier. Raises ValueError without labels."""
-        problem = pose(task, seed, torch.device("cpu"))
+        problem = prepare(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
-        x_QD = spec.normalise(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
+        x_QD = spec.normalize(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
         ridge, size = self.ridge, 1.0
         if ridge is None:
             size = scale(x_QD)

@@ -1,7 +1,7 @@
 """A second opinion on released labels: how many are wrong, and what to believe of each point.
 
 Noise makes labels wrong, and a network with room for it learns them as they are. A logistic regression, or the mean of
-many neighbours, has little room: how little, cross-validation on the labels says. What such a model says of a point
+many neighbors, has little room: how little, cross-validation on the labels says. What such a model says of a point
 whose label it has not seen is an opinion on that label: where it is surest it is taken to be right, and the labels that
 contradict it there are counted as wrong. Where labels are few, or no model foretells more of them than their commonest
 one does, by more than a standard error, there is no opinion: the best of many models is a little better by luck.
@@ -23,7 +23,7 @@ from sklearn.model_selection import GroupKFold
 from sklearn.neighbors import KNeighborsClassifier
 
 if TYPE_CHECKING:  # training asks for this opinion
-    from pate_torch.students.training import Problem
+    from pate_torch.students.training import StudentProblem
 
 _RIDGES = tuple(10.0**k for k in range(4, -3, -1))
 """Weights of half the squared norm against the summed loss, of features whose mean square is 1; strongest first."""
@@ -31,7 +31,7 @@ LINEAR = tuple(LogisticRegression(C=1 / ridge, max_iter=300, tol=1e-3) for ridge
 _MODELS = (*LINEAR, *(KNeighborsClassifier(count) for count in (30, 10, 3)))
 _FOLDS = 5
 _SUREST = 0.2
-"""Share of the labelled points on which the model is taken to be right."""
+"""Share of the labeled points on which the model is taken to be right."""
 _ENOUGH = 50
 """Labels: of fewer, the surest are too few to tell how many are wrong."""
 _LEAST = 1e-3
@@ -81,14 +81,14 @@ def scale(x_QD: np.ndarray) -> float:
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
-def doubted(problem: Problem, *, everywhere: bool) -> Problem:
+def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
     """The problem with beliefs in the place of labels; everywhere: of all public points, asked or not.
 
     Where there is no opinion, the problem as it is.
     """
     if len(problem.query_Q) < _ENOUGH:
         return problem
-    x_PD = problem.spec.normalise(problem.x_P.cpu(), torch.float64).flatten(1).numpy()
+    x_PD = problem.spec.normalize(problem.x_P.cpu(), torch.float64).flatten(1).numpy()
     query_Q, label_Q = problem.query_Q.cpu().numpy(), problem.label_Q.cpu().numpy()
     classes, x_PD = problem.spec.num_classes, x_PD / scale(x_PD)
     model, said_QC = cross_validated(x_PD[query_Q], label_Q, query_Q, classes)
@@ -101,18 +101,18 @@ def doubted(problem: Problem, *, everywhere: bool) -> Problem:
     spread = wrong / (classes - 1)
     likelihood_QC = np.full(said_QC.shape, spread)
     likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - wrong
-    belief_QC = _shares(said_QC * likelihood_QC)
+    posterior_QC = _shares(said_QC * likelihood_QC)
     if not everywhere:
-        return replace(problem, belief_QC=torch.from_numpy(belief_QC).float().to(problem.x_P.device))
+        return replace(problem, posterior_QC=torch.from_numpy(posterior_QC).float().to(problem.x_P.device))
     # What it says is said of labels, flips and all: without these, of classes.
     said_PC = _said(model, x_PD[query_Q], label_Q, x_PD, classes)
     belief_PC = _shares((said_PC - spread) / (1 - wrong - spread))
-    belief_PC[query_Q] = belief_QC
+    belief_PC[query_Q] = posterior_QC
     return replace(
         problem,
         query_Q=torch.arange(len(x_PD), device=problem.x_P.device),
         label_Q=torch.from_numpy(belief_PC.argmax(1)).to(problem.x_P.device),
-        belief_QC=torch.from_numpy(belief_PC).float().to(problem.x_P.device),
+        posterior_QC=torch.from_numpy(belief_PC).float().to(problem.x_P.device),
     )
 
 

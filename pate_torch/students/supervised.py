@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pate_torch.features.views import weak_view
 from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,8 @@ class Supervised(GradientStudent):
 
     name: str = "supervised"
 
-    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
-        """Mean corrected cross-entropy of a batch of distorted labelled points."""
+    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+        """Mean corrected cross-entropy of a batch of distorted labeled points."""
         view = weak_view(problem.spec, self.affine)
         draws = problem.stream("views")
         order = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.protocols import StudentTask
-from pate_torch.students.label_posterior import beliefs, shares
+from pate_torch.students.label_posterior import class_proportions, label_posterior
 from pate_torch.types import DataSpec, PublicPool, Release
 
 
@@ -25,19 +25,19 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
             pool.x,
             torch.arange(len(pool)).repeat(len(rounds)),
             label_S,
-            belief_QC=share_SC,
+            posterior_QC=share_SC,
             round_Q=rounds.repeat_interleave(len(pool)),
             model=release.model,
         )
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
-        believed_QC = torch.cat([beliefs(part) for part in release.noisy.split(release.rounds)])[answered]
+        believed_QC = torch.cat([label_posterior(part) for part in release.noisy.split(release.rounds)])[answered]
     return StudentTask(
         spec,
         pool.x,
         release.query_Q[answered],
         release.label_Q[answered],
-        belief_QC=believed_QC,
+        posterior_QC=believed_QC,
         round_Q=release.round_Q[answered],
     )
 
@@ -49,7 +49,7 @@ def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
         return share_SC.argmax(1), share_SC
     assert release.cell_RP is not None and release.noisy is not None
     cell_S = release.cell_RP.flatten()
-    return release.label_Q[cell_S], shares(release.noisy)[cell_S]
+    return release.label_Q[cell_S], class_proportions(release.noisy)[cell_S]
 
 
 def by_round(task: StudentTask) -> list[StudentTask]:
@@ -59,6 +59,8 @@ def by_round(task: StudentTask) -> list[StudentTask]:
     told = []
     for turn in round_Q.unique().tolist() or [0]:
         mine = round_Q == turn
-        belief_QC = None if task.belief_QC is None else task.belief_QC.cpu()[mine]
-        told.append(replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], belief_QC=belief_QC, round_Q=None))
+        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[mine]
+        told.append(
+            replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], posterior_QC=posterior_QC, round_Q=None)
+        )
     return told

@@ -21,7 +21,7 @@ from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.parallel import one_thread
 from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import PRECISIONS, Representation, mixed, transfer
+from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
 from pate_torch.features.views import as_affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.students.opinion import doubted
@@ -39,10 +39,10 @@ A default run on 8x8 digits took 21 s with one thread on a machine of its own, w
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class StudentProblem:
     """A student's task, checked, on the device it is trained on. x_P: raw points; flip: label error to correct for.
 
-    belief_QC: float32, positive; None where only labels were released.
+    posterior_QC: float32, positive; None where only labels were released.
     """
 
     spec: DataSpec
@@ -51,13 +51,13 @@ class Problem:
     label_Q: Tensor
     flip: float
     seed: int
-    belief_QC: Tensor | None = None
+    posterior_QC: Tensor | None = None
 
     @property
-    def told_QC(self) -> Tensor:
+    def target_QC(self) -> Tensor:
         """What the answers say, as probabilities: the beliefs, or the labels as they are."""
-        if self.belief_QC is not None:
-            return self.belief_QC
+        if self.posterior_QC is not None:
+            return self.posterior_QC
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def stream(self, *names: str | int) -> torch.Generator:
@@ -65,7 +65,7 @@ class Problem:
         return rng.torch_stream(self.seed, "student", *names)
 
 
-def pose(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> Problem:
+def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
     """Check a task and move it. ``label_noise``: share of wrong labels expected besides the mechanism's flips.
 
     Raises ValueError when there are no labels, or labels and points do not fit together.
@@ -86,30 +86,32 @@ def pose(task: StudentTask, seed: int, device: torch.device, label_noise: float 
     # Either source of error makes a label wrong; both at once cancel too rarely to matter. At (C-1)/C a label says
     # nothing: stay below, so that the corrected loss still has a gradient.
     wrong = min(1 - (1 - flip) * (1 - label_noise), 0.95 * (1 - 1 / task.spec.num_classes))
-    belief_QC = None if task.belief_QC is None else _doubted(task.belief_QC, len(query_Q), wrong).to(device)
-    return Problem(task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, belief_QC)
+    posterior_QC = None if task.posterior_QC is None else _doubted(task.posterior_QC, len(query_Q), wrong).to(device)
+    return StudentProblem(
+        task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC
+    )
 
 
-def _doubted(belief_QC: Tensor, queries: int, flip: float) -> Tensor:
+def _doubted(posterior_QC: Tensor, queries: int, flip: float) -> Tensor:
     """Beliefs after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
-    belief_QC = belief_QC.cpu().float()
-    if belief_QC.dim() != 2 or len(belief_QC) != queries:
-        raise ValueError(f"labels: beliefs of shape {tuple(belief_QC.shape)} for {queries} questions")
-    if not bool((belief_QC >= 0).all()) or not torch.allclose(belief_QC.sum(1), torch.ones(queries), atol=1e-3):
+    posterior_QC = posterior_QC.cpu().float()
+    if posterior_QC.dim() != 2 or len(posterior_QC) != queries:
+        raise ValueError(f"labels: beliefs of shape {tuple(posterior_QC.shape)} for {queries} questions")
+    if not bool((posterior_QC >= 0).all()) or not torch.allclose(posterior_QC.sum(1), torch.ones(queries), atol=1e-3):
         raise ValueError("labels: beliefs must be non-negative, and every row must sum to 1")
-    spread = flip / (belief_QC.shape[1] - 1)
-    return ((1 - flip - spread) * belief_QC + spread).clamp(min=1e-6)
+    spread = flip / (posterior_QC.shape[1] - 1)
+    return ((1 - flip - spread) * posterior_QC + spread).clamp(min=1e-6)
 
 
-def released_loss(problem: Problem, logits_BC: Tensor, chosen_B: Tensor) -> Tensor:
+def released_loss(problem: StudentProblem, logits_BC: Tensor, chosen_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
     Of labels: ``label_loss``. Of noisy counts: -log sum_c p_c P(counts | c), so that of two classes which the noise
     left close the model may take either. (A cross-entropy with the beliefs as targets would teach it the doubt.)
     """
-    if problem.belief_QC is None:
+    if problem.posterior_QC is None:
         return label_loss(logits_BC, problem.label_Q[chosen_B], problem.flip)
-    return -(logits_BC.log_softmax(1) + problem.belief_QC[chosen_B].log()).logsumexp(1)
+    return -(logits_BC.log_softmax(1) + problem.posterior_QC[chosen_B].log()).logsumexp(1)
 
 
 def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
@@ -159,7 +161,7 @@ class Average:
 class GradientStudent(ABC):
     """A student trained by gradient descent; a subclass gives the loss.
 
-    network, network_options: see networks.build. steps, batch_size: labelled points a step. ema: decay of the averaged
+    network, network_options: see networks.build. steps, batch_size: labeled points a step. ema: decay of the averaged
     weights. augment: pate_torch.features.augmentation.Affine or a mapping of its fields; None: no geometric distortion.
     representation: learn the network's trunk from the public points first, without labels. label_noise: share of
     wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None: on feature rows
@@ -178,7 +180,7 @@ class GradientStudent(ABC):
     weight_decay: float = 1e-3
     ema: float = 0.99
     augment: Affine | Mapping[str, Any] | None = None
-    representation: Representation | None = None
+    representation: ContrastiveFeatures | None = None
     label_noise: float | None = None
     precision: str = "float32"
 
@@ -194,7 +196,7 @@ class GradientStudent(ABC):
         checks.one_of("student.network", self.network, networks.NETWORKS)
         checks.mapping("student.network_options", self.network_options)
         as_affine(self.augment, "student.augment")
-        if self.representation is not None and not isinstance(self.representation, Representation):
+        if self.representation is not None and not isinstance(self.representation, ContrastiveFeatures):
             fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
             raise checks.fail("student.representation", self.representation, "must be a recipe or null", fix)
 
@@ -210,7 +212,7 @@ class GradientStudent(ABC):
             self.representation.check(spec)
 
     @abstractmethod
-    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
         """The loss of one step. ``average``: the averaged model, which an objective may ask for its opinion."""
 
     def fit(
@@ -226,9 +228,9 @@ class GradientStudent(ABC):
 
         Raises ValueError without labels. Everything logged is a function of released values and public points.
         """
-        problem = pose(task, seed, device, self.label_noise or 0.0)
+        problem = prepare(task, seed, device, self.label_noise or 0.0)
         spec = task.spec
-        if self.label_noise is None and task.belief_QC is None and not spec.is_image:
+        if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = doubted(problem, everywhere=self.everywhere)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         # Channels last is what convolutions compute in: a fifth less time, and the same numbers but for rounding.
@@ -245,9 +247,9 @@ class GradientStudent(ABC):
         module = average.module.to(memory_format=torch.contiguous_format)
         return Student(description, module, spec, curves)
 
-    def initial(self, problem: Problem, description: dict[str, Any]) -> nn.Module:
+    def initial(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """The network before the first step: fresh, or with a trunk learnt from the public points."""
-        model = networks.initialise(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
+        model = networks.initialize(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
         if self.representation is not None:
             device = problem.x_P.device
             transfer(
@@ -259,18 +261,18 @@ class GradientStudent(ABC):
         decayed = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        optimiser = torch.optim.AdamW(groups, lr=self.learning_rate)
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
         for step in range(self.steps):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * cosine(step, self.steps)
             model.train()
             with mixed(self.precision, next(model.parameters()).device):
                 value = loss(model, step)
             if not bool(torch.isfinite(value)):
                 raise FloatingPointError(f"student loss is {value.item()} at step {step}: lower student.learning_rate")
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             value.backward()
-            optimiser.step()
+            optimizer.step()
             average.update(model)
             if step % max(1, self.steps // 50) == 0 or step == self.steps - 1:
                 log("student/loss", value.item(), step)

@@ -1,4 +1,4 @@
-"""Virtual adversarial training with entropy minimisation: smooth where the public points lie, decided between them.
+"""Virtual adversarial training with entropy minimization: smooth where the public points lie, decided between them.
 
 Needs no distortion that keeps the class, so it serves feature rows as well as images.
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.features.views import weak_view
 from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, Problem, batches, released_loss
+from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,13 @@ class Vat(GradientStudent):
     """Cross-entropy, plus the change under the worst small disturbance, plus the entropy of the predictions.
 
     radius: length of the disturbance over the square root of the number of features (so: a typical change of one
-    normalised feature). probe: length, likewise, of the finite difference that finds its direction. smooth, entropy:
+    normalized feature). probe: length, likewise, of the finite difference that finds its direction. smooth, entropy:
     weights of the two terms.
     """
 
     name: str = "vat"
     steps: int = 600
-    unlabelled_batch: int = 128
+    unlabeled_batch: int = 128
     radius: float = 0.15
     probe: float = 1e-3
     smooth: float = 1.0
@@ -39,24 +39,24 @@ class Vat(GradientStudent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabelled_batch", self.unlabelled_batch, low=1)
+        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.positive("student.radius", self.radius)
         checks.positive("student.probe", self.probe)
         checks.non_negative("student.smooth", self.smooth)
         checks.non_negative("student.entropy", self.entropy)
 
-    def objective(self, problem: Problem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
         """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
         spec, device = problem.spec, problem.x_P.device
         view, draws = weak_view(spec, self.affine), problem.stream("views")
-        labelled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabelled = batches(len(problem.x_P), self.unlabelled_batch, problem.stream("unlabelled"))
+        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labelled).to(device)
-            x = view(problem.x_P[next(unlabelled).to(device)], spec, draws)
-            labelled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
-            logits = model(torch.cat([labelled_x, x])).float()
+            chosen = next(labeled).to(device)
+            x = view(problem.x_P[next(unlabeled).to(device)], spec, draws)
+            labeled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
+            logits = model(torch.cat([labeled_x, x])).float()
             supervised = released_loss(problem, logits[: len(chosen)], chosen).mean()
             ours = logits[len(chosen) :]
             undecided = -(ours.softmax(1) * ours.log_softmax(1)).sum(1).mean()
@@ -69,7 +69,7 @@ class Vat(GradientStudent):
         return loss
 
     def _change(self, model: nn.Module, x: Tensor, draws: torch.Generator) -> Tensor:
-        """Mean divergence between the prediction at x and at its adversarial neighbour."""
+        """Mean divergence between the prediction at x and at its adversarial neighbor."""
         with frozen_statistics(model):
             here = model(x).float().log_softmax(1).detach()
             direction = unit(torch.randn(x.shape, generator=draws).to(x.device)).requires_grad_()
@@ -88,7 +88,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 class frozen_statistics:
-    """Batch normalisation uses the batch's statistics but does not record them: disturbed points are not data."""
+    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -1,6 +1,6 @@
 """torchrun: chunks of teachers dealt to ranks, parameters and votes gathered.
 
-Teachers never talk while they learn, so there is nothing to synchronise but the end, through host memory: the group
+Teachers never talk while they learn, so there is nothing to synchronize but the end, through host memory: the group
 is gloo even where ranks train on GPUs. Without torchrun everything here is the single-process case.
 """
 
@@ -95,7 +95,7 @@ def _checked(operation: Callable[[], object]) -> None:
 
 
 def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
-    """Fill tensors [K, ...] in place: row k is sent by rank ``owner_K[k]`` to all. Equal neighbours travel together."""
+    """Fill tensors [K, ...] in place: row k is sent by rank ``owner_K[k]`` to all. Equal neighbors travel together."""
     if world().size == 1:
         return
     starts = [k for k in range(len(owner_K)) if k == 0 or owner_K[k] != owner_K[k - 1]]

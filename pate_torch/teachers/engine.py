@@ -1,7 +1,7 @@
 """Training one chunk of teachers: the same arithmetic as a loop over them, or stacked.
 
 A chunk is a fixed group of teachers with their own records, as uint8, copied out of the private set: nothing here can
-reach another teacher's records. Every teacher draws initialisation, batches and distortions from streams named by
+reach another teacher's records. Every teacher draws initialization, batches and distortions from streams named by
 (seed, teacher), so the group it is trained in changes nothing.
 """
 
@@ -20,7 +20,7 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.features import augmentation
 from pate_torch.protocols import silent
 from pate_torch.teachers import stacked
-from pate_torch.teachers.optimisers import make_optimiser
+from pate_torch.teachers.optimizers import make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -94,7 +94,7 @@ def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> 
 
 
 class Feed:
-    """Batches of one chunk, in order: x [B, k, ...] normalised and distorted, y [k, B]."""
+    """Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B]."""
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
@@ -207,7 +207,7 @@ def _steps(
     device: torch.device,
     tell: Tell,
 ) -> tuple[Tensor, Tensor]:
-    optimiser = make_optimiser(params, recipe)
+    optimizer = make_optimizer(params, recipe)
     points = min(POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
     for step, (x, y) in enumerate(feed):
@@ -215,7 +215,7 @@ def _steps(
         losses = _losses(logits, y, recipe.label_smoothing)
         losses.sum().backward()
         with torch.no_grad():
-            optimiser.step(recipe.rate(step))
+            optimizer.step(recipe.rate(step))
             for parameter in params:
                 parameter.grad = None
             point = point_of(step, recipe.steps)
@@ -252,7 +252,7 @@ def train_loop(
     for row, teacher in enumerate(chunk.teachers):
         alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))
         module: nn.Module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-        networks.initialise(module, torch_stream(seed, "teacher", teacher, "init"))
+        networks.initialize(module, torch_stream(seed, "teacher", teacher, "init"))
         module.to(device, recipe.torch_dtype)
         feed = Feed(alone, spec, recipe, seed, device)
 

@@ -115,7 +115,7 @@ class Ensemble:
         def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: p[rows].to(device) for name, p in self.params.items()}
             for start in range(0, len(x), size):
-                part = spec.normalise(x[start : start + size].to(device), dtype)
+                part = spec.normalize(x[start : start + size].to(device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 

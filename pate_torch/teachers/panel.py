@@ -21,7 +21,7 @@ from pate_torch.core import checks, rng
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers import voting
 from pate_torch.teachers.engine import Feed, gather_chunk
-from pate_torch.teachers.optimisers import make_optimiser
+from pate_torch.teachers.optimizers import make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards, Votes
 
@@ -68,7 +68,7 @@ def constant(label: int) -> Member:
 def fit_estimators(
     estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = silent
 ) -> Panel:
-    """PRIVATE. A clone of a scikit-learn classifier for every shard, fitted to its normalised, flattened records.
+    """PRIVATE. A clone of a scikit-learn classifier for every shard, fitted to its normalized, flattened records.
 
     A shard without records votes class 0, one of a single class votes that class, and so does (for class 0) a teacher
     that cannot be fitted: stopping there would tell of that shard. Its warnings are not shown for the same reason.
@@ -77,7 +77,7 @@ def fit_estimators(
     """
     if not is_classifier(estimator):
         raise checks.fail("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
-    x_ND = spec.normalise(private.x).flatten(1).numpy()
+    x_ND = spec.normalize(private.x).flatten(1).numpy()
     members: list[Member] = []
     errors: list[Exception] = []
     for teacher in range(shards.num_teachers):
@@ -113,8 +113,8 @@ def _fitted(estimator: Any, x: np.ndarray, y: np.ndarray, spec: DataSpec, seed: 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                label[:] = np.asarray(own.predict(spec.normalise(points).flatten(1).numpy())).astype(np.int64)
-            except Exception:  # as in fitting: more neighbours asked for than the shard has records, for instance
+                label[:] = np.asarray(own.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+            except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
                 label[:] = ABSTAIN
         return torch.from_numpy(label)
 
@@ -134,7 +134,7 @@ def fit_modules(
 ) -> Panel:
     """PRIVATE. A network of the user's own for every shard, trained as ``recipe`` says (but for its network).
 
-    factory() makes a fresh network from normalised points [B, ...] to logits [B, C]; whatever it draws comes from the
+    factory() makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from the
     teacher's own stream. A shard without records votes class 0, and so do non-finite logits.
     Raises ValueError for a network of another shape.
     """
@@ -167,7 +167,7 @@ def _check_factory(factory: Callable[[], nn.Module], spec: DataSpec) -> None:
 
 def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
     params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-    optimiser = make_optimiser(params, recipe)
+    optimizer = make_optimizer(params, recipe)
     module.train()
     for step, (x, y) in enumerate(feed):
         F.cross_entropy(module(x[:, 0]), y[0], label_smoothing=recipe.label_smoothing).backward()
@@ -175,7 +175,7 @@ def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
             if parameter.grad is None:  # takes no part in the logits
                 parameter.grad = torch.zeros_like(parameter)
         with torch.no_grad():
-            optimiser.step(recipe.rate(step))
+            optimizer.step(recipe.rate(step))
         for parameter in params:
             parameter.grad = None
     module.eval()
@@ -186,7 +186,7 @@ def _network(module: nn.Module, spec: DataSpec, device: torch.device, dtype: tor
     def member(points: Tensor) -> Tensor:
         parts = [torch.zeros(0, dtype=torch.int64)]
         for part in points.split(512):
-            logits = module(spec.normalise(part.to(device), dtype))
+            logits = module(spec.normalize(part.to(device), dtype))
             parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), ABSTAIN).cpu())
         return torch.cat(parts)
 

@@ -38,7 +38,7 @@ class TeacherRecipe:
     steps: int = 900
     batch_size: int = 32
     learning_rate: float = 4e-3
-    optimiser: str = "adam"
+    optimizer: str = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
@@ -55,7 +55,7 @@ class TeacherRecipe:
         checks.integer("steps", self.steps, low=1)
         checks.integer("batch_size", self.batch_size, low=1)
         checks.positive("learning_rate", self.learning_rate)
-        checks.one_of("optimiser", self.optimiser, ("adam", "sgd"))
+        checks.one_of("optimizer", self.optimizer, ("adam", "sgd"))
         checks.between("momentum", self.momentum, 0, 0.9999)
         checks.non_negative("weight_decay", self.weight_decay)
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
@@ -76,7 +76,7 @@ class TeacherRecipe:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of parameters and optimiser state."""
+        """The type of parameters and optimizer state."""
         return DTYPES[self.dtype]
 
     def rate(self, step: int) -> float:

@@ -30,7 +30,7 @@ def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: t
     """Initial parameters [K, ...], each network from its own generator."""
     stacked = {name: torch.empty(len(generators), *p.shape, dtype=dtype) for name, p in module.named_parameters()}
     for k, generator in enumerate(generators):
-        networks.initialise(module, generator)
+        networks.initialize(module, generator)
         for name, parameter in module.named_parameters():
             stacked[name][k].copy_(parameter.detach())
     return stacked
@@ -40,7 +40,7 @@ def check_teacher(module: nn.Module, name: str) -> None:
     """Refuse layers that would make a teacher depend on more than its parameters and its input."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
-            raise checks.fail("network", name, "teachers cannot use batch normalisation", "Use norm=group.")
+            raise checks.fail("network", name, "teachers cannot use batch normalization", "Use norm=group.")
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             raise checks.fail("network", name, "teachers cannot use dropout", "Use weight_decay or augmentation.")
 

@@ -2,8 +2,8 @@
 
     <root>/teachers/<id>/   ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
 
-Ids are random. The fingerprint that recognises the same private data is a hash keyed with a secret that never leaves
-the store, and it is recorded here only: a hash of private content would tell neighbouring data sets apart.
+Ids are random. The fingerprint that recognizes the same private data is a hash keyed with a secret that never leaves
+the store, and it is recorded here only: a hash of private content would tell neighboring data sets apart.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ class TeacherStore:
                     temporary.unlink()
         key = path.read_bytes()
         if len(key) != 32:
-            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognised again)")
+            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
         return key
 
     def _folder(self, name: str) -> Path:

@@ -37,7 +37,7 @@ CACHE = 2e6
 STEP_SECONDS = 8e-4
 MULTIPLICATIONS_PER_SECOND = 5e10
 UPDATES_PER_SECOND = 1e9
-"""A core's time for one stacked step: a constant, the products, and the optimiser. Only their proportions matter."""
+"""A core's time for one stacked step: a constant, the products, and the optimizer. Only their proportions matter."""
 
 WORTH_PROCESSES, WORTH_SPAWNING = 0.5, 4.0
 """Estimated seconds of one core above which worker processes pay: copies of this one, or new ones importing torch."""

@@ -20,10 +20,10 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import torch_stream
 from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import Representation, encode
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.diffusion import Diffusion, Places
 from pate_torch.features.views import View
-from pate_torch.networks import headless
+from pate_torch.networks import remove_head
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -42,12 +42,12 @@ class PublicStart:
     frozen trunk this is what augmentation is.
     """
 
-    representation: Representation
+    representation: ContrastiveFeatures
     diffusion: Diffusion | None = None
     copies: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.representation, Representation):
+        if not isinstance(self.representation, ContrastiveFeatures):
             raise checks.fail(
                 "start.representation", self.representation, "must be a recipe", "See conf/representation."
             )
@@ -79,7 +79,7 @@ class PublicStart:
 class Trunk:
     """Releasable. encoder: ``network`` without its last layer; places: the diffusion map after it, or None.
 
-    points, spec: facts of its input and of its output, which is ``centred`` over the public points.
+    points, spec: facts of its input and of its output, which is ``centered`` over the public points.
     """
 
     network: dict[str, Any]
@@ -98,22 +98,23 @@ class Trunk:
         cls, network: dict[str, Any], encoder: nn.Module, places: Places | None, pool_x: Tensor, points: DataSpec
     ) -> Trunk:
         raw = cls(network, encoder, places, points, points)
-        return dataclasses.replace(raw, spec=centred(points, raw.features(pool_x)))
+        return dataclasses.replace(raw, spec=centered(points, raw.features(pool_x)))
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
         """From ``facts`` and ``state``. Raises KeyError or RuntimeError where they do not fit."""
-        encoder = headless(networks.rebuild(facts["network"]))
+        encoder = remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
         places = None
-        if facts["neighbours"] is not None:
-            places = Places(state["places.feature_PD"], state["places.place_PM"], facts["neighbours"])
+        neighbors = facts["neighbors"] if "neighbors" in facts else facts["neighbours"]  # as stored before
+        if neighbors is not None:
+            places = Places(state["places.feature_PD"], state["places.place_PM"], neighbors)
         return cls(facts["network"], encoder, places, points, spec)
 
     def facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
-        neighbours = None if self.places is None else self.places.neighbours
-        return {"network": self.network, "neighbours": neighbours, "spec": dataclasses.asdict(self.spec)}
+        neighbors = None if self.places is None else self.places.neighbors
+        return {"network": self.network, "neighbors": neighbors, "spec": dataclasses.asdict(self.spec)}
 
     def state(self) -> dict[str, Tensor]:
         """Its tensors by name."""
@@ -122,9 +123,9 @@ class Trunk:
             state |= {"places." + name: value for name, value in self.places.state_dict().items()}
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
-    def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalised: bool = False) -> Tensor:
-        """Unit-length features of points [Q, ...] (raw, or normalised before), float32 [Q, D] on the CPU."""
-        feature_QD = encode(self.encoder.to(device), x, self._as_they_are if normalised else self.points)
+    def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
+        """Unit-length features of points [Q, ...] (raw, or normalized before), float32 [Q, D] on the CPU."""
+        feature_QD = encode(self.encoder.to(device), x, self._as_they_are if normalized else self.points)
         if self.places is None:
             return feature_QD
         places = self.places.to(device)
@@ -153,7 +154,7 @@ class Trunk:
             draws = torch_stream(seed, "teacher", teacher, "copies")
 
             def parts(x: Tensor) -> list[Tensor]:
-                copied = [self.features(view(x, self.points, draws), device, normalised=True) for _ in range(copies)]
+                copied = [self.features(view(x, self.points, draws), device, normalized=True) for _ in range(copies)]
                 return [self.features(x, device), *copied]
 
             return parts
@@ -162,7 +163,7 @@ class Trunk:
 
     @property
     def _as_they_are(self) -> DataSpec:
-        """The points' facts with constants that change nothing: views are normalised already."""
+        """The points' facts with constants that change nothing: views are normalized already."""
         width = len(self.points.mean)
         return dataclasses.replace(self.points, mean=(0.0,) * width, std=(1.0,) * width)
 
@@ -198,10 +199,10 @@ def encode_shards(
     return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 
-def centred(points: DataSpec, feature_PD: Tensor) -> DataSpec:
-    """``points`` with rows like these, centred by their mean and scaled by one number.
+def centered(points: DataSpec, feature_PD: Tensor) -> DataSpec:
+    """``points`` with rows like these, centered by their mean and scaled by one number.
 
-    To standardise each feature would blow up the unimportant ones.
+    To standardize each feature would blow up the unimportant ones.
     """
     feature_PD = feature_PD.double()
     mean_D = feature_PD.mean(0)

@@ -25,7 +25,7 @@ def label_dtype(num_classes: int) -> torch.dtype:
 def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     """uint8 [K, Q] -> int32 [Q, C]: compare to bytes 0 or 1, and add eight queries in one 64-bit addition.
 
-    No byte overflows its neighbour below 256 teachers. (A comparison to ``bool`` takes fourteen times as long as to
+    No byte overflows its neighbor below 256 teachers. (A comparison to ``bool`` takes fourteen times as long as to
     bytes on a CPU; ``scatter_add_`` takes two and a half times as long in all. Four Python threads, or
     torch's own, gain a third on an idle machine and lose tenfold on a busy one.)
     """

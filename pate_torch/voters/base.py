@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.data.partition import deal
-from pate_torch.networks import beneath
-from pate_torch.protocols import Electorate, Progress, Student, silent
+from pate_torch.networks import feature_extractor
+from pate_torch.protocols import Progress, Sensitive, Student, silent
 from pate_torch.types import Dataset, Shards
-from pate_torch.voters.register import Register
+from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -41,7 +41,7 @@ class FittedVoters:
     """
 
     id: str
-    answers: Electorate
+    answers: Sensitive
     remember: Callable[[str], None]
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
@@ -69,11 +69,6 @@ class Voters(Protocol):
     @property
     def guided(self) -> bool:
         """Whether they look at the student between rounds."""
-        ...
-
-    @property
-    def timeless(self) -> bool:
-        """Whether how long they take to answer tells nothing of how many records there are."""
         ...
 
     @property
@@ -121,14 +116,10 @@ class VotersBase:
     name: str = ""
 
     def __post_init__(self) -> None:
-        checks.one_of("voting.name", self.name, (type(self).name,))
+        checks.one_of("voters.name", self.name, (type(self).name,))
 
     @property
     def guided(self) -> bool:
-        return False
-
-    @property
-    def timeless(self) -> bool:
         return False
 
     @property
@@ -179,14 +170,14 @@ class RecordVoters(VotersBase):
         """Raise ValueError for the parts of teachers, and where one record's answer is not its own."""
         if config.sanitiser is not None:
             fix = "Leave out sanitiser: every record answers for itself."
-            raise checks.fail("voting", self.name, "cannot be combined with sanitiser", fix)
+            raise checks.fail("voters", self.name, "cannot be combined with sanitiser", fix)
         given = config.mechanism.name
         if given != self.mechanism:
             what, fix = f"cannot be combined with mechanism={given}", f"Use mechanism={self.mechanism}."
-            raise checks.fail("voting", self.name, what, fix)
+            raise checks.fail("voters", self.name, what, fix)
         capacity = getattr(config.partition, "capacity", None)
         if capacity is not None:
-            what = f"cannot be combined with voting={self.name}: a record more would displace another's answer"
+            what = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
             raise checks.fail("partition.capacity", capacity, what, "Leave out partition.capacity.")
         adjacency = config.partition.adjacency
         given = getattr(config.mechanism, "adjacency", adjacency)
@@ -205,11 +196,11 @@ class RecordVoters(VotersBase):
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
         progress: Progress = silent,
-    ) -> Electorate:
+    ) -> Sensitive:
         """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
 
-        encoder: normalised points -> features, learnt from the public points or a released student's; None: the
-        normalised points themselves.
+        encoder: normalized points -> features, learnt from the public points or a released student's; None: the
+        normalized points themselves.
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 
@@ -222,13 +213,13 @@ class RecordVoters(VotersBase):
             return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
         def refit(guide: Student) -> FittedVoters:
-            answers = ask(beneath(guide.module))
+            answers = ask(feature_extractor(guide.module))
             return replace(first, answers=answers, feature_PD=answers.place_PD)
 
-        register = Register(run.store)
-        enrolled = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
-        remember = functools.partial(register.set_ledger_head, enrolled)
+        register = VoterRegister(run.store)
+        registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
+        remember = functools.partial(register.set_ledger_head, registered)
         with run.clock("census"):
             answers = ask(run.encoder())
-        first = FittedVoters(id=enrolled.id, answers=answers, remember=remember, refit=refit)
+        first = FittedVoters(id=registered.id, answers=answers, remember=remember, refit=refit)
         return first

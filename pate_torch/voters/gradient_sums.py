@@ -1,6 +1,6 @@
-"""Records that say which way a public model should move, and how far one of them moves what they say together.
+"""Records as a sum of gradients, and how far one of them moves it: in whole numbers, so that sums are exact.
 
-In whole numbers, so that sums are exact: no record has a say in the rounding of another's.
+No record has a say in the rounding of another's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pate_torch.types import LinearModel, Sensitivity
 
 GRID = 1 << 15
 """Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
-WHOLE = GRID**2
+UNIT_NORM = GRID**2
 """A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
-SHORTEST = 1 / 64
+MIN_CLIP_NORM = 1 / 64
 """Cuts below would leave a change fewer than 512 units of the grid."""
 _BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
 _BLOCK = 4096
 
 
-def whole(value: Tensor) -> Tensor:
+def quantize(value: Tensor) -> Tensor:
     """Vectors of length at most 1 in units of 1/GRID, int64: towards zero, so that none is longer than GRID."""
     return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
 
@@ -42,11 +42,11 @@ def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Leanings:
+class GradientSums:
     """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
-    the public points. sensitivity: of ``slope`` in units of ``WHOLE``, where only what is longer than 1 is cut; a
-    shorter cut shortens it alike. scale: how far a sum of slopes in units of ``WHOLE`` moves the model at rate 1.
-    whitening: releasable, what made ``place_PD`` of features among ``neighbours`` public points (0: of features).
+    the public points. sensitivity: of ``slope`` in units of ``UNIT_NORM``, where only what is longer than 1 is cut; a
+    shorter cut shortens it alike. scale: how far a sum of slopes in units of ``UNIT_NORM`` moves the model at rate 1.
+    whitening: releasable, what made ``place_PD`` of features among ``neighbors`` public points (0: of features).
     asked_Q: the public points whose labels are wanted; None: all.
     """
 
@@ -57,19 +57,19 @@ class Leanings:
     sensitivity: Sensitivity
     scale: float
     whitening: Whitening | None = None
-    neighbours: int = 0
+    neighbors: int = 0
     asked_Q: Tensor | None = None
     num_teachers: int = 0
 
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.
-        if not bool((self.z_ND.long().square().sum(1) <= WHOLE).all()):
+        if not bool((self.z_ND.long().square().sum(1) <= UNIT_NORM).all()):
             raise ValueError("slopes: a record's features are longer than 1")
 
     def __len__(self) -> int:
         return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
 
-    def take(self, index_Q: Tensor) -> Leanings:
+    def take(self, index_Q: Tensor) -> GradientSums:
         """The same records, asked about these public points."""
         asked_Q = index_Q.cpu() if self.asked_Q is None else self.asked_Q[index_Q.cpu()]
         return replace(self, asked_Q=asked_Q)
@@ -83,11 +83,11 @@ class Leanings:
     def adjacency(self) -> str | None:
         return self.sensitivity.adjacency
 
-    def slope(self, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
-        """PRIVATE. The sum of all records' slopes in units of 1/WHOLE, int64 [D, C]; one unit moves it by at most
-        ``cut * WHOLE`` times ``sensitivity``.
+    def gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
+        """PRIVATE. The sum of all records' slopes in units of 1/UNIT_NORM, int64 [D, C]; one unit moves it by at most
+        ``clip_norm * UNIT_NORM`` times ``sensitivity``.
 
-        cut: the length to which longer changes of a record's answer are cut, at most 1.
+        clip_norm: the length to which longer changes of a record's answer are clip_norm, at most 1.
         """
         weight_DC, unit = _whole_weights(weight_DC.double().cpu())
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
@@ -96,8 +96,8 @@ class Leanings:
             # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
             # a record's logits are the same in any company.
             change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
-            change_BC = whole(change_BC * (cut / change_BC.norm(dim=1, keepdim=True).clamp(min=cut)))
-            if not bool((change_BC.square().sum(1) <= cut**2 * WHOLE).all()):
+            change_BC = quantize(change_BC * (clip_norm / change_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm)))
+            if not bool((change_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
                 raise ValueError("slopes: a record's change is longer than the cut")
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC
@@ -108,7 +108,7 @@ class Leanings:
 
     def model(self, weight_DC: Tensor) -> LinearModel | None:
         """Releasable. That model, for points that are not here; None: their features are not known."""
-        return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbours)
+        return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbors)
 
     def __repr__(self) -> str:
-        return f"Leanings(adjacency={self.adjacency!r}, content withheld)"
+        return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"

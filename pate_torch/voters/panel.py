@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pate_torch.teachers.panel import Panel
 from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.register import Register
+from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -20,25 +20,21 @@ if TYPE_CHECKING:
 class PanelVoters(VotersBase):
     """PRIVATE. Each votes on every public point by itself."""
 
-    name: str = "brought"
+    name: str = "votes_file"
     panel: Panel = field(repr=False)
 
     @property
     def num_teachers(self) -> int:
         return len(self.panel)
 
-    @property
-    def timeless(self) -> bool:
-        return True
-
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. Their votes, known again by a keyed hash."""
-        register = Register(run.store)
+        register = VoterRegister(run.store)
         with run.clock("votes"):
             votes = self.panel.votes(run.data.pool.x)
-        enrolled = register.enrol(votes, run.data.spec.name, run.ledger)
-        remember = functools.partial(register.set_ledger_head, enrolled)
-        return FittedVoters(id=enrolled.id, answers=votes, remember=remember)
+        registered = register.register_votes(votes, run.data.spec.name, run.ledger)
+        remember = functools.partial(register.set_ledger_head, registered)
+        return FittedVoters(id=registered.id, answers=votes, remember=remember)

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from pate_torch.core.parallel import side_by_side
 from pate_torch.data.units import take
-from pate_torch.features.contrastive import among, encode
+from pate_torch.features.contrastive import encode, mean_shift
 from pate_torch.protocols import Progress
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 
 def encode_public(
-    data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbours: int = 0
+    data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbors: int = 0
 ) -> tuple[PrivateData, nn.Module, Tensor]:
     """(PRIVATE: the records of all shards; the encoder; unit-length features of the public points).
 
-    encoder: normalised points -> features; None: the normalised points themselves. neighbours: public points among
+    encoder: normalized points -> features; None: the normalized points themselves. neighbors: public points among
     which features are moved.
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
     encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
-    encoder = among(encoder, data.pool.x, data.spec, neighbours)
+    encoder = mean_shift(encoder, data.pool.x, data.spec, neighbors)
     private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 

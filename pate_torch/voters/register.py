@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enrolled:
+class Registered:
     """PRIVATE. Votes that were brought: their random id, and the keyed hash by which they are known again."""
 
     id: str
@@ -30,7 +30,7 @@ class Enrolled:
 
 
 @dataclass(frozen=True)
-class Register:
+class VoterRegister:
     """PRIVATE. <root>/teachers/brought/: which votes have come before, and with which ledger. Never the votes.
 
     The same votes keep their id, so that a question is not paid for twice; they are refused beside another ledger than
@@ -39,7 +39,7 @@ class Register:
 
     store: TeacherStore
 
-    def enrol(self, votes: Votes, dataset: str, ledger: Ledger) -> Enrolled:
+    def register_votes(self, votes: Votes, dataset: str, ledger: Ledger) -> Registered:
         """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
         shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
         fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
@@ -49,15 +49,15 @@ class Register:
         """A keyed hash of the votes alone, under whichever name they come."""
         return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
 
-    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Enrolled:
+    def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Registered:
         """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
         ValueError as ``enrol``.
         """
         file = self._file(fingerprint)
         if not file.exists():
-            enrolled = Enrolled(id=secrets.token_hex(8), fingerprint=fingerprint)
-            self._write(enrolled, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
-            return enrolled
+            registered = Registered(id=secrets.token_hex(8), fingerprint=fingerprint)
+            self._write(registered, {"dataset": dataset, "num_teachers": num_teachers}, ledger.head())
+            return registered
         record = self._record(fingerprint)
         if not ledger.head_contains(record["ledger_head"]):
             raise checks.fail(
@@ -66,7 +66,7 @@ class Register:
                 "were used with another privacy ledger than the one here",
                 f"Bring back the ledger that lay beside them ({ledger.path}): it remembers what was released.",
             )
-        return Enrolled(id=record["id"], fingerprint=fingerprint)
+        return Registered(id=record["id"], fingerprint=fingerprint)
 
     def behind(self, name: str, fingerprint: str) -> bool:
         """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
@@ -76,9 +76,9 @@ class Register:
             return bool(self._record(fingerprint)["id"] == name)
         return False
 
-    def set_ledger_head(self, enrolled: Enrolled, ledger_head: str) -> None:
+    def set_ledger_head(self, registered: Registered, ledger_head: str) -> None:
         """Remember the newest ledger entry, so that the votes are not used apart from their ledger."""
-        self._write(enrolled, self._record(enrolled.fingerprint), ledger_head)
+        self._write(registered, self._record(registered.fingerprint), ledger_head)
 
     def _file(self, fingerprint: str) -> Path:
         return private_folder(self.store.folder / "brought") / f"{fingerprint}.json"
@@ -93,7 +93,7 @@ class Register:
             raise ValueError(f"{file}: damaged ({error}); restore it together with the ledger") from error
         return record
 
-    def _write(self, enrolled: Enrolled, facts: Mapping[str, Any], ledger_head: str) -> None:
-        record = {**facts, "schema_version": SCHEMA_VERSION, "id": enrolled.id, "ledger_head": ledger_head}
-        with self.store.writing(), replacing(self._file(enrolled.fingerprint)) as temporary:
+    def _write(self, registered: Registered, facts: Mapping[str, Any], ledger_head: str) -> None:
+        record = {**facts, "schema_version": SCHEMA_VERSION, "id": registered.id, "ledger_head": ledger_head}
+        with self.store.writing(), replacing(self._file(registered.fingerprint)) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n")

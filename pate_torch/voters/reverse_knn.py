@@ -1,16 +1,15 @@
-"""A census: every record answers for itself, the one public question that it lies nearest to. No teacher is trained.
+"""Reverse k-NN labeling: every record counts once, for the asked public point nearest to it. No teacher is trained.
 
-The public points that are asked part the space of points into cells: a record lies in the cell of the asked point
-nearest to it, in features of the public points. Each unit fills in one ballot, which names a cell and the unit's class.
-A teacher votes on every question, so that each question costs; a ballot is one number of one table, so that ten
-thousand questions cost as much as one (``mechanisms.histogram``). The answers say how common each class is among the
-records of a cell, and the public points of a cell may learn from that. A student of the first answers is public, so a
-second census may lie in its features, where the classes stand further apart.
+The asked points part the space of features into cells, and each unit adds one count, of its class, to the cell that it
+lies in. A teacher votes on every question, so that each question costs; here one unit moves one number of one table, so
+that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts say how common each class is in
+a cell, which the public points of that cell may learn from. A student of the first answers is public, so a second round
+may lie in its features, where the classes are further apart.
 
-Guarantee: a ballot is a function of one unit's records and of public values, and no record has a say even in the
-rounding of another's (``map_records_independently``). So one unit fills in one ballot of each round's table
-(``types.Ballots``), and rounds compose adaptively.
-Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbour labelling, with k = 1, cells of many public
+Guarantee: a count is a function of one unit's records and of public values, and no record has a say even in the
+rounding of another's (``map_records_independently``). So one unit moves one count of each round's table
+(``types.CellHistogram``), and rounds compose adaptively.
+Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public
 points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
 
@@ -26,7 +25,16 @@ from torch import Tensor, nn
 
 from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import ONE_BALLOT, Ballots, Dataset, DataSpec, PrivateData, Sensitivity, Shards, of_each_record
+from pate_torch.types import (
+    ONE_COUNT,
+    CellHistogram,
+    Dataset,
+    DataSpec,
+    PrivateData,
+    Sensitivity,
+    Shards,
+    of_each_record,
+)
 from pate_torch.voters.base import RecordVoters
 from pate_torch.voters.records import encode_public, map_records_independently
 
@@ -37,11 +45,11 @@ _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census(RecordVoters):
+class ReverseKnn(RecordVoters):
     """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
 
     mechanism: ClassVar[str] = "histogram"
-    name: str = "census"
+    name: str = "reverse_knn"
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         """On the mean, where every record of a declared number answers in each round."""
@@ -62,7 +70,7 @@ class Census(RecordVoters):
         encoder: see ``RecordVoters.ask``; nearness is that of its features.
         """
         private, encoder, place_PD = encode_public(data, shards, encoder, device)
-        sensitivity = of_each_record(shards, ONE_BALLOT[shards.adjacency])
+        sensitivity = of_each_record(shards, ONE_COUNT[shards.adjacency])
         return Records(private, data.spec, encoder, place_PD, sensitivity, progress)
 
 
@@ -90,15 +98,15 @@ class Records:
         assert self.sensitivity.adjacency is not None
         return self.sensitivity.adjacency
 
-    def take(self, index_Q: Tensor) -> Ballots:
+    def take(self, index_Q: Tensor) -> CellHistogram:
         """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
         nearest = functools.partial(cells, asked_QD=asked_QD)
         row_N = map_records_independently(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
-        row_U, class_U = _one_ballot_each(row_N, self.private, self.adjacency)
+        row_U, class_U = _one_cell_each(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
-        return Ballots(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
+        return CellHistogram(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"
@@ -112,7 +120,7 @@ def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 
-def _one_ballot_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
+def _one_cell_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's ballot, int64 [U] each: where most of its records lie, the lowest of equals."""
     _, unit_N = np.unique(unit_names(private, adjacency), return_inverse=True)
     place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)

@@ -37,7 +37,7 @@ class Teachers(VotersBase):
         stored: Id of an ensemble to use again; None: one trained before on the same records, or a new one.
     """
 
-    name: str = "inductive"
+    name: str = "teachers"
     num_teachers: int
     stored: str | None = None
 
@@ -46,11 +46,6 @@ class Teachers(VotersBase):
         checks.integer("num_teachers", self.num_teachers, low=1)
         if self.stored is not None:
             checked_id("teachers", self.stored)
-
-    @property
-    def timeless(self) -> bool:
-        """Votes are counted by public sizes, once the teachers are there."""
-        return True
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError where there is nothing to ask teachers."""

@@ -2,7 +2,7 @@
 
 A teacher of fifteen records has never seen some classes, and errs here and there between near points. Public facts mend
 both: each class has its share of the public points, and near points mostly share one. So a teacher's class
-probabilities on the pool are scaled until every class has its share (Sinkhorn), and then carried along the neighbour
+probabilities on the pool are scaled until every class has its share (Sinkhorn), and then carried along the neighbor
 graph of the public points (Zhou et al. 2004, with a teacher's opinion in place of labels).
 
 Costs no privacy: a teacher's votes are still a function of its own parameters and of public points, so one record
@@ -24,7 +24,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbour_graph, spread
+from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, spread
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
@@ -43,27 +43,27 @@ class TransductiveTeachers(Teachers):
     """Each votes on all public points together, over a graph of their features (``features``, else principal axes).
 
     Attributes:
-        neighbours: Of the graph.
-        reach: The share of an opinion that comes along its edges; 0: none.
+        neighbors: Of the graph.
+        alpha: The share of an opinion that comes along its edges; 0: none.
         balance: Scale until all classes are equally common among the public points. Wrong where they are known not to
             be.
     """
 
-    name: str = "transductive"
-    neighbours: int = 6
-    reach: float = 0.8
+    name: str = "teachers_transductive"
+    neighbors: int = 6
+    alpha: float = 0.8
     balance: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("voting.neighbours", self.neighbours, low=1)
-        checks.between("voting.reach", self.reach, 0, 0.999)
-        checks.boolean("voting.balance", self.balance)
+        checks.integer("voters.neighbors", self.neighbors, low=1)
+        checks.between("voters.alpha", self.alpha, 0, 0.999)
+        checks.boolean("voters.balance", self.balance)
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where there are no two points to vote on together."""
         if len(data.pool) < 2:
-            raise checks.fail("voting", "transductive", "needs at least two public points", "Use voting=inductive.")
+            raise checks.fail("voters", "transductive", "needs at least two public points", "Use voters=teachers.")
         super().validate_for(data, config)
 
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
@@ -71,10 +71,10 @@ class TransductiveTeachers(Teachers):
 
     def among(self, feature_PD: Tensor) -> JointVotes:
         """Votes on the public points that have these features, float32 [P, D]."""
-        return JointVotes(neighbour_graph(feature_PD, self.neighbours), self.reach, self.balance)
+        return JointVotes(neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
     def _choices(self) -> dict[str, Any]:
-        return {"neighbours": self.neighbours, "reach": self.reach, "balance": self.balance}
+        return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
 
     def _votes(
         self,
@@ -110,7 +110,7 @@ class JointVotes:
     """How teachers vote on one pool. graph: of its points, public. reach, balance: see ``TransductiveTeachers``."""
 
     graph: Graph
-    reach: float
+    alpha: float
     balance: bool
 
     def predictions(
@@ -145,7 +145,7 @@ class JointVotes:
         num_classes = probability_PC.shape[1]
         if self.balance:
             probability_PC = balanced(probability_PC, torch.full((num_classes,), 1 / num_classes))
-        if self.reach == 0:
+        if self.alpha == 0:
             return probability_PC
-        steps = math.ceil(math.log(_LEFT) / math.log(self.reach))
-        return spread(self.graph, probability_PC, self.reach, steps)
+        steps = math.ceil(math.log(_LEFT) / math.log(self.alpha))
+        return spread(self.graph, probability_PC, self.alpha, steps)

@@ -23,7 +23,7 @@ from pate_torch.core import checks
 from pate_torch.teachers.voting import count
 from pate_torch.types import Dataset, Votes
 from pate_torch.voters.base import FittedVoters, Voters, VotersBase
-from pate_torch.voters.register import Register
+from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -37,17 +37,13 @@ _NOT_WHOLE = re.compile(rb"[^0-9+\-,\r\n \t]")
 class VotesFile(VotersBase):
     """Votes that were made elsewhere: read from ``path`` once there are data, or (``votes``, PRIVATE) here already."""
 
-    name: str = "brought"
+    name: str = "votes_file"
     path: Path | None = None
     votes: Votes | None = field(default=None, repr=False)
 
     @property
     def num_teachers(self) -> int:
         return 0 if self.votes is None else self.votes.num_teachers
-
-    @property
-    def timeless(self) -> bool:
-        return True
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for what needs the records behind the votes."""
@@ -67,14 +63,14 @@ class VotesFile(VotersBase):
 
     def fingerprint(self, run: RunContext) -> str:
         """PRIVATE. Of the votes, in place of the records."""
-        return Register(run.store).content(self._read)
+        return VoterRegister(run.store).content(self._read)
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes under the random id that they had, or a new one."""
-        register = Register(run.store)
-        enrolled = register.enrol(self._read, run.data.spec.name, run.ledger)
-        remember = functools.partial(register.set_ledger_head, enrolled)
-        return FittedVoters(id=enrolled.id, answers=self._read, remember=remember)
+        register = VoterRegister(run.store)
+        registered = register.register_votes(self._read, run.data.spec.name, run.ledger)
+        remember = functools.partial(register.set_ledger_head, registered)
+        return FittedVoters(id=registered.id, answers=self._read, remember=remember)
 
     @property
     def _read(self) -> Votes:

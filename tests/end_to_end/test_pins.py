@@ -37,15 +37,15 @@ PINS = Path(__file__).parent / "pins"
 SPELLED = {
     "digits": "dataset=digits dataset.private=240 dataset.public=60 dataset.test=200",
     "six questions to eight teachers": "num_teachers=8 num_queries=6 mechanism.sigma=2",
-    "short": "recommended.representation_steps=2 recommended.student_steps=2 teacher.steps=3",
+    "short": "recommended.features_steps=2 recommended.student_steps=2 teacher.steps=3",
     "linear teachers": "teacher=logistic",
-    "small batches": "recommended.student_batch=8 recommended.unlabelled_batch=16",
-    "quick guide": "refit.steps=3",
+    "small batches": "recommended.student_batch=8 recommended.unlabeled_batch=16",
+    "quick guide": "guide_student.steps=3",
     "room": "privacy.opening_budget=500 privacy.allow_chance=true baseline=false quiet=true",
     "seeded noise": "insecure_noise_seed=0",
     "integer noise": "noise=discrete",
-    "inductive": "voting=inductive",
-    "transductive": "voting=transductive",
+    "inductive": "voters=teachers",
+    "transductive": "voters=teachers_transductive",
     "two rounds": "query=margin query.rounds=2",
     "choice of a student": "selection=exponential selection.epsilon=4 selection.candidates.supervised.steps=3",
     "published price": "sanitiser=smooth sanitiser.at_a_loss=true",
@@ -56,11 +56,11 @@ SPELLED = {
     "the same teachers": "teachers={teachers} num_queries=4 seed=1",
     "labels only": "experiment=labels_only",
     "mnist_pate": "experiment=mnist_pate",
-    "reverse k-NN": "experiment=mnist_census",
+    "reverse k-NN": "experiment=mnist_reverse_knn",
     "gradients": "experiment=mnist_low_epsilon",
     "prototypes": "experiment=mnist_prototypes teacher.start.diffusion=null",
-    "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabelled_batch=16",
-    "few steps": "mechanism.steps=2 mechanism.sigma=.2 voting.ridge=10"
+    "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabeled_batch=16",
+    "few steps": "mechanism.steps=2 mechanism.sigma=.2 voters.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",
     "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
     "table": "experiment=liu2021_table4 study.tables.mushroom.dataset.path={file} ~study.tables.a9a teacher.steps=5"
@@ -287,7 +287,7 @@ def clouds(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def pate(tmp_path):
-    """Ten nearest-neighbour teachers of three clouds, which take no step that a processor could round."""
+    """Ten nearest-neighbor teachers of three clouds, which take no step that a processor could round."""
     pate = Pate(
         "clouds",
         classes=["a", "b", "c"],

@@ -1,12 +1,12 @@
-"""One Python file and one YAML make new voters: commands, Python and the neighbour harness take them as they are."""
+"""One Python file and one YAML make new voters: commands, Python and the neighbor harness take them as they are."""
 
 import json
 import shutil
 import sys
 from pathlib import Path
 
-import neighbour_cases as cases
-import neighbour_choices as choices
+import neighbor_cases as cases
+import neighbor_choices as choices
 import numpy as np
 import pytest
 import torch
@@ -29,7 +29,7 @@ import torch
 from pate_torch.data.partition import deal
 from pate_torch.teachers.voting import count
 from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.register import Register
+from pate_torch.voters.register import VoterRegister
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,20 @@ class NearestMean(VotersBase):
     def fitted(self, run):
         data, config = run.data, run.config
         shards = deal(config.partition, data.private, self.num_teachers, config.seed)
-        pool_PD = data.spec.normalise(data.pool.x).flatten(1)
+        pool_PD = data.spec.normalize(data.pool.x).flatten(1)
         said = []
         for teacher in range(self.num_teachers):
             mine = shards.of(teacher)
-            x_ND, y_N = data.spec.normalise(data.private.x[mine]).flatten(1).clamp(-1e3, 1e3), data.private.y[mine]
+            x_ND, y_N = data.spec.normalize(data.private.x[mine]).flatten(1).clamp(-1e3, 1e3), data.private.y[mine]
             mean_CD = torch.full((data.spec.num_classes, pool_PD.shape[1]), 1e6)
             for c in y_N.unique().tolist():
                 mean_CD[c] = x_ND[y_N == c].mean(0)
             said.append(torch.cdist(pool_PD, mean_CD).argmin(1))
         votes = count(torch.stack(said), data.spec.num_classes)
-        register = Register(run.store)
-        enrolled = register.known(run.store.fingerprint(data.private), data.spec.name, self.num_teachers, run.ledger)
+        register = VoterRegister(run.store)
+        registered = register.known(run.store.fingerprint(data.private), data.spec.name, self.num_teachers, run.ledger)
         return FittedVoters(
-            id=enrolled.id, answers=votes, remember=lambda head: register.set_ledger_head(enrolled, head)
+            id=registered.id, answers=votes, remember=lambda head: register.set_ledger_head(registered, head)
         )
 '''
 YAML = """_target_: nearest_mean.NearestMean
@@ -90,7 +90,13 @@ def released(home: Path) -> list[dict]:
 
 
 def test_train_with_its_statement_and_the_owners_attack(tmp_path, found, monkeypatch):
-    small = ("refit.steps=3", "student=supervised", "student.steps=3", "membership.records=40", "baseline=false")
+    small = (
+        "guide_student.steps=3",
+        "student=supervised",
+        "student.steps=3",
+        "membership.records=40",
+        "baseline=false",
+    )
     outcome = train(tmp_path / "home", *SMALL, *small, found, monkeypatch=monkeypatch, base=[])
     assert outcome.code == 0, outcome.error
     (record,) = released(tmp_path / "home")
@@ -133,7 +139,7 @@ def test_python_takes_them(tmp_path, found):
 
 @pytest.fixture
 def harness(tmp_path, found, monkeypatch):
-    """The neighbour harness on a copy of the configuration with one file more."""
+    """The neighbor harness on a copy of the configuration with one file more."""
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
     (conf / "voting" / "nearest_mean.yaml").write_text(YAML)
@@ -147,13 +153,13 @@ def harness(tmp_path, found, monkeypatch):
         one.cache_clear()
 
 
-def test_the_neighbour_harness_reaches_them(harness):
+def test_the_neighbor_harness_reaches_them(harness):
     assert "nearest_mean" in cases.space()["voters"]
     assert cases.attempt(harness, tally := cases.Tally(), most=6), tally.reasons
     assert tally.values and not tally.faults
 
 
-def test_the_neighbour_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
+def test_the_neighbor_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
     """Teachers that look at all records, whatever their shard: one of them moves several votes."""
     (tmp_path / "nearest_mean.py").write_text(MEMBER.replace("mine = shards.of(teacher)", "mine = slice(None)"))
     sys.modules.pop("nearest_mean", None)

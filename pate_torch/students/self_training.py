@@ -1,9 +1,9 @@
-"""A student of carried labels: what was answered travels along the public points' neighbour graph, and the clearest of
-what arrives is all that it learns from, as if it had been answered.
+"""Self-training: propagate released labels over the k-NN graph of the public points, keep the most confident of each
+class, and train on those pseudo-labels; then again, in the features of that student.
 
-For many answers of which some are wrong, or that speak for a cell of points and not for one: neighbours outvote the
-mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the clearest
-80 % of the carried ones 99.0 to 99.4 %; LOG.md.)
+For many answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote the
+mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most
+confident 80 % of the propagated ones 99.0 to 99.4 %; LOG.md.)
 """
 
 from __future__ import annotations
@@ -14,47 +14,45 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch.core import checks
-from pate_torch.features.contrastive import Representation
+from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.students.carrying import REACH, carried, trusted
 from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.label_propagation import ALPHA, most_confident, propagate
 from pate_torch.students.linear_model import linear_student
 from pate_torch.students.task import by_round
-from pate_torch.students.training import pose
+from pate_torch.students.training import prepare
 from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
-    """``first`` makes the first student, ``then`` each that follows.
+class SelfTraining:
+    """Students of pseudo-labels, each in the features of the one before.
 
-    representation: whose features the graph joins; None: principal axes. trust: share of each carried class that is
-    learnt from, those with the widest lead. Each class is expected to have the share that the answers give it.
-
-    Students follow each other: ``generations`` of them learn from the answers of the first round, and one more from
-    those of each later round. The first, by ``first``, is as good as the features. For each later one, by ``then``, the
-    graph lies in the features of the one before, where the classes are further apart: ``trust_later`` of the carried
-    labels are clear enough. ``reach``: how far answers travel, see ``neighbors.spread``. Where they were asked for in
-    those features too (``reach_later``), they say more of the points about them, and need not travel as far for their
-    mistakes to be outvoted.
-
-    ``members``: how many students each generation is, pooled; each starts from features of its own, and the next
-    graph lies in the features of all of them side by side.
-
-    ``last``: what is given in the end. "student": one that learnt from the last round's answers. "model": the linear
-    model itself that gave them (``voting=slopes``), in the features of the students before. It was led by the private
-    records, which those students never saw, and so does not repeat what they got wrong of the public points.
+    Attributes:
+        first, then: The algorithms of the first student and of each later one.
+        representation: Whose features the first graph joins; None: principal axes.
+        keep_fraction, keep_fraction_later: Share of each class's propagated labels that the first student and the later
+            ones learn from: those with the widest lead. Each class is expected to have the share that the answers give
+            it.
+        alpha: How far labels propagate (``neighbors.spread``). alpha_later: In rounds that were asked in a student's
+            features, whose answers say more of the points about them.
+        num_generations: Students that learn from the first round's answers; each later round adds one.
+        members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
+            the features of all of them side by side.
+        last: What is given in the end. ``student``: one that learnt from the last round's answers. ``model``: the
+            released linear model itself (``voters=gradients``), in the features of the students before: private records
+            moved it, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first: StudentAlgorithm
     then: StudentAlgorithm
-    name: str = "carried"
-    representation: Representation | None = None
-    trust: float = 0.8
-    trust_later: float = 0.95
-    reach: float = REACH
-    reach_later: float = 0.9
-    generations: int = 2
+    name: str = "self_training"
+    representation: ContrastiveFeatures | None = None
+    keep_fraction: float = 0.8
+    keep_fraction_later: float = 0.95
+    alpha: float = ALPHA
+    alpha_later: float = 0.9
+    num_generations: int = 2
     members: int = 1
     last: str = "student"
 
@@ -64,16 +62,16 @@ class Carried:
                 raise checks.fail(
                     f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
                 )
-        checks.between("student.trust", self.trust, 0, 1)
-        checks.between("student.trust_later", self.trust_later, 0, 1)
-        checks.between("student.reach", self.reach, 0, 1, open_=True)
-        checks.between("student.reach_later", self.reach_later, 0, 1, open_=True)
-        checks.integer("student.generations", self.generations, low=1)
+        checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
+        checks.between("student.keep_fraction_later", self.keep_fraction_later, 0, 1)
+        checks.between("student.alpha", self.alpha, 0, 1, open_=True)
+        checks.between("student.alpha_later", self.alpha_later, 0, 1, open_=True)
+        checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
         checks.one_of("student.last", self.last, ("student", "model"))
 
     @property
-    def guide(self) -> Carried:
+    def guide(self) -> SelfTraining:
         """The recipe of the students that guide rounds: this one, but that it never gives the model."""
         return replace(self, last="student")
 
@@ -101,7 +99,7 @@ class Carried:
             ValueError: There are no labels, or (``last``) no model was released.
         """
         rounds = by_round(task)
-        told = rounds[:1] * self.generations + rounds[1:]
+        told = rounds[:1] * self.num_generations + rounds[1:]
         learnt = told if self.last == "student" else told[: -1 if len(rounds) > 1 else 0]
         student, first = task.guide, 0 if task.guide is None else len(told) - 1
         curves = {} if student is None else dict(student.curves)
@@ -124,8 +122,8 @@ class Carried:
         log: Log,
     ) -> Student:
         """The student of one turn. before: that of the turn before."""
-        reach = self.reach if turn < self.generations else self.reach_later
-        clear = self._clear(told[turn], before, reach, seed, device)
+        alpha = self.alpha if turn < self.num_generations else self.alpha_later
+        clear = self._clear(told[turn], before, alpha, seed, device)
         algorithm = self.first if before is None else self.then
         if self.members > 1:
             algorithm = Ensemble(member=algorithm, members=self.members, bootstrap=False)
@@ -138,13 +136,13 @@ class Carried:
         )
 
     def _clear(
-        self, task: StudentTask, before: Student | None, reach: float, seed: int, device: torch.device
+        self, task: StudentTask, before: Student | None, alpha: float, seed: int, device: torch.device
     ) -> StudentTask:
         """The clearest carried labels. before: the student of the generation before, whose features help."""
-        problem = pose(task, seed, device)
-        trust = self.trust if before is None else self.trust_later
-        share_PC = carried(problem, self.representation, problem.told_QC.mean(0), before=before, reach=reach)
-        class_P = trusted(share_PC, trust).cpu()
+        problem = prepare(task, seed, device)
+        keep_fraction = self.keep_fraction if before is None else self.keep_fraction_later
+        share_PC = propagate(problem, self.representation, problem.target_QC.mean(0), before=before, alpha=alpha)
+        class_P = most_confident(share_PC, keep_fraction).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
 

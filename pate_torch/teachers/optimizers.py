@@ -1,4 +1,4 @@
-"""Fused, element-wise optimisers for stacked parameters, each update one pass over memory.
+"""Fused, element-wise optimizers for stacked parameters, each update one pass over memory.
 
 Not ``torch.optim``: its first use imports torch's compiler, three seconds in every worker process, and it offers
 nothing else we need. Element-wise only: nothing is normed or clipped across teachers. The tests hold both to
@@ -65,8 +65,8 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def make_optimiser(params: list[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """The recipe's optimiser; ``step(rate)`` updates in place, without gradients being recorded."""
-    if recipe.optimiser == "sgd":
+def make_optimizer(params: list[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
+    """The recipe's optimizer; ``step(rate)`` updates in place, without gradients being recorded."""
+    if recipe.optimizer == "sgd":
         return Sgd(params, recipe.momentum, recipe.weight_decay)
     return Adam(params, recipe.weight_decay)

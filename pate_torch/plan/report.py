@@ -24,7 +24,7 @@ _INK = ("#1f4e79", "#c55a11", "#2e7d5b", "#7b3f8c", "#8a6d1f", "#555555")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sheet:
+class PlanReport:
     """target: the epsilon that ``sigma_for_target`` meets. swept: keys that differ between rows. notes: whole lines."""
 
     dataset: str
@@ -44,7 +44,7 @@ class Sheet:
 # ---- for the terminal ----------------------------------------------------------------------------------------------
 
 
-def text(sheet: Sheet) -> str:
+def text(sheet: PlanReport) -> str:
     """The whole sheet within 80 columns."""
     first = sheet.choices[0]
     head = (
@@ -61,7 +61,7 @@ def text(sheet: Sheet) -> str:
     return "\n".join(lines)
 
 
-def _problems(sheet: Sheet) -> dict[str, list[int]]:
+def _problems(sheet: PlanReport) -> dict[str, list[int]]:
     """What is wrong -> the K it is wrong for; K itself is left out of the message."""
     found: dict[str, list[int]] = {}
     for choice in sheet.choices:
@@ -73,12 +73,12 @@ def _problems(sheet: Sheet) -> dict[str, list[int]]:
     return found
 
 
-def _several(sheet: Sheet, field: str, otherwise: str) -> str:
+def _several(sheet: PlanReport, field: str, otherwise: str) -> str:
     values = {str(getattr(choice, field)) for choice in sheet.choices}
     return values.pop() if len(values) == 1 else otherwise
 
 
-def table(sheet: Sheet) -> list[str]:
+def table(sheet: PlanReport) -> list[str]:
     """One line a choice, the best marked; columns that do not fit into 80 are left out, the least needed first."""
     columns = _columns(sheet)
     for spare in ("shard", "thr", "screen", "fits", "answered"):
@@ -99,7 +99,7 @@ def _width(columns: dict[str, list[str]]) -> int:
     return 1 + sum(max(map(len, (name, *cells))) + 2 for name, cells in columns.items()) - 2
 
 
-def _columns(sheet: Sheet) -> dict[str, list[str]]:
+def _columns(sheet: PlanReport) -> dict[str, list[str]]:
     """Header -> cells."""
     shown: dict[str, Callable[[Choice], str]] = {
         "mechanism": lambda c: c.mechanism,
@@ -126,7 +126,7 @@ def _columns(sheet: Sheet) -> dict[str, list[str]]:
     return columns
 
 
-def _closing(sheet: Sheet) -> list[str]:
+def _closing(sheet: PlanReport) -> list[str]:
     """What the table has no room for: routes, the calibrated noise, the account, the command to run."""
     lines = []
     shown = sheet.best or next((choice for choice in sheet.choices if choice.routes), None)
@@ -151,7 +151,7 @@ def _closing(sheet: Sheet) -> list[str]:
     return lines
 
 
-def _least_noise(sheet: Sheet) -> str:
+def _least_noise(sheet: PlanReport) -> str:
     """The calibrated sigma of every mechanism and number of questions that the table has."""
     found = {(c.mechanism, c.num_queries): c.sigma_for_target for c in sheet.choices if c.sigma_for_target}
     several = len({mechanism for mechanism, _ in found}) > 1
@@ -159,7 +159,7 @@ def _least_noise(sheet: Sheet) -> str:
     return f"Least sigma for epsilon {sheet.target:g}, in votes: {', '.join(parts)}." if parts else ""
 
 
-def _leads(sheet: Sheet) -> str:
+def _leads(sheet: PlanReport) -> str:
     """From which lead labels are worth their price, for every mechanism and noise that the table has."""
     found = {(c.mechanism, c.sigma): c.break_even for c in sheet.choices if c.break_even is not None}
     several = len({mechanism for mechanism, _ in found}) > 1
@@ -167,7 +167,7 @@ def _leads(sheet: Sheet) -> str:
     return f"Nearer to the truth than to a guess from a lead of so many votes: {', '.join(parts)}." if parts else ""
 
 
-def _account(sheet: Sheet) -> str:
+def _account(sheet: PlanReport) -> str:
     account, shown = sheet.account, sheet.best or sheet.choices[0]
     assert account is not None
     state = "closed" if account.closed else f"has spent {_charged(account)}"
@@ -205,7 +205,7 @@ def _wrap(line: str, indent: str = "  ") -> list[str]:
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
-def payload(sheet: Sheet) -> dict[str, Any]:
+def payload(sheet: PlanReport) -> dict[str, Any]:
     """The sheet as plain values; what is infinite is null."""
     account = sheet.account
     return {
@@ -245,7 +245,7 @@ def _finite(value: float | None) -> float | None:
 # ---- a picture -----------------------------------------------------------------------------------------------------
 
 
-def draw(sheet: Sheet, price: Callable[[Choice, int], float], path: Path) -> None:
+def draw(sheet: PlanReport, price: Callable[[Choice, int], float], path: Path) -> None:
     """Left: what questions cost. Right: what labels to expect. ``price``: (choice, questions) -> epsilon."""
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -259,7 +259,7 @@ def draw(sheet: Sheet, price: Callable[[Choice, int], float], path: Path) -> Non
     figure.savefig(path, dpi=150)
 
 
-def _draw_cost(axes: Any, sheet: Sheet, price: Callable[[Choice, int], float]) -> None:
+def _draw_cost(axes: Any, sheet: PlanReport, price: Callable[[Choice, int], float]) -> None:
     asked = [choice.num_queries for choice in sheet.choices]
     queries = np.unique(np.geomspace(max(1, min(asked) / 10), 10 * max(asked), 16).astype(int))
     for ink, (name, choice) in zip(_INK, _by_price(sheet).items(), strict=False):
@@ -273,7 +273,7 @@ def _draw_cost(axes: Any, sheet: Sheet, price: Callable[[Choice, int], float]) -
     axes.legend(frameon=False, fontsize=8)
 
 
-def _by_price(sheet: Sheet) -> dict[str, Choice]:
+def _by_price(sheet: PlanReport) -> dict[str, Choice]:
     """One choice for each price that can be drawn; K moves no price."""
     found: dict[str, Choice] = {}
     for choice in sheet.choices:
@@ -281,7 +281,7 @@ def _by_price(sheet: Sheet) -> dict[str, Choice]:
     return found
 
 
-def _name(sheet: Sheet, choice: Choice) -> str:
+def _name(sheet: PlanReport, choice: Choice) -> str:
     """What tells this choice's line from the others."""
     noise = "" if choice.sigma is None else f"sigma {choice.sigma:.4g}"
     if noise and len({each.mechanism for each in sheet.choices}) == 1:
@@ -289,7 +289,7 @@ def _name(sheet: Sheet, choice: Choice) -> str:
     return f"{choice.mechanism} {noise}".strip()
 
 
-def _draw_labels(axes: Any, sheet: Sheet) -> None:
+def _draw_labels(axes: Any, sheet: PlanReport) -> None:
     tried = [choice for choice in sheet.choices if choice.outcome is not None and choice.num_teachers]
     by_teachers = len({choice.num_teachers for choice in tried}) > 1
     lines: dict[str, list[tuple[float, Outcome]]] = {}

@@ -1,60 +1,60 @@
-"""Released labels carried along the neighbour graph of the public points, and how far to believe them."""
+"""Released labels carried along the neighbor graph of the public points, and how far to believe them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pate_torch.features.contrastive import Representation, encode
-from pate_torch.features.neighbors import balanced, coordinates, neighbour_graph, spread
-from pate_torch.networks import beneath
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
+from pate_torch.features.neighbors import balanced, coordinates, neighbor_graph, spread
+from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Student
-from pate_torch.students.training import Problem, label_loss
+from pate_torch.students.training import StudentProblem, label_loss
 
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
-_NEIGHBOURS = 10
-REACH = 0.99
+_NEIGHBORS = 10
+ALPHA = 0.99
 """How far a few answers must travel, or those of cells that lie in other features (``neighbors.spread``)."""
 
 
-def carried(
-    problem: Problem,
-    representation: Representation | None,
+def propagate(
+    problem: StudentProblem,
+    representation: ContrastiveFeatures | None,
     target_C: Tensor,
     *,
     before: Student | None = None,
-    reach: float = REACH,
+    alpha: float = ALPHA,
 ) -> Tensor:
-    """Released labels spread over the neighbour graph of the public points, as probabilities [P, C].
+    """Released labels spread over the neighbor graph of the public points, as probabilities [P, C].
 
-    before: an earlier student, whose features then take the place of ``representation``'s. reach: see
+    before: an earlier student, whose features then take the place of ``representation``'s. alpha: see
     ``neighbors.spread``.
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:
-        features = encode(beneath(before.module), x_P, spec)
+        features = encode(feature_extractor(before.module), x_P, spec)
     elif representation is not None:
         features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
     else:
         features = coordinates(x_P, spec)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
-    seeds_PC[problem.query_Q.cpu()] = problem.told_QC.cpu()
+    seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = spread(neighbour_graph(features, _NEIGHBOURS), seeds_PC, reach)
+    mass_PC = spread(neighbor_graph(features, _NEIGHBORS), seeds_PC, alpha)
     return balanced(mass_PC, target_C.cpu()).to(x_P.device)
 
 
-def trusted(share_PC: Tensor, trust: float) -> Tensor:
-    """The first class of each point, and -1 outside the ``trust`` share of each class with the widest lead."""
+def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
+    """The first class of each point, and -1 outside the ``keep_fraction`` share of each class with the widest lead."""
     best = share_PC.topk(2, dim=1)
     class_P, lead_P = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
     for c in class_P.unique().tolist():
         mine = class_P == c
-        class_P[mine & (lead_P < lead_P[mine].quantile(1 - trust))] = -1
+        class_P[mine & (lead_P < lead_P[mine].quantile(1 - keep_fraction))] = -1
     return class_P
 
 
-def carried_loss(logits_BC: Tensor, carried_B: Tensor) -> Tensor:
+def propagated_loss(logits_BC: Tensor, carried_B: Tensor) -> Tensor:
     """Mean corrected cross-entropy of carried labels; -1 (not trusted) counts nothing."""
     return (label_loss(logits_BC, carried_B.clamp(min=0), _ERROR) * (carried_B >= 0)).mean()

@@ -1,35 +1,35 @@
 """Every combination of options that is accepted has the sensitivity it is charged for, and releases nothing else.
 
-``neighbour_worlds``: toy data and their neighbours; ``neighbour_choices``: every value there is; ``neighbour_cases``: a
-plan of each, and the ways to run it; ``neighbour_harness``: what is measured. Here: sixty combinations that reach every
+``neighbor_worlds``: toy data and their neighbors; ``neighbor_choices``: every value there is; ``neighbor_cases``: a
+plan of each, and the ways to run it; ``neighbor_harness``: what is measured. Here: sixty combinations that reach every
 value, all of those that touch records (slow), every triple of values of the others (slow), and six planted faults.
 """
 
 import dataclasses
 import os
 
-import neighbour_cases as cases
-import neighbour_choices as choices
-import neighbour_worlds as worlds
+import neighbor_cases as cases
+import neighbor_choices as choices
+import neighbor_worlds as worlds
 import numpy as np
 import pytest
 import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting.events import Gaussian
-from pate_torch.mechanisms import descent, gaussian
+from pate_torch.mechanisms import gaussian, gradient_descent
 from pate_torch.types import Sensitivity
 from pate_torch.voters.base import RecordVoters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
 
-SEED = int(os.environ.get("NEIGHBOURS_SEED", "0"))
+SEED = int(os.environ.get("NEIGHBORS_SEED", "0"))
 SIXTY = 60
 
 
 def judged(tally: cases.Tally, record_property, more: str = "") -> None:
     """Report the counts, and fail with every fault."""
-    record_property("neighbours", f"{tally}{more}")
+    record_property("neighbors", f"{tally}{more}")
     assert tally.ran, f"none was accepted: {tally.reasons.most_common(5)}"
     told = [f"{case}\n    " + "\n    ".join(faults[:4]) for case, faults in tally.faults.items()]
     assert not tally.faults, f"{tally}\n" + "\n".join(told[:20])
@@ -103,7 +103,7 @@ TEACHERS = RECORDS | {"voters": "inductive", "mechanism": "gaussian"}
 
 
 def faults(case, times: int = 1) -> str:
-    """Everything found in a case, with so many draws of neighbours at most; it must be accepted."""
+    """Everything found in a case, with so many draws of neighbors at most; it must be accepted."""
     tally = cases.Tally()
     for seed in range(times):
         assert cases.attempt(case, tally, seed=seed), tally.reasons
@@ -127,7 +127,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     case = SLOPES | {"partition": "replace_one"}
     assert not faults(case)
     monkeypatch.setattr("pate_torch.voters.gradients.one_vector", short)
-    monkeypatch.setattr(descent, "one_vector", short)
+    monkeypatch.setattr(gradient_descent, "one_vector", short)
     assert "L2" in faults(case, times=4)
 
 
@@ -178,7 +178,7 @@ def test_an_array_covers_every_triple_that_is_accepted():
 
 
 @pytest.mark.parametrize("form", worlds.FORMS)
-def test_neighbours_differ_by_one_unit_of_the_private_side(form, tmp_path):
+def test_neighbors_differ_by_one_unit_of_the_private_side(form, tmp_path):
     for unit in (unit for unit in worlds.UNITS if worlds.fits(form, unit) and unit != "label"):
         try:
             here = worlds.source(form, unit, cases.ROWS, tmp_path / f"{unit}-here").load()
@@ -187,7 +187,7 @@ def test_neighbours_differ_by_one_unit_of_the_private_side(form, tmp_path):
         for adjacency in here.adjacencies:
             if adjacency == "replace_one" and unit == "group":
                 continue
-            found = worlds.neighbours(form, unit, adjacency, cases.ROWS, tmp_path / f"{unit}-{adjacency}")
+            found = worlds.neighbors(form, unit, adjacency, cases.ROWS, tmp_path / f"{unit}-{adjacency}")
             assert len(found) >= 4
             for number, one in enumerate(found):
                 there = worlds.source(form, unit, one.rows, tmp_path / f"{unit}-{adjacency}-{number}").load()

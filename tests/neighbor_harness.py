@@ -1,4 +1,4 @@
-"""Run a plan on data D and on a neighbour D', and hold what was sensitive, and what was released, against each other.
+"""Run a plan on data D and on a neighbor D', and hold what was sensitive, and what was released, against each other.
 
 Noise is zero. On D every sensitive value is kept where it meets its mechanism; on D' its distance from the one kept is
 measured, and the one kept is put in its place. So all that follows on D' follows from public values and from answers
@@ -40,7 +40,7 @@ from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students import selection
 from pate_torch.types import Sensitivity
-from pate_torch.voters.gradient_sums import WHOLE, Leanings
+from pate_torch.voters.gradient_sums import UNIT_NORM, GradientSums
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
 
@@ -64,13 +64,13 @@ class Watch:
     faults: list[str] = field(default_factory=list)
 
     def meets(self, value: Tensor, sensitivity: Sensitivity, *, rows: bool = False, mechanism: Any = None) -> Tensor:
-        """The value that goes on: itself on D, D's on a neighbour. Notes a distance beyond what the value says."""
+        """The value that goes on: itself on D, D's on a neighbor. Notes a distance beyond what the value says."""
         place = len(self.seen)
         self.seen.append(Seen(value.clone(), sensitivity, rows, mechanism))
         if self.reference is None:
             return value
         if place >= len(self.reference):
-            self.faults.append(f"value {place}: opened for a neighbour alone")
+            self.faults.append(f"value {place}: opened for a neighbor alone")
             return value
         kept = self.reference[place]
         if kept.value.shape != value.shape:
@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, slope, draw = VoteMechanism._opened, Leanings.slope, selection.draw
+    opened, slope, draw = VoteMechanism._opened, GradientSums.slope, selection.draw
     publish, add_noise, errors = sanitising.publication.release, EntropyOptimizer.add_noise, exponential.error_counts
     ids = itertools.count(1)
 
@@ -121,13 +121,13 @@ def watched(watch: Watch) -> Iterator[None]:
         if counts is None:
             watch.seen.append(Seen(torch.zeros(0), value.sensitivity, False, self))
             if watch.reference is not None and len(watch.seen) > len(watch.reference):
-                watch.faults.append("a mechanism was asked once more for a neighbour")
+                watch.faults.append("a mechanism was asked once more for a neighbor")
             return value
         kept = watch.meets(counts, value.sensitivity, rows=hasattr(value, "num_teachers"), mechanism=self)
         return dataclasses.replace(value, counts_QC=kept)
 
     def of_records(self: Any, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
-        length = cut * WHOLE
+        length = cut * UNIT_NORM
         said = Sensitivity(**{n: length * getattr(self.sensitivity, n) for n in ("l1", "l2", "linf")})
         return watch.meets(slope(self, weight_DC, cut), said)
 
@@ -162,7 +162,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
-        patch.setattr(Leanings, "slope", of_records)
+        patch.setattr(GradientSums, "slope", of_records)
         patch.setattr(selection, "draw", of_students)
         patch.setattr(sanitising.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
@@ -205,12 +205,14 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
                 return (ev.PureDP(epsilon=said.linf / mechanism.sigma, count=count),)
             return (ev.Laplace(ratio=said.linf / mechanism.sigma, count=count),)
         case "Exponential":
-            return (ev.BoundedRange(eta=2 * said.linf * mechanism.rate, count=queries),)
+            return (ev.BoundedRange(eta=2 * said.linf * mechanism.step_size, count=queries),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)
-        case "Descent":
+        case "GradientDescent":
             last = gaussian(said.l2, mechanism.sigma, mechanism.steps)
-            before = gaussian(said.l2, mechanism.early * mechanism.sigma, mechanism.steps * (turns - 1))
+            before = gaussian(
+                said.l2, mechanism.early_noise_multiplier * mechanism.sigma, mechanism.steps * (turns - 1)
+            )
             return (before, last) if turns > 1 else (last,)
         case "SingleStable":
             count = queries
@@ -319,13 +321,13 @@ def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
 
 
 def compare(first: Outcome, plan: Any, go: Any = pipeline.run) -> list[str]:
-    """Run the plan of a neighbour, in the same way; every way in which it tells itself from D."""
+    """Run the plan of a neighbor, in the same way; every way in which it tells itself from D."""
     watch = Watch(reference=first.watch.seen)
     second = run(plan, watch, go)
     if second.refused:
         return [f"accepted on one side, refused on the other: {second.refused}"]
     faults = [*watch.faults]
     if len(watch.seen) < len(first.watch.seen):
-        faults.append("fewer values were opened for a neighbour")
+        faults.append("fewer values were opened for a neighbor")
     faults += [f"{name} differs" for name in different(released(first.home), released(second.home))]
     return faults

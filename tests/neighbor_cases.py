@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import neighbour_choices as choices
-import neighbour_harness as harness
-import neighbour_worlds as worlds
+import neighbor_choices as choices
+import neighbor_harness as harness
+import neighbor_worlds as worlds
 import numpy as np
 import torch
 from run_configs import changed, run_config
@@ -98,7 +98,7 @@ WITHOUT = {"dpsgd": ONLY_IN_RUNS, "votes": ("selection",), "python": ONLY_IN_RUN
 def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
     """Raise ValueError where this way to run cannot be given such a plan at all."""
     if route != "train" and plan.partition.adjacency not in data.adjacencies:
-        raise ValueError(f"{route}: the lists of these files are no neighbours")
+        raise ValueError(f"{route}: the lists of these files are no neighbors")
     if route in ("dpsgd", "votes") and not plan.num_teachers:
         raise ValueError(f"{route}: is of teachers")
     if any(getattr(plan, part) is not None for part in WITHOUT.get(route, ())):
@@ -197,13 +197,13 @@ ROUTES: dict[str, Callable[[RunConfig], Any]] = {
 
 @dataclass
 class Tally:
-    """composed, refused, ran: cases; neighbours: runs beside the first; faults: what was found, by case."""
+    """composed, refused, ran: cases; neighbors: runs beside the first; faults: what was found, by case."""
 
     composed: int = 0
     refused: int = 0
     ran: int = 0
     silent: int = 0
-    neighbours: int = 0
+    neighbors: int = 0
     values: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     reached: set[tuple[str, str]] = field(default_factory=set)
@@ -212,16 +212,16 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{self.composed} cases composed, {self.refused} refused, {self.ran} run ({self.silent} without an answer),"
-            f" {self.values} sensitive values, {self.neighbours} neighbours, {len(self.faults)} cases with a fault"
+            f" {self.values} sensitive values, {self.neighbors} neighbors, {len(self.faults)} cases with a fault"
         )
 
 
 def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0) -> bool:
-    """Run a case on D and on neighbours (``most`` of them; None: all). Whether it was accepted."""
+    """Run a case on D and on neighbors (``most`` of them; None: all). Whether it was accepted."""
     tally.composed += 1
     if not worlds.fits(case["form"], case["unit"]):
         return _refused(tally, "such data have no such units")
-    with tempfile.TemporaryDirectory(prefix="neighbours-") as made:
+    with tempfile.TemporaryDirectory(prefix="neighbors-") as made:
         home, go = Path(made), ROUTES[case["route"]]
         try:
             first = harness.run(plan(case, ROWS, home / "first"), harness.Watch(), go)
@@ -235,10 +235,10 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
         tally.reached |= set(case.items())
         faults = _prices(case, first, home) if case["route"] in ("train", "python", "votes") else []
         adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
-        beside = worlds.neighbours(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed, classes(case))
+        beside = worlds.neighbors(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed, classes(case))
         order = np.random.default_rng(seed).permutation(len(beside))
         for place in order[:most]:
-            tally.neighbours += 1
+            tally.neighbors += 1
             found = harness.compare(first, plan(case, beside[place].rows, home / f"n{place}"), go)
             faults += [f"{beside[place].how}: {fault}" for fault in found]
         if faults:
@@ -291,7 +291,7 @@ def plausible(case: Case) -> bool:
 @functools.cache
 def world(form: str, unit: str, classes: str) -> Dataset:
     """D itself, in this form."""
-    with tempfile.TemporaryDirectory(prefix="neighbours-") as made:
+    with tempfile.TemporaryDirectory(prefix="neighbors-") as made:
         return worlds.source(form, unit, ROWS, Path(made), worlds.CLASSES[: int(classes)]).load()
 
 

@@ -28,12 +28,12 @@ CONF = Path(configuration()).resolve()
 TOY = (
     *("recommended.num_teachers=4", "recommended.sigma=2", "recommended.screen_sigma=1", "recommended.threshold=0"),
     *("recommended.queries=6", "recommended.network=logistic", "recommended.steps=2", "recommended.batch_size=4"),
-    *("recommended.augment=null", "recommended.student_steps=2", "recommended.representation_steps=2"),
+    *("recommended.augment=null", "recommended.student_steps=2", "recommended.features_steps=2"),
 )
 TABLE = ("recommended.student_network=mlp", "++recommended.student_options={hidden:[8]}")
 IMAGE = ("recommended.student_network=small_cnn", "++recommended.student_options={channels:[2,4],hidden:8}")
 
-SMALL = {"steps": 2, "batch_size": 8, "unlabelled_batch": 8, "restarts": 1, "epochs": 1, "workers": 1}
+SMALL = {"steps": 2, "batch_size": 8, "unlabeled_batch": 8, "restarts": 1, "epochs": 1, "workers": 1}
 """Whatever takes long, by the name of its field, wherever it stands."""
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -48,11 +48,11 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Confident": [{"max_answers": 2}],
-    "Descent": [{"early": 2.0, "cut": 0.25}],
-    "Slopes": [{"neighbours": 3}],
+    "GradientDescent": [{"early_noise_multiplier": 2.0, "clip_norm": 0.25}],
+    "Gradients": [{"neighbors": 3}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
-    "TransductiveTeachers": [{"reach": 0.0}],
+    "TransductiveTeachers": [{"alpha": 0.0}],
 }
 
 

@@ -1,6 +1,6 @@
-"""Toy data in every form that data come in, and their neighbours: one privacy unit more, one less, or another.
+"""Toy data in every form that data come in, and their neighbors: one privacy unit more, one less, or another.
 
-A world is a list of rows, written as files (or held in memory) and loaded by the package's own source. Its neighbours
+A world is a list of rows, written as files (or held in memory) and loaded by the package's own source. Its neighbors
 are lists that differ by one unit, with ordinary content, extreme values, a class seen nowhere else, an id that occurs
 already, or all rows of a group.
 """
@@ -194,11 +194,11 @@ def source(form: str, unit: str, kept: list[Row], folder: Path, classes: Sequenc
     return LabelsOnly(source=made) if unit == "label" else made
 
 
-# ---- neighbours ----------------------------------------------------------------------------------------------------
+# ---- neighbors ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbor:
     """A list of rows that differs by one unit, and how."""
 
     how: str
@@ -237,7 +237,7 @@ def _others(row: Row, kept: list[Row], rare: str) -> Iterator[tuple[str, Row]]:
     )
 
 
-def neighbours(
+def neighbors(
     form: str,
     unit: str,
     adjacency: str,
@@ -245,11 +245,11 @@ def neighbours(
     folder: Path,
     seed: int = 0,
     classes: Sequence[str] = CLASSES,
-) -> list[Neighbour]:
-    """Neighbours under this relation. ``folder``: to write files in, where roles must be found out."""
+) -> list[Neighbor]:
+    """Neighbors under this relation. ``folder``: to write files in, where roles must be found out."""
     inside = private_rows(form, unit, kept, folder / "roles")
     draw = np.random.default_rng(seed)
-    found: list[Neighbour] = []
+    found: list[Neighbor] = []
     chosen = [inside[i] for i in draw.permutation(len(inside))[:3]]
     if unit == "label":
         for place in chosen[:2]:
@@ -257,21 +257,21 @@ def neighbours(
                 if label != kept[place].label:
                     changed = [*kept]
                     changed[place] = dataclasses.replace(kept[place], label=label)
-                    found.append(Neighbour(f"label of row {place} is {label}", changed))
+                    found.append(Neighbor(f"label of row {place} is {label}", changed))
         return found
     if adjacency == "replace_one":
         for place in chosen[:2]:
             for how, other in _others(kept[place], kept, classes[-1]):
                 changed = [*kept]
                 changed[place] = other
-                found.append(Neighbour(f"row {place} replaced by one that is {how}", changed))
+                found.append(Neighbor(f"row {place} replaced by one that is {how}", changed))
         return found
     largest = max(
         (unit_of(kept[i], unit, form) for i in inside), key=[unit_of(kept[i], unit, form) for i in inside].count
     )
     for name in dict.fromkeys([largest, *(unit_of(kept[i], unit, form) for i in chosen)]):
         gone = [row for row in kept if unit_of(row, unit, form) != name]
-        found.append(Neighbour(f"without unit {name}"[:60], gone))
+        found.append(Neighbor(f"without unit {name}"[:60], gone))
     for number, (how, other) in enumerate(_others(kept[chosen[0]], kept, classes[-1])):
         if unit != "record" and how == "with an id that occurs":
             continue  # it would belong to a unit that is there
@@ -285,7 +285,7 @@ def neighbours(
             at = int(draw.integers(len(kept) + 1))
             grown = [*kept[:at], *more, *kept[at:]]
             if size <= len(private_rows(form, unit, grown, folder / f"roles-{number}-{attempt}")) - len(inside):
-                found.append(Neighbour(f"one unit more, {how}", grown))
+                found.append(Neighbor(f"one unit more, {how}", grown))
                 break
             assert attempt < 40, f"no name makes a unit private: {form}, {unit}, {how}"
     return found

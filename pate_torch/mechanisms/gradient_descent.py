@@ -1,0 +1,93 @@
+"""Noisy gradient descent: a few steps along the sum of all records' clipped gradients, with Gaussian noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from pate_torch.accounting.events import Event
+from pate_torch.core import checks
+from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.noise.source import NoiseSource
+from pate_torch.types import Answers, Context, Sensitivity, one_vector
+from pate_torch.voters.gradient_sums import MIN_CLIP_NORM, UNIT_NORM, GradientSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDescent(RecordMechanism):
+    """W <- W + step_size * scale * (sum of clipped gradients(W) / clip_norm + N(0, sigma^2)), from W = 0.
+
+    For ``voters=gradients``. Every public point gets an answer and its logits: how many are asked changes no price.
+
+    Attributes:
+        sigma: Standard deviation of the noise of one number of the sum, in clipping norms.
+        early_noise_multiplier: Times as much in every round but the last: these lead to the features in which the last
+            one's model lies, and no further.
+        clip_norm: Largest length of a record's residual e_y - softmax(z W), at most 1; a longer one is clipped. After a
+            few steps the residuals of records that the model is right about are short, and they count for more, beside
+            the noise and beside the others, the smaller it is.
+        steps: In each round.
+        first_step_size, step_size: Of a Newton step whose curvature is ``clip_norm`` (a logistic loss's is at most 1/2
+            and mostly far less).
+        adjacency: Of the partition.
+
+    Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
+    sigma in the last round and early_noise_multiplier x sigma before, D the L2 sensitivity of the sum over clip_norm: 1
+    under adjacency add_remove, 2 under replace_one. There is no discrete form.
+    Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
+    voters: ClassVar[str] = "gradients"
+    makes: ClassVar[str] = "sums slopes"
+    takes: ClassVar[Any] = GradientSums
+    name: str = "gradient_descent"
+    early_noise_multiplier: float = 1.0
+    clip_norm: float = 1.0
+    steps: int = 2
+    first_step_size: float = 8.0
+    step_size: float = 16.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.noise("mechanism.early_noise_multiplier", self.early_noise_multiplier)
+        checks.between("mechanism.clip_norm", self.clip_norm, MIN_CLIP_NORM, 1)
+        checks.integer("mechanism.steps", self.steps, low=1)
+        checks.positive("mechanism.first_step_size", self.first_step_size)
+        checks.positive("mechanism.step_size", self.step_size)
+
+    @property
+    def priced_for(self) -> Sensitivity:
+        """One unit, one slope of length at most ``cut``, which is sigma's unit. Its L1 is no part of the price."""
+        return replace(one_vector(self.adjacency, 1), l1=math.inf)
+
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """``steps`` sums per round, whatever it asks; the last of the rounds has the last one's noise."""
+        if num_queries == 0:
+            return (self._price(0),)
+        before = (self._price(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
+        return (*before, self._price(self.steps))
+
+    def draw(self, votes: GradientSums, noise: NoiseSource, context: Context) -> Answers:
+        """Answer every question of a round."""
+        if len(votes) == 0:
+            return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
+        times, longest = 1.0 if context.last else self.early_noise_multiplier, self.clip_norm * UNIT_NORM
+        weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
+        for step in range(self.steps):
+            gradient_DC = votes.gradient_sum(weight_DC, self.clip_norm)
+            # In whole numbers of 1/UNIT_NORM: the last bits of a float could tell of what it was added to.
+            noisy_DC = (
+                noise.gaussian(votes.shape, times * self.sigma * longest, gradient_DC.device) + gradient_DC
+            ).round()
+            weight_DC = (
+                weight_DC + (self.step_size if step else self.first_step_size) * votes.scale * noisy_DC / longest
+            )
+        score_PC = votes.scores(weight_DC)
+        asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
+        return Answers(
+            asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC, model=votes.model(weight_DC)
+        )
