@@ -144,7 +144,7 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
 
 HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
 ANSWERS = [(ReverseKnn(), HISTOGRAM), (Gradients(size=100), DESCENT)]
-every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["census", "slopes"])
+every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["reverse_knn", "gradients"])
 
 
 @every_answer

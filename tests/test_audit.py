@@ -113,7 +113,7 @@ DECISIVE = {
     "confident": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "interactive": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "histogram": ("one more", 600_000, 1, ()),
-    "descent": ("one record", 20_000, 1, ()),
+    "gradient_descent": ("one record", 20_000, 1, ()),
     "single_stable": ("all moved one way", 100_000, 2, ()),
     "stability": ("the last", 10_000, 8, ()),
     "soft_stability": ("the last", 40_000, 8, ()),
@@ -146,7 +146,7 @@ class Quartered(Halved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name,runs,keep,queries", [("stability", 60_000, "the last", 8), ("descent", 200_000, "one", 1)]
+    "name,runs,keep,queries", [("stability", 60_000, "the last", 8), ("gradient_descent", 200_000, "one", 1)]
 )
 def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queries, monkeypatch):
     """Takes six times as many runs as a quarter, and more."""
@@ -161,7 +161,9 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     keep, runs, queries, overrides = DECISIVE[name]
     honest = run(name, runs=runs // 2, keep=keep, queries=queries, overrides=overrides)
     assert honest.sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
-    monkeypatch.setattr(audit_module, "Rehearsal", Quartered if "stability" in name or name == "descent" else Halved)
+    monkeypatch.setattr(
+        audit_module, "Rehearsal", Quartered if "stability" in name or name == "gradient_descent" else Halved
+    )
     faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
     assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
 
@@ -324,5 +326,7 @@ def test_every_mechanism_has_pairs_that_pass_its_own_check():
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
 @pytest.mark.parametrize("name", NAMES)
 def test_full_audit(name, noise, capsys):
-    expected = 2 if noise == "discrete" and name in ("exponential", "descent") else 0  # which have no such form
+    expected = (
+        2 if noise == "discrete" and name in ("exponential", "gradient_descent") else 0
+    )  # which have no such form
     assert main([f"mechanism={name}", f"noise={noise}", f"--confidence={CERTAIN}"]) == expected, capsys.readouterr().out

@@ -179,7 +179,7 @@ COMPOSITION = [
     ("partition=nosuch", "partition='nosuch'", "add_remove"),
     ("teacher=nosuch", "teacher='nosuch'", "standard"),
     ("query=nosuch", "query='nosuch'", "random"),
-    ("voting=nosuch", "voting='nosuch'", "transductive"),
+    ("voters=nosuch", "voters='nosuch'", "transductive"),
     ("student=nosuch", "student='nosuch'", "fixmatch"),
     ("selection=nosuch", "selection='nosuch'", "none"),
     ("privacy=nosuch", "privacy='nosuch'", "default"),

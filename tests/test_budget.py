@@ -589,7 +589,7 @@ def test_of_two_processes_one_goes_on(path, ledger, open_one):
 
 # ---- what a mechanism opens -----------------------------------------------------------------------------------------
 
-RECORDS = {"histogram": ("torch", "discrete"), "descent": ("torch",)}
+RECORDS = {"histogram": ("torch", "discrete"), "gradient_descent": ("torch",)}
 ALL = sorted(file.stem for file in CONF.glob("*.yaml"))
 FORMS = [(name, noise) for name in ALL for noise in (RECORDS.get(name) or kinds(name))]
 
@@ -603,7 +603,7 @@ def value(name: str, mechanism):
     if name == "histogram":
         table = torch.arange(6).view(2, 3)
         return CellHistogram(table, ONE_COUNT["add_remove"], torch.zeros(5, dtype=torch.int64))
-    if name == "descent":
+    if name == "gradient_descent":
         return leanings()
     return random_votes(4, num_teachers(mechanism, 4, 1), num_classes(name))
 

@@ -37,7 +37,7 @@ from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
-from pate_torch.students import carrying
+from pate_torch.students import label_propagation
 from pate_torch.students.label_posterior import shares
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
@@ -370,7 +370,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
 def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
     x, y = images(90, seed=1)
     graphs = []
-    monkeypatch.setattr(carrying, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
+    monkeypatch.setattr(label_propagation, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first=small, then=small, num_generations=2, members=3)
     last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)

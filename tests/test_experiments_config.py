@@ -52,9 +52,9 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
     assert configured(tmp_path)[0].voters.neighbors == 6
-    assert configured(tmp_path, "voters=teachers")[0].voters.name == "inductive"
+    assert configured(tmp_path, "voters=teachers")[0].voters.name == "teachers"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
-        assert configured(tmp_path, *f"dataset={name}".split())[0].voters.name == "inductive"
+        assert configured(tmp_path, *f"dataset={name}".split())[0].voters.name == "teachers"
     assert configured(tmp_path, "dataset=mnist", "voters=teachers_transductive")[0].voters.neighbors == 6
     for name in ("mnist_pate", "mnist_prototypes"):
         assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6

@@ -68,7 +68,7 @@ def test_all_that_touches_records_holds(form, record_property):
 def test_every_triple_of_the_other_choices_holds(half, record_property):
     """With every other mechanism; what touches records is drawn at random for each row."""
     draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
-    others = {name: known for name, known in space.items() if name not in (*cases.RECORDS, "refit")}
+    others = {name: known for name, known in space.items() if name not in (*cases.RECORDS, "guide_student")}
     others["mechanism"] = others["mechanism"][half::2]
     array = choices.Covering(others, SEED)
     for row in array.rows():
@@ -97,9 +97,9 @@ def attempted(row, draw, tally) -> bool:
 
 RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch",
                          "features": "none"}  # fmt: skip
-CENSUS = RECORDS | {"voters": "census", "mechanism": "histogram"}
-SLOPES = RECORDS | {"voters": "slopes", "mechanism": "descent"}
-TEACHERS = RECORDS | {"voters": "inductive", "mechanism": "gaussian"}
+CENSUS = RECORDS | {"voters": "reverse_knn", "mechanism": "histogram"}
+SLOPES = RECORDS | {"voters": "gradients", "mechanism": "gradient_descent"}
+TEACHERS = RECORDS | {"voters": "teachers", "mechanism": "gaussian"}
 
 
 def faults(case, times: int = 1) -> str:

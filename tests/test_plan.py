@@ -39,7 +39,7 @@ from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData
 from pate_torch.voters.gradients import Gradients
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
-TEACHERLESS = {"histogram", "descent"}
+TEACHERLESS = {"histogram", "gradient_descent"}
 MECHANISMS = sorted({file.stem for file in Path(configuration(), "mechanism").glob("*.yaml")} - TEACHERLESS)
 
 
@@ -422,14 +422,14 @@ def test_slopes_are_chosen_where_the_pilot_finds_them_better_at_the_same_price()
     asked = (*DROWNED, "pilot.on=glyphs", "teachers=12,24")
     sheet = plan(*asked, "mechanism.sigma=20")
     teachers, slopes = sheet.choices[:-1], sheet.choices[-1]
-    assert slopes.mechanism == "descent" and slopes.num_teachers == 0
+    assert slopes.mechanism == "gradient_descent" and slopes.num_teachers == 0
     assert slopes.epsilon == pytest.approx(teachers[0].epsilon, rel=1e-3) and slopes.epsilon <= teachers[0].epsilon
     assert all(choice.outcome.right < slopes.outcome.right for choice in teachers) and sheet.best is slopes
     assert sheet.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
     again = plan(*sheet.best.settings, "pilot.on=glyphs", "pilot.num_classes=4")
     assert again.choices[0].epsilon == slopes.epsilon
     target = plan(*asked, "privacy.target_epsilon=2")
-    assert target.best.mechanism == "descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
+    assert target.best.mechanism == "gradient_descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
     assert not any("mechanism.sigma" in setting for setting in target.best.settings)
 
 

@@ -307,7 +307,7 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "student_batch": 64,
                 "unlabeled_batch": 128,
             },
-            "representation": OmegaConf.load(folder / "representation" / "contrastive.yaml"),
+            "representation": OmegaConf.load(folder / "features" / "contrastive.yaml"),
             "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
         }
     )

@@ -253,8 +253,8 @@ def test_features_stand_side_by_side_each_of_length_one():
 
 def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     for group, made in (
-        ("mechanism/descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
-        ("voting/slopes", Gradients()),
+        ("mechanism/gradient_descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
+        ("voters/gradients", Gradients()),
     ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
@@ -387,7 +387,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     summary = json.loads((release / "summary.json").read_text())
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
-    assert not {"labels", "census"} & set(summary["seconds"])  # their length tells how many records
+    assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
     assert report.voters == "gradients" and title(report) == "digits: a student of private gradients"
     page = (release / "report.html").read_text()
     assert "Every record gave its gradient 2 times in each of 2 rounds" in page
@@ -576,7 +576,7 @@ def test_edited_scores_are_refused(run, edit):
             ["voters=reverse_knn", "mechanism=histogram", "student=self_training", "student.last=model"],
             "voters=gradients",
         ),
-        ([*SLOPES, "student.last=model", "query.rounds=2"], "refit"),
+        ([*SLOPES, "student.last=model", "query.rounds=2"], "guide_student"),
         ([*SLOPES, "voters.neighbors=-1"], "voters.neighbors"),
     ],
     ids=" ".join,

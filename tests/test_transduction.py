@@ -51,9 +51,9 @@ def probabilities(ensemble, pool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("balance", [True, False])
-@pytest.mark.parametrize("reach", [0.0, 0.5, 0.8, 0.95])
-def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
-    """A twin in NumPy: proportional fitting, then the inverse of 1 - reach W."""
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 0.95])
+def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
+    """A twin in NumPy: proportional fitting, then the inverse of 1 - alpha W."""
     weight = neighbor_graph(coordinates(pool, spec()), 6).weight_PP.to_dense().double().numpy()
     expected, lead = [], []
     for p in probabilities(ensemble, pool)[:-1]:
@@ -61,17 +61,17 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, reach):
             p = p / p.sum(1, keepdims=True)
             p = p * (0.25 / p.mean(0))
         p = p / p.sum(1, keepdims=True)
-        carried = (1 - reach) * np.linalg.solve(np.eye(len(p)) - reach * weight, p)
+        carried = (1 - alpha) * np.linalg.solve(np.eye(len(p)) - alpha * weight, p)
         expected.append(carried.argmax(1))
         lead.append(np.diff(np.sort(carried, 1)[:, -2:], axis=1)[:, 0] / carried.max(1))
-    found = jointly(pool, alpha=reach, balance=balance).predictions(ensemble, pool)
+    found = jointly(pool, alpha=alpha, balance=balance).predictions(ensemble, pool)
     clear = np.stack(lead) > 0.01  # what carrying stops short of decides the rest
     assert clear.mean() > 0.8
     assert np.array_equal(found[:-1].numpy()[clear], np.stack(expected)[clear])
     assert (found[-1] == 0).all()  # nobody in that shard
 
 
-def test_without_reach_or_balance_they_are_the_plain_votes(ensemble, pool):
+def test_without_alpha_or_balance_they_are_the_plain_votes(ensemble, pool):
     assert torch.equal(jointly(pool, alpha=0, balance=False).predictions(ensemble, pool), ensemble.predictions(pool))
 
 
@@ -148,11 +148,11 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"neighbors": 0}, {"reach": -0.1}, {"reach": 1.0}, {"reach": float("nan")}, {"balance": "yes"}],
+    [{"neighbors": 0}, {"alpha": -0.1}, {"alpha": 1.0}, {"alpha": float("nan")}, {"balance": "yes"}],
     ids=str,
 )
 def test_bad_choices_name_the_key(wrong):
-    with pytest.raises(ValueError, match=f"voting.{next(iter(wrong))}"):
+    with pytest.raises(ValueError, match=f"voters.{next(iter(wrong))}"):
         TransductiveTeachers(num_teachers=1, **wrong)
 
 
@@ -175,13 +175,13 @@ def plan(tmp_path):
 def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     pipeline.run(plan)
     record = json.loads((plan.folder / "release" / "release.json").read_text())
-    assert record["voting"] == "transductive"
+    assert record["voters"] == "teachers_transductive"
     teachers = record["teachers_id"]
     (kept,) = (plan.root / "teachers" / teachers / "votes").glob("*.safetensors")
     other = changed(plan, folder=plan.folder.parent / "other", voters=Teachers(num_teachers=40))
     pipeline.run(other)
     again = json.loads((other.folder / "release" / "release.json").read_text())
-    assert again["voting"] == "inductive"
+    assert again["voters"] == "teachers"
     assert again["teachers_id"] == teachers  # the same teachers, asked otherwise
     assert again["release_id"] != record["release_id"]  # and paid for again
     assert len(list(kept.parent.glob("*.safetensors"))) == 2
@@ -192,6 +192,6 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
 
 def test_a_pool_of_one_is_refused_before_anything_is_charged(plan):
     alone = changed(plan, dataset=dataclasses.replace(SOURCE, public=1), num_queries=1)
-    with pytest.raises(ValueError, match="voting='transductive': needs at least two public points"):
+    with pytest.raises(ValueError, match="voters='teachers_transductive': needs at least two public points"):
         pipeline.run(alone)
     assert not (plan.root / "ledger.sqlite").exists()

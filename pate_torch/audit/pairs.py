@@ -110,7 +110,7 @@ class Setting:
             "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
             "single_stable": cls(overrides={"epsilon": 1.0, "delta": 1e-7}),
             # Later steps start where noise has led, and there a slope is shorter.
-            "descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
+            "gradient_descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
         }.get(name, cls())
 
     @staticmethod

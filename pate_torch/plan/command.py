@@ -82,11 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", type=Path, help="folder of plan.png (default: plans under paths.root)")
     parser.add_argument("--no-plot", action="store_true", help="draw nothing")
+    settings: list[str] = []
     try:
         args = parser.parse_intermixed_args(arguments)
+        settings = args.settings
         sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, args.settings)}", file=sys.stderr)
+        print(f"error: {explain(error, settings)}", file=sys.stderr)
         return 2
     print(json.dumps(reports.payload(sheet), allow_nan=False) if args.json else reports.text(sheet))
     return 0

@@ -63,7 +63,7 @@ class FixMatch(GradientStudent):
         weak, strong = weak_view(spec, self.affine), strong_view(spec, self.affine)
         draws = problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
         align = Alignment(problem, self.alignment)
         fade = max(1, round(self.propagation * self.steps))
         propagated_P = (

@@ -48,7 +48,7 @@ class LabelSpreading(GradientStudent):
         propagated_P = most_confident(propagate(problem, self.representation, target_C), self.keep_fraction)
         view, draws = weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
             chosen, points = next(labeled).to(device), next(unlabeled).to(device)

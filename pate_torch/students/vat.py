@@ -50,7 +50,7 @@ class Vat(GradientStudent):
         spec, device = problem.spec, problem.x_P.device
         view, draws = weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabeled"))
+        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
             chosen = next(labeled).to(device)

@@ -219,7 +219,7 @@ class RecordVoters(VotersBase):
         register = VoterRegister(run.store)
         registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
         remember = functools.partial(register.set_ledger_head, registered)
-        with run.clock("census"):
+        with run.clock("records"):
             answers = ask(run.encoder())
         first = FittedVoters(id=registered.id, answers=answers, remember=remember, refit=refit)
         return first

@@ -63,7 +63,7 @@ class TransductiveTeachers(Teachers):
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where there are no two points to vote on together."""
         if len(data.pool) < 2:
-            raise checks.fail("voters", "transductive", "needs at least two public points", "Use voters=teachers.")
+            raise checks.fail("voters", self.name, "needs at least two public points", "Use voters=teachers.")
         super().validate_for(data, config)
 
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:

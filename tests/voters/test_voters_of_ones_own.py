@@ -69,14 +69,14 @@ name: nearest_mean
 num_teachers: ${num_teachers}
 """
 SMALL = ("dataset.private=200", "dataset.public=60", "dataset.test=100", "num_teachers=8", "num_queries=6",
-         "mechanism.sigma=2", "privacy.opening_budget=500", "voting=nearest_mean")  # fmt: skip
+         "mechanism.sigma=2", "privacy.opening_budget=500", "voters=nearest_mean")  # fmt: skip
 
 
 @pytest.fixture
 def found(tmp_path, monkeypatch):
     """The two files, where a user puts them; ``--config-dir`` is this setting."""
     (tmp_path / "nearest_mean.py").write_text(MEMBER)
-    folder = tmp_path / "myconf" / "voting"
+    folder = tmp_path / "myconf" / "voters"
     folder.mkdir(parents=True)
     (folder / "nearest_mean.yaml").write_text(YAML)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -100,7 +100,7 @@ def test_train_with_its_statement_and_the_owners_attack(tmp_path, found, monkeyp
     outcome = train(tmp_path / "home", *SMALL, *small, found, monkeypatch=monkeypatch, base=[])
     assert outcome.code == 0, outcome.error
     (record,) = released(tmp_path / "home")
-    assert (record["voting"], record["num_teachers"]) == ("nearest_mean", 8)
+    assert (record["voters"], record["num_teachers"]) == ("nearest_mean", 8)
     (folder,) = (tmp_path / "home").glob("runs/*/*/*/release")
     said = json.loads((folder / "privacy.json").read_text())
     assert json.dumps(said).count("add_remove") and (folder / "report.html").stat().st_size > 1000
@@ -111,7 +111,7 @@ def test_train_with_its_statement_and_the_owners_attack(tmp_path, found, monkeyp
 def test_label_answers_by_them_and_trains_nothing(tmp_path, found):
     assert label.main([*SMALL, "dataset=digits", "quiet=true", found]) == 0
     (record,) = released(tmp_path / "home")
-    assert record["queries_answered"] == 6 and record["voting"] == "nearest_mean"
+    assert record["queries_answered"] == 6 and record["voters"] == "nearest_mean"
     assert not list((tmp_path / "home").rglob("student.safetensors"))
 
 
@@ -142,7 +142,7 @@ def harness(tmp_path, found, monkeypatch):
     """The neighbor harness on a copy of the configuration with one file more."""
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
-    (conf / "voting" / "nearest_mean.yaml").write_text(YAML)
+    (conf / "voters" / "nearest_mean.yaml").write_text(YAML)
     cached = (choices.groups, choices.composed, choices._made, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)
     for one in cached:
