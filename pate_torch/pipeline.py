@@ -50,9 +50,11 @@ def run(config: RunConfig) -> ReleaseReport | None:
         assist(config)
         return None
     with RunContext.open(config) as run:
-        make_private_folder(run.private_dir)  # a disk that is full or closed is found out before anything is charged
+        learns = config.student is not None or config.selection is not None
+        if learns:  # a disk that is full or closed is found out before anything is charged
+            make_private_folder(run.private_dir)
         release = run.reused or release_labels(run)
-        if config.student is None and config.selection is None:
+        if not learns:
             report, sanitised = write_labels_report(run, release), None
         else:
             owner_view.save_votes(run, release)

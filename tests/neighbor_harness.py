@@ -162,7 +162,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
-        patch.setattr(GradientSums, "slope", of_records)
+        patch.setattr(GradientSums, "gradient_sum", of_records)
         patch.setattr(selection, "draw", of_students)
         patch.setattr(sanitising.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)

@@ -38,7 +38,7 @@ from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
 from pate_torch.students import label_propagation
-from pate_torch.students.label_posterior import shares
+from pate_torch.students.label_posterior import class_proportions
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import (
@@ -317,7 +317,7 @@ def test_ties_go_to_the_first_question_and_blocks_do_not_matter():
 
 
 def test_shares_are_the_proportions_and_noise_alone_says_nothing():
-    clear = shares(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
+    clear = class_proportions(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
 

@@ -130,7 +130,7 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
 def test_a_teacher_starts_from_one_encoder():
     with pytest.raises(ValueError, match=r"start\.representation\.encoders=2"):
         PublicStart(representation=dataclasses.replace(RECIPE, encoders=2))
-    with pytest.raises(ValueError, match=r"representation\.encoders=0"):
+    with pytest.raises(ValueError, match=r"features\.encoders=0"):
         dataclasses.replace(RECIPE, encoders=0)
 
 
@@ -162,7 +162,7 @@ def test_features_have_unit_length_and_rows_may_be_few():
     [({"steps": -1}, "steps"), ({"temperature": 0.0}, "temperature"), ({"precision": "half"}, "precision")],
 )
 def test_bad_recipes_are_named(change, key):
-    with pytest.raises(ValueError, match=f"representation.{key}"):
+    with pytest.raises(ValueError, match=f"features.{key}"):
         dataclasses.replace(RECIPE, **change)
 
 

@@ -112,15 +112,15 @@ def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) ->
     return F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** time, dim=1)
 
 
-def spread(graph: Graph, seeds_PC: Tensor, reach: float = 0.99, iterations: int = 100) -> Tensor:
-    """Labels carried along the edges: F = reach W F + (1 - reach) seeds, iterated, [P, C] (Zhou et al. 2004).
+def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
+    """Labels carried along the edges: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 
     ``seeds_PC``: non-negative label mass of the labeled points, zero elsewhere.
     """
-    checks.between("reach", reach, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, open_=True)
     carried_PC = seeds_PC
     for _ in range(iterations):
-        carried_PC = reach * (graph @ carried_PC) + (1 - reach) * seeds_PC
+        carried_PC = alpha * (graph @ carried_PC) + (1 - alpha) * seeds_PC
     return carried_PC
 
 
