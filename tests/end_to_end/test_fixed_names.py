@@ -22,12 +22,12 @@ KEYS = """
     seed data_root num_teachers num_queries teachers labels votes noise insecure_noise_seed baseline quiet paths.root
     dataset.path dataset.download mechanism.sigma mechanism.screen_sigma mechanism.threshold
     privacy.delta privacy.budget_epsilon privacy.opening_budget
-""".split()
+"""
 CHOICES = """
     dataset=digits dataset=svhn mechanism=gaussian student=vat student=fixmatch noise=torch noise=discrete query=passive
     selection=none selection=exponential membership=none membership=standard sanitiser=none sanitiser=smooth
     experiment=mnist_pate experiment=mnist_low_epsilon experiment=liu2021_table4 experiment=dpsgd_baseline
-""".split()
+"""
 COMMANDS = [
     *("train.py --help", "pate_torch.audit --help", "pate_torch.plan --help", "pate_torch.label --help"),
     *("pate_torch.ledger verify", "pate_torch.ledger show", "pate_torch.ledger export"),
@@ -35,14 +35,14 @@ COMMANDS = [
 RUN = """
     release/student.safetensors release/labels.csv release/summary.json release/report.html release/tensorboard
     private/summary.json private/tensorboard .hydra/config.yaml
-""".split()
+"""
 SUMMARY = """
     schema_version dataset mechanism student num_teachers queries_asked queries_answered epsilon epsilon_ex_post delta
     accountant adjacency unit epsilon_charged budget_epsilon student_accuracy label_accuracy private teachers_id
     release_id ledger_head seconds
-""".split()
-OWNERS = "ensemble_accuracy teacher_accuracy_mean epsilon_exact_data_dependent epsilon_pate2018 gap_quantiles".split()
-MANIFEST = "fingerprint partition configuration seed".split()
+"""
+OWNERS = "ensemble_accuracy teacher_accuracy_mean epsilon_exact_data_dependent epsilon_pate2018 gap_quantiles"
+MANIFEST = "fingerprint partition configuration seed"
 
 
 @pytest.mark.parametrize("name", IMPORTS)
@@ -66,12 +66,12 @@ def composed(*overrides: str):
 
 def test_every_key_is_there():
     found = composed("dataset=svhn", "mechanism=confident")
-    for key in KEYS:
+    for key in KEYS.split():
         parent, _, name = key.rpartition(".")
         assert name in (OmegaConf.select(found, parent) if parent else found), key
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", CHOICES.split())
 def test_every_choice_composes(choice):
     composed(choice)
 
@@ -97,7 +97,7 @@ def test_a_command_is_there(command, home, monkeypatch, capsys):
 
 def test_files_lie_where_they_are_looked_for(home):
     (run,) = home.glob("runs/digits/gaussian/*")
-    assert [name for name in RUN if not (run / name).exists()] == []
+    assert [name for name in RUN.split() if not (run / name).exists()] == []
     (manifest,) = home.glob("teachers/*/manifest.json")
     assert {"ensemble.safetensors", "votes"} <= {path.name for path in manifest.parent.iterdir()}
     assert (home / "ledger.sqlite").exists()
@@ -110,9 +110,9 @@ def test_fields_have_their_names(home):
     summary = json.loads((run / "release/summary.json").read_text())
     owners = json.loads((run / "private/summary.json").read_text())
     (file,) = home.glob("teachers/*/manifest.json")
-    assert [name for name in SUMMARY if name not in summary] == []
-    assert [name for name in OWNERS if name not in owners] == []
-    assert [name for name in MANIFEST if name not in json.loads(file.read_text())] == []
+    assert [name for name in SUMMARY.split() if name not in summary] == []
+    assert [name for name in OWNERS.split() if name not in owners] == []
+    assert [name for name in MANIFEST.split() if name not in json.loads(file.read_text())] == []
 
 
 def test_ids_of_teachers_and_labels_are_taken_up_by_the_keys_that_name_them(home, tmp_path, monkeypatch):
