@@ -113,9 +113,9 @@ DECISIVE = {
     "confident": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "interactive": ("gap 2 sigma", 600_000, 1, ("screen_sigma=20",)),
     "histogram": ("one more", 600_000, 1, ()),
-    "gradient_descent": ("one record", 20_000, 1, ()),
+    "gradient_descent": ("one record", 10_000, 1, ()),
     "single_stable": ("all moved one way", 100_000, 2, ()),
-    "stability": ("the last", 10_000, 8, ()),
+    "stability": ("the last", 6_000, 8, ()),
     "soft_stability": ("the last", 40_000, 8, ()),
 }
 SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name == "soft_stability" else name for name in NAMES]
@@ -159,7 +159,7 @@ def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queri
 def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     """Half of it; of mechanisms whose runs are made one by one, a quarter."""
     keep, runs, queries, overrides = DECISIVE[name]
-    honest = run(name, runs=runs // 2, keep=keep, queries=queries, overrides=overrides)
+    honest = run(name, runs=max(runs // 2, 5_000), keep=keep, queries=queries, overrides=overrides)
     assert honest.sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
     monkeypatch.setattr(
         audit_module, "Rehearsal", Quartered if "stability" in name or name == "gradient_descent" else Halved
@@ -207,7 +207,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     mechanism, _ = load("stability", ("epsilon=16",), 1e-5)
     monkeypatch.setattr(stability, "distance", printed_distance)
     pair = printed_pair(mechanism.calibration(8).threshold, 8)
-    assert not audit(mechanism, [pair], runs=28_000).sound
+    assert not audit(mechanism, [pair], runs=20_000).sound
 
 
 class ChargedOnce(Confident):

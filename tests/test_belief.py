@@ -74,11 +74,11 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
 
     mechanism = Gaussian(sigma=3.0, noise=kind)
     pairs = worst_pairs(mechanism, 2)
-    runs = {"runs": 200_000, "delta": 1e-5, "independent": True, "confidence": CERTAIN}
+    sure = {"delta": 1e-5, "independent": True, "confidence": CERTAIN}
     for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
-        found = audit(honest, pairs, **runs)
+        found = audit(honest, pairs, runs=100_000, **sure)
         assert found.sound and found.proven > found.claimed / 4
-    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, **runs).sound
+    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, runs=40_000, **sure).sound
 
 
 def made(lead_=300.0, sigma=150.0, rows=400, classes=5):

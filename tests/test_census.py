@@ -524,6 +524,7 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
         "partition=replace_one",
         "privacy.target_epsilon=2",
         "membership=none",
+        "recommended.student_steps=4",
         "student.keep_fraction=0.5",
     )
     report = pipeline.run(plan)

@@ -1,7 +1,9 @@
 """LZCW21 Table 4 at a tiny size: real mechanism, ledger and labeling; means, intervals and files."""
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import math
 
@@ -44,6 +46,10 @@ def source(tmp_path_factory):
 
 @pytest.fixture
 def plan(source, tmp_path):
+    return planned(source, tmp_path)
+
+
+def planned(source, home):
     student = Logistic()
     return run_config(
         dataset=source,
@@ -53,8 +59,8 @@ def plan(source, tmp_path):
         query=Passive(),
         student=student,
         guide_student=student,
-        root=tmp_path,
-        folder=tmp_path / "run",
+        root=home,
+        folder=home / "run",
         seed=0,
         num_teachers=1,
         num_queries=1,
@@ -78,11 +84,13 @@ def study(source, **changes):
     )
 
 
-@pytest.fixture
-def measured(source, plan, capsys):
+@pytest.fixture(scope="module")
+def measured(source, tmp_path_factory):
+    plan, printed = planned(source, tmp_path_factory.mktemp("measured")), io.StringIO()
     assert isinstance(study(source), Study)
-    study(source).run(plan)
-    return plan.folder, capsys.readouterr().out
+    with contextlib.redirect_stdout(printed):
+        study(source).run(plan)
+    return plan.folder, printed.getvalue()
 
 
 def test_every_cell_is_measured_on_every_split(measured):
@@ -131,8 +139,9 @@ def test_the_text_fits_eighty_columns_and_says_what_it_is(measured):
     assert (folder / "liu2021_table4.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_splits_leave_no_ledger_and_no_teachers(measured, plan):
-    assert sorted(path.name for path in plan.root.iterdir()) == ["run"]
+def test_splits_leave_no_ledger_and_no_teachers(measured):
+    folder, _ = measured
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]
 
 
 def cell(method, split, accuracy, **changes):

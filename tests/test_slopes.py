@@ -436,12 +436,15 @@ def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(
     assert not other.reused and other.epsilon_charged > first.epsilon_charged
 
 
+BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
+
+
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
     records, fit = Gradients.ask, GradientStudent.fit
     monkeypatch.setattr(Gradients, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
-    several = ["features=contrastive", "features.encoders=2", "recommended.features_steps=4"]
+    several = ["features=contrastive", "features.encoders=2", *BRIEF]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
     pipeline.run(plan)
     first, second = asked
@@ -454,7 +457,7 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
 
 
-MODEL = ["features=contrastive", "recommended.features_steps=4", "student.last=model"]
+MODEL = ["features=contrastive", *BRIEF, "student.last=model"]
 
 
 @pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5), (2, 2, 5)])

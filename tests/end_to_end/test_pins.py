@@ -47,7 +47,8 @@ SPELLED = {
     "inductive": "voters=teachers",
     "transductive": "voters=teachers_transductive",
     "two rounds": "query=margin query.rounds=2",
-    "choice of a student": "selection=exponential selection.epsilon=4 selection.candidates.supervised.steps=3",
+    "choice of a student": "mechanism.sigma=8 selection=exponential selection.epsilon=0.5"
+    " selection.candidates.supervised.steps=3",
     "published price": "sanitiser=smooth sanitiser.at_a_loss=true",
     "supervised": "student=supervised student.steps=3",
     "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
