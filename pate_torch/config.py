@@ -15,9 +15,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.noise.source import check_delta, check_noise
-from pate_torch.protocols import Checkable, DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import Checkable, DatasetSource, FeatureRecipe, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -111,7 +110,7 @@ class RunConfig:
     guide_student: StudentAlgorithm | None = None
     student: StudentAlgorithm | None = None
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
-    features: ContrastiveFeatures | None = None
+    features: FeatureRecipe | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None

@@ -32,12 +32,11 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
-from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.pipeline import fit_student, release_labels
-from pate_torch.protocols import Mechanism, QueryStrategy, Student, StudentAlgorithm
+from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.owner import attack_student
@@ -218,7 +217,7 @@ class Pate:
         strategy: QueryStrategy | None = None,
         refit: str | StudentAlgorithm | None = None,
         voting: str | TransductiveTeachers | None = None,
-        representation: ContrastiveFeatures | None = None,
+        representation: FeatureRecipe | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 

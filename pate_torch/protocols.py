@@ -63,6 +63,20 @@ class Sensitive(Protocol):
 
 
 @runtime_checkable
+class FeatureRecipe(Protocol):
+    """Makes features of points, from the public ones alone: a frozen dataclass of choices."""
+
+    @property
+    def name(self) -> str: ...
+
+    def learn(
+        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> nn.Module:
+        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D]. x_P: raw public points."""
+        ...
+
+
+@runtime_checkable
 class Mechanism(Protocol):
     """A noisy answer to votes. A frozen keyword-only dataclass; every method is pure but for the noise drawn.
 

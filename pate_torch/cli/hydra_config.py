@@ -21,8 +21,7 @@ from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.core import checks
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
-from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.protocols import DatasetSource, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import DatasetSource, FeatureRecipe, Mechanism, QueryStrategy, StudentAlgorithm
 from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
@@ -46,7 +45,7 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
         query=component(cfg, "query", QueryStrategy),
         num_queries=resolved["num_queries"],
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
-        features=None if resolved["features"] is None else component(cfg, "features", ContrastiveFeatures),
+        features=None if resolved["features"] is None else component(cfg, "features", FeatureRecipe),
         student=component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
         guide_student=component(cfg, "guide_student", StudentAlgorithm)
         if "_target_" in resolved["guide_student"]

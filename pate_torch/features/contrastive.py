@@ -30,7 +30,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.views import as_affine, strong_view
 from pate_torch.networks import ConcatFeatures, last_linear, remove_head
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import FeatureRecipe, Progress, silent
 from pate_torch.types import Dataset, DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
@@ -163,7 +163,7 @@ class ContrastiveFeatures:
 
 
 def learn_encoder(
-    recipe: ContrastiveFeatures | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
     """What gives features learnt from the public points alone; None without a recipe."""
     if recipe is None:
@@ -173,7 +173,7 @@ def learn_encoder(
 
 
 def learn_features(
-    recipe: ContrastiveFeatures | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
     """Unit-length features of the public points, float32 [P, D]; None without a recipe."""
     encoder = learn_encoder(recipe, data, seed, device, stages)

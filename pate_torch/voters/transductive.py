@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class TransductiveTeachers(Teachers):
         return distributed.votes(ensemble, tally, len(data.pool), together=together)
 
     def _manner(self, config: RunConfig) -> str:
-        learnt = {} if config.features is None else asdict(config.features) | {"seed": config.seed}
+        learnt = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}
         facts = {"transduction": self._choices(), "representation": learnt}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
