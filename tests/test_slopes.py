@@ -502,7 +502,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert export(student, tmp_path / "model.pt2").is_file()
 
 
-def moved(place: torch.Tensor, neighbors: int) -> networks.Among:
+def moved(place: torch.Tensor, neighbors: int) -> networks.MeanShift:
     module = networks.MeanShift(*place.shape, neighbors)
     module.place_PD.copy_(place)
     return module
