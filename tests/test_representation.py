@@ -307,16 +307,16 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "student_batch": 64,
                 "unlabeled_batch": 128,
             },
-            "representation": OmegaConf.load(folder / "features" / "contrastive.yaml"),
+            "features": OmegaConf.load(folder / "features" / "contrastive.yaml"),
             "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
         }
     )
     student = instantiate(tree.student, _convert_="all")
-    assert student.representation == instantiate(tree.representation, _convert_="all")
+    assert student.representation == instantiate(tree.features, _convert_="all")
     x, y = digits(60)
     fitted = student.fit(StudentTask(SPEC, x, torch.arange(20), y[:20]), seed=0, device=torch.device("cpu"))
     assert fitted.network["options"] == {"channels": [8, 16], "hidden": 32}
-    tree.representation = None
+    tree.features = None
     assert instantiate(tree.student, _convert_="all").representation is None
 
 
