@@ -29,7 +29,7 @@ from sklearn.decomposition import PCA
 from sklearn.semi_supervised import LabelSpreading
 
 from pate_torch.accounting.epsilon import epsilon
-from pate_torch.aggregation import Guide, label
+from pate_torch.aggregation import RoundState, label
 from pate_torch.budget import Budget
 from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
@@ -97,12 +97,12 @@ def fit(query_Q: torch.Tensor, label_Q: torch.Tensor) -> LabelSpreading:
     return LabelSpreading(kernel="knn", n_neighbors=8, alpha=0.5, max_iter=60, tol=1e-2).fit(x_pool, known)
 
 
-def opinion(so_far: Release) -> Guide:
+def opinion(so_far: Release) -> RoundState:
     """What the student thinks of the whole pool, [P, C]."""
     student = fit(so_far.query_Q, so_far.label_Q)
     share_PC = torch.full((len(x_pool), 10), 1e-6, dtype=torch.float64)
     share_PC[:, student.classes_] += torch.from_numpy(student.label_distributions_)
-    return Guide((share_PC / share_PC.sum(1, keepdim=True)).float())
+    return RoundState((share_PC / share_PC.sum(1, keepdim=True)).float())
 
 
 def ask(name: str, num_queries: int, seed: int):
@@ -116,7 +116,7 @@ def ask(name: str, num_queries: int, seed: int):
         budget=Budget.of(ledger, "glyphs", run=f"{name}-{num_queries}-{seed}"),
         num_queries=num_queries,
         seed=seed,
-        refit=opinion,
+        next_round=opinion,
     )
 
 

@@ -147,7 +147,7 @@ def instead(descent: GradientDescent, size: int | None, num_classes: int, how: s
     if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes):
         return SMALLER
     of = "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
-    return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the slopes of {of}: {how}"
+    return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the clipped gradients of {of}: {how}"
 
 
 def typed(plan: RunConfig, data: Dataset, descent: GradientDescent) -> str:

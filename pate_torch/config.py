@@ -140,7 +140,7 @@ class RunConfig:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not self.voters.releases_model:
             fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-            raise checks.fail("student.last", "model", "is the model that records have moved, and here is none", fix)
+            raise checks.fail("student.last", "model", "is the model trained on gradients, and here is none", fix)
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)

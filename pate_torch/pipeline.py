@@ -118,7 +118,7 @@ class _Guide:
     def __init__(self, run: RunContext, voters: FittedVoters) -> None:
         self.run, self.voters = run, voters
         self.student: Student | None = None
-        self.stage = run.stages("Fitting the guiding student") if run.config.is_guided else None
+        self.stage = run.stages("Training the guide student") if run.config.is_guided else None
 
     @property
     def kept(self) -> Student | None:

@@ -292,9 +292,9 @@ class CellHistogram:
     def __post_init__(self) -> None:
         counts = self.counts_QC
         if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
-            raise ValueError("ballots: counts must be integers [questions, classes] (one unit, one whole ballot)")
+            raise ValueError("cells: counts must be integers [questions, classes] (one unit, counted once)")
         if len(counts) and int(counts.min()) < 0:
-            raise ValueError("ballots: counts must be non-negative")
+            raise ValueError("cells: counts must be non-negative")
 
     def __len__(self) -> int:
         return self.counts_QC.shape[0]

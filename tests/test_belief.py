@@ -161,7 +161,7 @@ def test_of_two_classes_left_close_the_model_may_take_either():
     [torch.ones(3, 3) / 3, torch.ones(2, 3), torch.tensor([[1.5, -0.5, 0.0]] * 2), torch.full((2, 3), torch.nan)],
 )
 def test_beliefs_that_are_none_are_refused(belief):
-    with pytest.raises(ValueError, match="beliefs"):
+    with pytest.raises(ValueError, match="label posteriors"):
         posed(belief)
 
 

@@ -138,7 +138,7 @@ def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
 def test_ballots_are_whole_and_never_negative(counts):
-    with pytest.raises(ValueError, match="ballots"):
+    with pytest.raises(ValueError, match="cells"):
         CellHistogram(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
 
 

@@ -20,7 +20,7 @@ from pate_torch.protocols import Mechanism
 from pate_torch.types import NO_ANSWER, Context, Votes
 
 CONF = Path(__file__).parent.parent / "conf" / "mechanism"
-# A histogram counts ballots, a descent sums slopes, not votes: see test_census.py and test_slopes.py.
+# A histogram counts records in cells, gradient descent sums gradients: see test_census.py and test_slopes.py.
 NAMES = sorted({file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent"})
 SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
 

@@ -258,7 +258,7 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
-        for key in ("early", "cut", "steps", "first", "rate", "ridge", "size"):
+        for key in ("early_noise_multiplier", "clip_norm", "steps", "first_step_size", "step_size", "ridge", "size"):
             assert given.get(key) == getattr(made, key, None)
     assert isinstance(GradientDescent(sigma=3.0, adjacency="add_remove"), Mechanism)
     assert all(word in GradientDescent.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
@@ -271,12 +271,12 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
         {"sigma": math.nan},
         {"noise": "discrete"},
         {"adjacency": "swap"},
-        {"early": 0},
-        {"cut": 0},
-        {"cut": 1.5},
+        {"early_noise_multiplier": 0},
+        {"clip_norm": 0},
+        {"clip_norm": 1.5},
         {"steps": 0},
-        {"rate": -1},
-        {"first": 0},
+        {"step_size": -1},
+        {"first_step_size": 0},
     ],
 )
 def test_wrong_values_are_refused(bad):

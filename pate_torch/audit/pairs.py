@@ -40,7 +40,7 @@ class Pair:
             changes, net = int(moved_QC.abs().sum()), int(moved_QC.sum())
             near = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net == 0
             if self.left_QC.shape != self.right_QC.shape or not near:
-                raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one ballot in the whole table)")
+                raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one record in the whole table)")
             return
         moved_Q = (self.left_QC - self.right_QC).abs().sum(1)
         if self.left_QC.shape != self.right_QC.shape or bool((moved_Q > 2).any()):

@@ -80,7 +80,7 @@ def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
     if resolved["votes"] is None:
         return voters
     path = Path(checks.text("votes", resolved["votes"]))
-    for key, given in (("teachers", resolved["teachers"]), ("voting", None if voters.num_teachers else voters.name)):
+    for key, given in (("teachers", resolved["teachers"]), ("voters", None if voters.num_teachers else voters.name)):
         if given is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
             raise checks.fail("votes", str(path), f"cannot be combined with {key}", fix)

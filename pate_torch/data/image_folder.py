@@ -61,7 +61,7 @@ class ImageFolder:
         roles.check(self)
         checks.integer("dataset.size", self.size, low=4)
         if self.channels not in (1, 3):
-            raise checks.fail("dataset.channels", self.channels, "must be 1 (grey) or 3 (color)")
+            raise checks.fail("dataset.channels", self.channels, "must be 1 (gray) or 3 (color)")
         if self.group is not None:
             try:
                 re.compile(self.group)

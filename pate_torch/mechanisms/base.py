@@ -49,7 +49,7 @@ class VoteMechanism:
         """Raise ValueError when the plan cannot work, saying what would."""
         checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
-            raise checks.fail("mechanism", self.name, "counts votes of teachers, and a census has none",
+            raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
                               "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")

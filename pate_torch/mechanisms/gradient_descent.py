@@ -42,7 +42,7 @@ class GradientDescent(RecordMechanism):
 
     kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
     voters: ClassVar[str] = "gradients"
-    makes: ClassVar[str] = "sums slopes"
+    makes: ClassVar[str] = "sums gradients"
     takes: ClassVar[Any] = GradientSums
     name: str = "gradient_descent"
     early_noise_multiplier: float = 1.0

@@ -29,7 +29,7 @@ class Histogram(RecordMechanism):
     """
 
     voters: ClassVar[str] = "reverse_knn"
-    makes: ClassVar[str] = "counts ballots"
+    makes: ClassVar[str] = "makes a histogram"
     takes: ClassVar[Any] = CellHistogram
     name: str = "histogram"
 

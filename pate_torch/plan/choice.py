@@ -186,7 +186,7 @@ class PlanEvaluator:
                 checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
             if not plan.num_teachers and self._size(plan) is None:
                 fix = "Set voters.size, where about how many records there are is public."
-                raise checks.fail("dataset.nominal_size", None, "must be declared for records' slopes", fix)
+                raise checks.fail("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
             if self.declared.size is not None:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
                 checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)

@@ -348,10 +348,10 @@ def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
     if pilot.on is not None:
         return (
             f"{asked}; {pilot.teachers} teachers trained on {pilot.on} for {pilot.steps} steps at each shard size, or"
-            " the slopes of its records."
+            " the gradients of its records."
         )
     return (
-        f"{asked}; votes imagined from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
+        f"{asked}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
         f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}."
     )
 
@@ -380,7 +380,7 @@ def _notes(
     if declared.size is None:
         notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
     if not all(choice.num_teachers for choice in choices):
-        notes.append("Records' slopes cost the same for any num_queries: ask about all public points.")
+        notes.append("Per-record gradients cost the same for any num_queries: ask about all public points.")
     elif best(list(choices)) is None and pilot.on is None and declared.size is not None:
         notes.append(
             "Per-record gradients bear more noise than votes (voters=gradients mechanism=gradient_descent). A guess of "

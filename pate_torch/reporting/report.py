@@ -50,7 +50,7 @@ FILES = {
     "release.json": "What was asked, of whom, at what price.",
     "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
-    "scores.safetensors": "What the released model says of every public point, as logits, round by round.",
+    "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "student.safetensors": "The student's weights.",
     "README.md": "The model card.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",

@@ -29,7 +29,7 @@ def linear_student(
     model = task.model
     if model is None:
         fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-        raise checks.fail("student.last", "model", "is the model that records have moved, and none was released", fix)
+        raise checks.fail("student.last", "model", "is the model trained on gradients, and none was released", fix)
     trunk, network = _trunk(task, guide, representation, seed, device)
     trunk = mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}

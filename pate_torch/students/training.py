@@ -96,9 +96,9 @@ def _doubted(posterior_QC: Tensor, queries: int, flip: float) -> Tensor:
     """Beliefs after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
     posterior_QC = posterior_QC.cpu().float()
     if posterior_QC.dim() != 2 or len(posterior_QC) != queries:
-        raise ValueError(f"labels: beliefs of shape {tuple(posterior_QC.shape)} for {queries} questions")
+        raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {queries} questions")
     if not bool((posterior_QC >= 0).all()) or not torch.allclose(posterior_QC.sum(1), torch.ones(queries), atol=1e-3):
-        raise ValueError("labels: beliefs must be non-negative, and every row must sum to 1")
+        raise ValueError("labels: label posteriors must be non-negative, and every row must sum to 1")
     spread = flip / (posterior_QC.shape[1] - 1)
     return ((1 - flip - spread) * posterior_QC + spread).clamp(min=1e-6)
 

@@ -48,9 +48,7 @@ class PublicStart:
 
     def __post_init__(self) -> None:
         if not isinstance(self.representation, ContrastiveFeatures):
-            raise checks.fail(
-                "start.representation", self.representation, "must be a recipe", "See conf/representation."
-            )
+            raise checks.fail("start.representation", self.representation, "must be a recipe", "See conf/features.")
         if self.representation.encoders > 1:
             fix = "A teacher starts from one encoder."
             raise checks.fail("start.representation.encoders", self.representation.encoders, "must be 1", fix)

@@ -209,7 +209,7 @@ class RecordVoters(VotersBase):
 
         def ask(encoder: nn.Module | None) -> Any:
             shards = deal(run.config.partition, run.data.private, 1, run.config.seed)
-            progress = run.stages("Asking every record")
+            progress = run.stages("Encoding every record")
             return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
         def refit(guide: Student) -> FittedVoters:

@@ -64,7 +64,7 @@ class GradientSums:
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.
         if not bool((self.z_ND.long().square().sum(1) <= UNIT_NORM).all()):
-            raise ValueError("slopes: a record's features are longer than 1")
+            raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:
         return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
@@ -98,7 +98,7 @@ class GradientSums:
             change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
             change_BC = quantize(change_BC * (clip_norm / change_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm)))
             if not bool((change_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
-                raise ValueError("slopes: a record's change is longer than the cut")
+                raise ValueError("gradients: a record's residual is longer than clip_norm")
             total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
         return total_DC
 
