@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, slope, draw = VoteMechanism._opened, GradientSums.slope, selection.draw
+    opened, slope, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
     publish, add_noise, errors = sanitising.publication.release, EntropyOptimizer.add_noise, exponential.error_counts
     ids = itertools.count(1)
 
