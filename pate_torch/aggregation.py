@@ -24,12 +24,12 @@ from pate_torch.types import CellHistogram, DataSpec, PublicPool, Release, Sensi
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RoundState:
-    """What the next round goes by.
+    """What the next round of questions starts from.
 
     Attributes:
-        student_PC: The guide student's class probabilities on the whole pool; None: no opinion.
+        student_PC: The guide student's class probabilities on the whole pool; None: there is none.
         votes: PRIVATE. Of who answers from now on; None: the same as before.
-        feature_PD: Of the public points, for the next questions; None: the same as before.
+        feature_PD: Features of the public points, for the next questions; None: the same as before.
     """
 
     student_PC: Tensor | None = None
@@ -64,15 +64,26 @@ def label(
 
     Args:
         votes: What those who answer say of the pool.
-        next_round: What a later round goes by. It sees public points and released labels only, but that it may bring
-            the records again, in features of its student: a function of each record and of what was released.
-        feature_PD: Of the public points, for the first questions.
+        pool: The public points.
+        spec: Public facts of the data.
+        mechanism: Answers through noise.
+        strategy: Chooses the questions of each round.
+        budget: Is charged, and hands out noise.
+        num_queries: At most so many are asked.
+        seed: Of the public choices (the noise has none).
+        next_round: Makes what a later round starts from. It sees public points and released labels only; it may encode
+            the records again with the features of its student, a function of each record and of what was released.
+        feature_PD: Features of the public points, for the first questions.
         write: Writes the release, before the ledger commits it.
-        on_votes: PRIVATE. Told the votes behind the answers, at the end, where there were any.
+        on_votes: PRIVATE. Gets the votes behind the answers, at the end, where there were any.
+        progress: Gets (done, total) questions.
+
+    Returns:
+        The questions asked and their answers.
 
     Raises:
-        ValueError: The plan cannot work, or is not on the account's terms.
-        BudgetExceeded: The cap would be passed. In either case nothing has been drawn or charged.
+        ValueError: The plan cannot work, or does not keep the account's terms. Nothing has been drawn or charged.
+        BudgetExceeded: The cap would be passed. Nothing has been drawn or charged.
     """
     rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
     refuse_unpriced(votes.sensitivity, mechanism, budget)

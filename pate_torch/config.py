@@ -1,4 +1,4 @@
-"""What a run is made of, in nested parts, held together before anything is read, trained or charged."""
+"""What a run is made of, in nested parts, checked against each other before anything is read, trained or charged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from pate_torch.voters.base import Voters
 
 @runtime_checkable
 class Partition(Protocol):
-    """Units to shards; see data/partition.py."""
+    """Assigns units to shards; see data/partition.py."""
 
     @property
-    def adjacency(self) -> str: ...
+    def adjacency(self) -> str:
+        """``add_remove`` or ``replace_one``."""
+        ...
 
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+        """Assign every unit to one of the shards."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +82,24 @@ class RunConfig:
 
     Attributes:
         dataset: Loads private records, public points and the evaluation side.
-        partition: Deals units to shards; with it goes the adjacency.
+        partition: Assigns units to shards, and fixes the adjacency.
         voters: Who answers: teachers, or the records themselves.
-        teacher: How one network is trained on a shard, and (``baseline``) on all records at once.
         mechanism: Answers through noise.
         query: Chooses which public points to ask.
-        num_queries: At most so many are asked. fewer_queries: their number was recommended, not chosen, so that fewer
-            public points lower it.
-        features: How features of the public points are learnt; None: the points as they are.
-        guide_student: Fitted between rounds of questions; None: the student itself, which then goes on from there.
+        num_queries: At most so many are asked.
         privacy: The account's terms.
+        root: Where teachers and ledger lie.
+        folder: Of this run.
+        guide_student: Fitted between rounds of questions; None: the student itself, which then goes on from there.
         student: Learns from the released labels; None: labels are all that is wanted.
-        selection, sanitiser, membership: A student chosen by private records, a published data-dependent price, the
-            owner's attack on the student; None: none.
+        teacher: How one network is trained on a shard, and (``baseline``) on all records at once.
+        features: How features of the public points are learnt; None: the points as they are.
+        selection: Chooses a student by private records; None: there is one student.
+        sanitiser: Publishes the data-dependent price; None: it is not published.
+        membership: The owner's attack on the student; None: none.
         labels: Id of a release to learn from, in place of new labels.
-        root, folder: Where teachers and ledger lie, and the folder of this run.
+        fewer_queries: Whether ``num_queries`` was recommended, not chosen, so that fewer public points lower it.
+        baseline: Whether a model without privacy is trained too, for the owner.
 
     Raises:
         ValueError: Choices that do not go together, whatever the data.
@@ -152,35 +159,35 @@ class RunConfig:
 
     @property
     def num_teachers(self) -> int:
-        """0 where records answer for themselves."""
+        """The number of teachers, K; 0 where records answer for themselves."""
         return self.voters.num_teachers
 
     @property
     def num_rounds(self) -> int:
-        """In how many rounds questions are asked."""
+        """The number of rounds of questions."""
         return min(self.query.rounds, self.num_queries)
 
     @property
     def guide(self) -> StudentAlgorithm | None:
-        """Who guides rounds of questions: a student of its own, or the one that is published."""
+        """The student that guides rounds of questions: one of its own, or the one that is published."""
         return getattr(self.student, "guide", self.student) if self.guide_student is None else self.guide_student
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where somebody looks at it."""
+        """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
         lookers = (getattr(self.query, "guided", True), getattr(self.mechanism, "guided", False), self.voters.guided)
         return self.num_rounds > 1 and any(lookers)
 
     def for_data(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This, with what only the data say: who votes, no more questions than points, the noise that is to be found.
+        """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
 
         Raises:
-            ValueError: Votes that do not fit these data, or noise that cannot be calibrated.
+            ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
         return dataclasses.replace(self, voters=self.voters.for_data(data)).fitted(data, stages).calibrated()
 
     def fitted(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This, with no more questions than there are public points, where nobody has chosen their number."""
+        """This configuration with at most as many questions as public points, unless the user chose their number."""
         most = len(data.pool)
         if not self.fewer_queries or self.num_queries <= most:
             return self
@@ -188,7 +195,7 @@ class RunConfig:
         return dataclasses.replace(self, num_queries=most)
 
     def calibrated(self) -> RunConfig:
-        """This, with noise that costs ``privacy.target_epsilon`` where one is given."""
+        """This configuration with noise that costs ``privacy.target_epsilon`` where one is given."""
         target, mechanism = self.privacy.target_epsilon, self.mechanism
         if target is None:
             return self
@@ -212,7 +219,11 @@ class RunConfig:
         return events
 
     def publication(self, data: Dataset) -> sanitised_release.Plan:
-        """How the data-dependent price is published. Raises ValueError where it cannot be."""
+        """How the data-dependent price is published.
+
+        Raises:
+            ValueError: It cannot be.
+        """
         assert self.sanitiser is not None
         return self.sanitiser.plan(
             self.mechanism,

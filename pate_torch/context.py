@@ -1,7 +1,7 @@
 """What a run works with: its folders, the account that it charges, and how far it has come.
 
-Nothing is written before the account is open and the whole run is held against its cap: a refusal leaves no trace but
-the run's log.
+Nothing is written before the account is open and the whole run is checked against its cap: a refusal leaves no trace
+but the run's log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pate_torch.voters.base import FittedVoters
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Loaded:
-    """PRIVATE. The data, parted as the configuration says.
+    """PRIVATE. The data, split as the configuration says.
 
     Attributes:
         data: Without the private records that are kept from the voters.
@@ -52,7 +52,7 @@ class Loaded:
 
     @classmethod
     def of(cls, config: RunConfig) -> Loaded:
-        """Load the data set and part it."""
+        """Load the data set and split it."""
         data, validation, others = config.dataset.load(), None, None
         everyone = data.private
         if config.selection is not None:
@@ -67,12 +67,15 @@ class RunContext:
     """PRIVATE. One run under way.
 
     Attributes:
-        config: Its choices, made for its data.
-        ledger, budget: The account's; budget: None where nothing is charged.
-        opened: Closes with the run; None outside a run's folder.
-        reused: What is learnt from in place of new labels; None: labels are to be bought.
+        config: Its choices, completed for its data.
+        loaded: Its data.
+        ledger: Where the account is kept.
+        stages: Reports progress, and times every stage.
+        budget: Of the account; None where nothing is charged.
+        reused: The release that is learnt from in place of new labels; None: labels are to be bought.
         paid: The reservations that this run has made.
-        forecast: What is foretold of the labels from public values, where noise drowns the votes.
+        forecast: A forecast of the labels from public values, where noise drowns the votes.
+        opened: Closes with the run; None outside a run's folder.
     """
 
     config: RunConfig
@@ -88,6 +91,7 @@ class RunContext:
 
     @property
     def data(self) -> Dataset:
+        """PRIVATE. The data without the records kept from the voters."""
         return self.loaded.data
 
     @property
@@ -97,15 +101,17 @@ class RunContext:
 
     @property
     def store(self) -> TeacherStore:
+        """PRIVATE. The teachers under the run's root."""
         return TeacherStore(self.config.root)
 
     @property
     def release_dir(self) -> Path:
-        """What lies here may be published."""
+        """The folder that may be published."""
         return self.config.folder / "release"
 
     @property
     def private_dir(self) -> Path:
+        """PRIVATE. The folder for the owner alone."""
         return self.config.folder / "private"
 
     @functools.cached_property
@@ -118,10 +124,12 @@ class RunContext:
 
     @property
     def log_teachers(self) -> Log:
+        """PRIVATE. Takes the teachers' learning curves."""
         return silent if self.board is None else self.board.log
 
     @property
     def log_losses(self) -> Losses:
+        """PRIVATE. Takes every teacher's loss at a step."""
         return silent if self.board is None else self.board.losses
 
     @functools.cached_property
@@ -133,12 +141,17 @@ class RunContext:
         return self.opened.enter_context(ReleaseBoard(self.release_dir / "tensorboard", private=private))
 
     def afford(self) -> None:
-        """Raise BudgetExceeded, or ValueError, where what this run is to release could not be charged."""
+        """Refuse a run whose release could not be charged.
+
+        Raises:
+            BudgetExceeded: The cap does not admit it.
+            ValueError: It does not keep the account's terms.
+        """
         if self.budget is not None:
             self.budget.check(self.config.worst_case_events(self.data))
 
     def encoder(self) -> nn.Module | None:
-        """What gives features of the public points, learnt from them alone; None: they are as they are."""
+        """The encoder of the public points, learnt from them alone; None: the points are taken as they are."""
         config = self.config
         return learn_encoder(config.features, self.data, config.seed, config.device, self.stages)
 
@@ -150,10 +163,12 @@ class RunContext:
         """Load the data, refuse what cannot work, claim the run's folder and open the account.
 
         Args:
+            config: The run's choices.
+            clock: Times the stages; None: a new one.
             remedy: Says what to ask for where noise drowns the votes; None: settings of train.py.
 
         Raises:
-            ValueError: A choice that cannot work; nothing has been charged or trained.
+            ValueError: A choice cannot work; nothing has been charged or trained.
             BudgetExceeded: The account's cap does not admit this run.
         """
         clock = Clock() if clock is None else clock
@@ -194,7 +209,7 @@ class RunContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LabelRelease:
-    """Labels, bought or found.
+    """Labels, bought in this run or found from an earlier one.
 
     Attributes:
         labels: Releasable: the questions, and what was answered.
@@ -213,9 +228,10 @@ class LabelRelease:
 
 @contextlib.contextmanager
 def claimed(config: RunConfig) -> Iterator[None]:
-    """The run's folder for this process alone, and the store without what killed runs left half written.
+    """Lock the run's folder for this process, and clear the store of what killed runs left half written.
 
-    Raises ValueError where another run writes into the folder, or has finished there.
+    Raises:
+        ValueError: Another run writes into the folder, or has finished there.
     """
     make_private_folder(config.root, "store")
     store = TeacherStore(config.root)
@@ -244,7 +260,13 @@ def open_budget(
 ) -> Budget:
     """Open the data set's account, or meet its terms; refuse now what could not be charged later.
 
-    fingerprint: of the records, or of votes in their place. kind: of noise; None: the configuration's.
+    Args:
+        config: The run's choices.
+        ledger: Where the account is kept.
+        data: Whose account it is.
+        planned: Everything that is to be charged.
+        fingerprint: Of the records, or of votes in their place.
+        kind: Of noise; None: the configuration's.
     """
     name, privacy = data.spec.name, config.privacy
     kind = privacy.noise if kind is None else kind
@@ -277,7 +299,7 @@ def open_budget(
 
 
 def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) -> None:
-    """``refuse_cap``, before there need be a ledger."""
+    """Make the check of ``refuse_cap`` before a ledger exists."""
     known: dict[str, float] = {}
     if config.ledger_path.exists():
         with Ledger(config.ledger_path) as ledger:
@@ -286,9 +308,16 @@ def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) 
 
 
 def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Mapping[str, float]) -> None:
-    """An account is not opened for a run that its own cap would refuse: a slip would fix the cap for good.
+    """Refuse to open an account for a run that its own cap would refuse: a slip would fix the cap for good.
 
-    known: the accounts there are.
+    Args:
+        config: The run's choices.
+        name: Of the account.
+        planned: Everything that is to be charged.
+        known: The accounts there are.
+
+    Raises:
+        ValueError: The account is new and the run passes its cap.
     """
     if name in known:
         return

@@ -1,11 +1,13 @@
 """PATE in a notebook: the stages of a run on one's own tensors, with the same ledger, folders and refusals.
 
-pate = Pate("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
-pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
-pate.label(pool_x, num_queries=100)           # charged, then drawn
-student = pate.fit_student("fixmatch")        # free, as often as you like
-student.predict(x_new)
-pate.epsilon, pate.report(test_x, test_y)
+    pate = Pate("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
+    pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
+    pate.label(pool_x, num_queries=100)           # charged, then drawn
+    student = pate.fit_student("fixmatch")        # free, as often as you like
+    student.predict(x_new)
+    pate.epsilon, pate.report(test_x, test_y)
+
+All releases of one name are charged to one account, whatever object made them.
 """
 
 from __future__ import annotations
@@ -97,22 +99,35 @@ class _Labeled:
 class Pate:
     """One private data set, its teachers and what is released from them.
 
-    name: whose account is charged; all releases from the same records belong under one name. classes: all of them, by
-    name or by number: declared, never read off the private labels. mechanism: any of ``pate_torch.mechanisms``, its
-    sigma in votes. delta, budget_epsilon: the account's terms, fixed when it opens (None: 10, or the cap it has).
-    home: where teachers, ledger and releases lie (None: PATE_HOME, or outputs).
+    Recipes' teachers are kept under ``home`` and found again; the others live as long as this object.
 
-    teacher: a TeacherRecipe; any scikit-learn classifier, cloned for every shard; or a function that makes a
-    torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``Voters``, without
-    num_teachers: ReverseKnn() with mechanism=Histogram(...), say, or Gradients(size=...) with mechanism=
-    GradientDescent(...), where the records answer for themselves. None: a small network for the data.
-    Recipes' teachers are kept under home and found again; the others live as long as this object.
+    Args:
+        name: Whose account is charged; all releases from the same records belong under one name.
+        classes: All of them, by name or by number: declared, never read off the private labels.
+        num_teachers: K; None where ``teacher`` is a ``Voters``.
+        mechanism: Any of ``pate_torch.mechanisms``, its sigma in votes.
+        delta: The account's, fixed when it opens.
+        budget_epsilon: The account's cap, fixed when it opens; None: 10, or the cap it has.
+        home: Where teachers, ledger and releases lie; None: PATE_HOME, or outputs.
+        teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
+            torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``Voters``, such as
+            ReverseKnn() with mechanism=Histogram(...) or Gradients(size=...) with mechanism=GradientDescent(...), where
+            the records answer for themselves. None: a small network for the data.
+        recipe: How modules of ``teacher``'s making are trained.
+        partition: AddRemove() or ReplaceOne(): what a neighbor is.
+        unit: "record" or "group:<what>" (then give unit_id).
+        mean: Public constants per channel or feature to normalize by; None: those of the public points.
+        std: Likewise.
+        second_account: Whether these records may be charged to an account of another name, too.
+        allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
+            agreed.
+        seed: Of everything but the noise.
+        insecure_noise_seed: Makes noise repeatable, and what is released not private.
+        device: Where networks are trained.
+        quiet: Show no progress.
 
-    partition: AddRemove() or ReplaceOne(): what a neighbor is. unit: "record" or "group:<what>" (then give unit_id).
-    mean, std: public constants per channel or feature to normalize by; None: those of the public points.
-    second_account: whether these records may be charged to an account of another name, too. allow_chance: whether
-    questions may be asked whose labels would be no better than chance even if all teachers agreed.
-    Raises ValueError for whatever cannot work, before anything is charged.
+    Raises:
+        ValueError: A choice cannot work; nothing has been charged.
     """
 
     def __init__(
@@ -184,12 +199,16 @@ class Pate:
         unit_id: Sequence[str] | np.ndarray | None = None,
         public_x: Tensor | np.ndarray | None = None,
     ) -> Pate:
-        """Train one teacher per shard, or find those trained before in the same way on the same records; for a census
-        and for slopes, take in the records.
+        """Train one teacher per shard, or find those trained before in the same way on the same records.
 
-        x: uint8 images [N, Ch, H, W] or rows [N, D]; y: integers [N]; unit_id: stable names [N] of the units (None: a
-        hash of the record, so equal records are one unit). public_x: public points whose statistics normalize the
-        private ones, where no constants were given (None: images by 1/2 and 1/4, rows as they are).
+        Where the records answer for themselves, this takes them in and trains nothing.
+
+        Args:
+            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D].
+            y: PRIVATE. Integers [N].
+            unit_id: Stable names [N] of the units; None: a hash of the record, so equal records are one unit.
+            public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
+                images by 1/2 and 1/4, rows as they are.
         """
         held_x = tensors.points("x", torch.as_tensor(x))
         held_y = tensors.labels("y", torch.as_tensor(y), len(held_x), len(self.class_names))
@@ -221,13 +240,22 @@ class Pate:
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
-        strategy: any of ``pate_torch.queries`` (None: at random). refit: the quick student that guides a strategy of
-        several rounds, trained anew before each but the first: a name of ``STUDENTS`` or any StudentAlgorithm (None:
-        supervised, a small network). voting: "transductive", or TransductiveTeachers with its options, where a
-        recipe's teachers answer for all public points together (None: for each by itself).
-        representation: how features of the public points are learnt, in which questions are chosen and
-        a census lies (None: the points as they are). The same questions to the same teachers are answered from the
-        earlier release, for free. Raises BudgetExceeded, with nothing drawn, where the cap would be passed.
+        The same questions to the same teachers are answered from the earlier release, for free.
+
+        Args:
+            pool_x: The public points, of the form of the private ones.
+            num_queries: At most so many are asked.
+            strategy: Any of ``pate_torch.queries``; None: at random.
+            refit: The guide student of a strategy of several rounds, trained anew before each but the first: a name of
+                ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
+            voting: "transductive", or TransductiveTeachers with its options: a recipe's teachers answer for all public
+                points together; None: for each by itself.
+            representation: How features of the public points are learnt, in which questions are chosen and records are
+                assigned to cells; None: the points as they are.
+
+        Raises:
+            BudgetExceeded: The cap would be passed; nothing has been drawn.
+            ValueError: A choice cannot work; nothing has been charged.
         """
         private, spec = self._fitted()
         self._clock = Clock()  # an earlier call's stages are no part of this one
@@ -254,8 +282,12 @@ class Pate:
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
 
-        algorithm: a name of ``STUDENTS`` (with ``options`` for its fields), or any StudentAlgorithm.
-        Raises ValueError if no question was answered.
+        Args:
+            algorithm: A name of ``STUDENTS``, or any StudentAlgorithm.
+            **options: Fields of the algorithm that is named.
+
+        Raises:
+            ValueError: No question was answered.
         """
         done = self._released()
         if options and not isinstance(algorithm, str):
@@ -276,8 +308,12 @@ class Pate:
     ) -> ReleaseReport:
         """Everything releasable about the last release and its student, written into its folder too.
 
-        test_x, test_y: public points to measure the student on; pool_y: the pool's true labels, to measure the
-        released ones. They are used for nothing else.
+        The labels given here are used for nothing but measurement.
+
+        Args:
+            test_x: Public points to measure the student on.
+            test_y: Their labels.
+            pool_y: The pool's true labels, to measure the released ones.
         """
         done = self._released()
         spec, pool = done.data.spec, done.data.pool
@@ -310,10 +346,14 @@ class Pate:
     def membership(
         self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
     ) -> Membership:
-        """PRIVATE. How well an attack on the student tells its records from others, and what its price leaves to any.
+        """PRIVATE. How well an attack on the student tells its records from others, beside the bound on any attack.
 
-        other_x, other_y: records of the same kind that no teacher has seen; records: at most so many of each side. See
-        ``audit.membership``; it is for the owner's eyes, and a choice made by it is a release nobody charged.
+        It is for the owner's eyes, and a choice made by it is a release that nobody charged; see ``audit.membership``.
+
+        Args:
+            other_x: Records of the same kind that no teacher has seen.
+            other_y: Their labels.
+            records: At most so many of each side.
         """
         done, (private, spec) = self._released(), self._fitted()
         if self._student is None:
@@ -337,9 +377,13 @@ class Pate:
         )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
-        """These teachers behind a PrivateLabeler: any question, one or many at a time (see there). Close it after use.
+        """These teachers behind a PrivateLabeler: any question, one or many at a time. Close it after use.
 
         Its journal of released answers lies under home, and survives a restart.
+
+        Args:
+            num_queries: At most so many questions are answered.
+            calls: See ``PrivateLabeler``.
         """
         private, spec = self._fitted()
         if isinstance(self.teacher, Voters):
@@ -375,8 +419,9 @@ class Pate:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee of everything released so far, at the account's delta: what was reserved, composed, or the cap
-        where that is less; 0 before anything was, infinite once noise was seeded.
+        """The guarantee of everything released so far, at the account's delta; 0 before the first release.
+
+        It is what was reserved, composed, or the cap where that is less; infinite once noise was seeded.
         """
         account = self.account
         if account is None:

@@ -1,4 +1,4 @@
-"""Modules and settings that had another name: whoever asks for the old one is told the new one, and nothing else."""
+"""Modules and settings that had another name: the error for an old name states the new one."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ GONE = {
 
 
 def renamed(settings: Iterable[str]) -> str | None:
-    """What to say of the first setting by a name of before; None: all are by names of today.
+    """The message for the first setting that has an old name; None: all names are current.
 
-    To be asked where a setting was not found: a component of one's own may have a key of such a name.
+    To be asked only where a setting was not found: a user's own component may have a key of such a name.
     """
     for setting in settings:
         key, _, value = setting.lstrip("~+").partition("=")
@@ -134,6 +134,6 @@ class _Signpost(MetaPathFinder):
 
 
 def install() -> None:
-    """Let Python ask the table above before it says that there is no such module."""
+    """Make Python look into the table of old modules before it reports that there is no such module."""
     if not any(isinstance(finder, _Signpost) for finder in sys.meta_path):
         sys.meta_path.append(_Signpost())

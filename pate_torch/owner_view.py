@@ -25,7 +25,7 @@ from pate_torch.voters.register import VoterRegister
 
 
 def save_votes(run: RunContext, release: LabelRelease) -> None:
-    """PRIVATE. The votes behind the answers, into the run's private folder.
+    """PRIVATE. Write the votes behind the answers into the run's private folder.
 
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
@@ -39,7 +39,7 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
 
 
 def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble | None]:
-    """PRIVATE. (what can be said without the student, the model without privacy where one is wanted)."""
+    """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
     config, voters = run.config, release.voters
     if voters is None:
         return OwnerSummary(), None
@@ -64,7 +64,7 @@ def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble
 def examine(
     run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: Ensemble | None
 ) -> OwnerSummary:
-    """PRIVATE. The figures, with what an attack on the student finds, where the records behind it are here."""
+    """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
     config, data, facts = run.config, run.data, release.facts
     figures = dataclasses.replace(
         figures,

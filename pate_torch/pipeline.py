@@ -43,7 +43,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         What was released, as reported; None on the ranks that only assist.
 
     Raises:
-        ValueError: A choice that cannot work. Nothing has been charged.
+        ValueError: A choice cannot work. Nothing has been charged.
         BudgetExceeded: The account's cap does not admit this run.
     """
     if not distributed.is_main():
@@ -68,7 +68,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
 
 
 def release_labels(run: RunContext) -> LabelRelease:
-    """Ask the voters about public points, and write down what the mechanism lets out.
+    """Ask the voters about public points, and write down the answers that the mechanism releases.
 
     The same questions to the same voters are not paid for twice: they are answered from the earlier release.
     """
@@ -178,7 +178,7 @@ def _configuration(component: Any) -> dict[str, Any]:
 
 
 def publish_price(run: RunContext, release: LabelRelease) -> str | None:
-    """Publish the data-dependent price where wanted, at a price of its own: what to tell the owner about it."""
+    """Publish the data-dependent price where wanted, at a price of its own; returns what to tell the owner about it."""
     config = run.config
     if config.sanitiser is None or release.labels.id not in run.paid:
         return None
@@ -196,7 +196,10 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
 
 
 def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
-    """Train and save the student, or several, of which private records choose one, at a price: (its name, itself).
+    """Train and save the student, or several of which private records choose one, at a price.
+
+    Returns:
+        The student's name, and the student.
 
     Raises:
         ValueError: No question was answered.
@@ -258,7 +261,7 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
 
 
 def write_labels_report(run: RunContext, release: LabelRelease) -> ReleaseReport:
-    """Write what may be published of labels that nobody has learnt from yet."""
+    """Write what may be published of labels from which no student has been trained yet."""
     report = build_report(
         data=run.data,
         release=release.labels,
@@ -275,7 +278,7 @@ def write_labels_report(run: RunContext, release: LabelRelease) -> ReleaseReport
 
 
 def assist(config: RunConfig) -> None:
-    """What the ranks above 0 of a torchrun do: train their teachers, ask them, and nothing with noise or the ledger."""
+    """Do the part of a torchrun's ranks above 0: train their teachers and ask them, without noise or ledger."""
     data = Loaded.of(config).data
     while (order := distributed.broadcast_text("")) != distributed.DONE:
         if order == distributed.TRAIN:

@@ -1,1 +1,1 @@
-"""Does what is executed keep what is claimed? Mechanisms on neighboring votes, and a student against its records."""
+"""Audits of what runs against what is claimed: mechanisms on neighboring votes, and a student against its records."""

@@ -2,13 +2,15 @@
 
     python -m pate_torch.audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
-Runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*, beside
-the one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0)
-shows that these votes and so many runs found none. Exit code 2: a wrong argument.
+Runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*, beside the
+one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0) shows
+that these votes and so many runs found none. Exit code 2: a wrong argument.
 
-Half of the runs choose the outcome sets, the other half test them: for each set E tried and each direction,
-P(E) <= e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high) with Clopper-Pearson bounds that hold jointly
-over everything tested (Bonferroni). Source: Jagielski, Ullman & Oprea 2020 (arXiv 2006.07709); Ding et al. 2018.
+Half of the runs choose the outcome sets, the other half test them: for each set E tried and each direction, P(E) <=
+e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high) with Clopper-Pearson bounds that hold jointly over
+everything tested (Bonferroni).
+
+Source: Jagielski, Ullman & Oprea 2020 (arXiv 2006.07709); Ding et al. 2018.
 """
 
 from __future__ import annotations
@@ -58,7 +60,15 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What the runs proved about the mechanism, beside what is claimed for it. ``faults``: what needs no statistics."""
+    """What the runs proved about the mechanism, beside what is claimed for it.
+
+    Attributes:
+        proven: The largest epsilon that the outcomes prove.
+        claimed: The epsilon of ``worst_case``.
+        delta: Of both.
+        confidence: With which ``proven`` holds.
+        faults: Faults that need no statistics, such as an answer out of range.
+    """
 
     mechanism: str
     proven: float
@@ -86,8 +96,18 @@ def audit_outcomes(
 ) -> Evidence:
     """The largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
 
-    left, right: int64 [runs] or [runs, queries], outcomes of neighboring inputs, one independent run a row. groups:
-    columns with the same law (they share one score). Zero when nothing is proven. Raises ValueError for other shapes.
+    Args:
+        left: Outcomes of one input, int64 [runs] or [runs, queries], one independent run a row.
+        right: Those of its neighbor, in the same form.
+        delta: Of the claim.
+        confidence: Of all bounds together.
+        groups: A number for each column; columns of one number have the same law and share one score.
+
+    Returns:
+        The proof; its epsilon is zero when nothing is proven.
+
+    Raises:
+        ValueError: The samples have other shapes.
     """
     checks.between("delta", delta, 0, 1)
     checks.between("confidence", confidence, 0, 1, open_=True)
@@ -180,8 +200,14 @@ def audit(
 ) -> AuditResult:
     """Run the mechanism on every pair and compare what the outcomes prove with what ``worst_case`` claims.
 
-    independent: the answers to different queries are independent given the votes, so that all runs can be drawn as
-    rows of one call.
+    Args:
+        mechanism: What is audited.
+        pairs: Neighboring votes to run it on.
+        runs: On each side of each pair.
+        delta: At which both epsilons are stated.
+        confidence: Of the proof, over all pairs.
+        independent: Whether the answers to different queries are independent given the votes, so that all runs can be
+            drawn as rows of one call.
     """
     checks.integer("runs", runs, low=100)
     queries = pairs[0].queries
@@ -271,7 +297,11 @@ def _chance(outcomes: Outcomes, runs: int) -> bool:
 
 
 def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, Setting]:
-    """A mechanism from its YAML, with the values an audit needs in place of a data set's. Raises ValueError."""
+    """A mechanism from its YAML, with the values an audit needs in place of a data set's.
+
+    Raises:
+        ValueError: There is no such mechanism, or a value does not fit it.
+    """
     from hydra.utils import get_class
 
     from pate_torch.cli.train import configuration
@@ -298,7 +328,7 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0: nothing found; 1: the claim is refuted; 2: a wrong argument."""
+    """Run the command; its exit code. 0: nothing found; 1: the claim is refuted; 2: a wrong argument."""
     parser = argparse.ArgumentParser(prog="python -m pate_torch.audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, then any of its keys")
     parser.add_argument("--runs", type=int, help="runs on each side of each pair")

@@ -1,13 +1,13 @@
-"""Can the records behind a released student be told from others by looking at it? One simple attack, for the owner.
+"""Membership inference against a released student: one simple attack, for the owner of the data.
 
 PRIVATE: it reads private records, so what it finds stays with the owner; no ledger charges it and nothing of it is
 released.
 
-The attack calls a record a member where the model is surer of its true label than a cut. Members are records that
-teachers learnt from; the others come from the same source and reached no teacher. Half of either chooses the cut, the
-other half is judged by it, and the other way round, so that a model which knows nothing of its records scores zero on
-average. It is a *lower* bound by one attack: a better one may find more, and finding nothing proves nothing. What
-bounds all of them is the guarantee, beside which it is shown.
+The attack calls a record a member where the model's margin on its true label reaches a threshold. Members are records
+that teachers learnt from; the others come from the same source and reached no teacher. Half of either chooses the
+threshold, the other half is judged by it, and the other way round, so that a model which knows nothing of its records
+scores zero on average. It is a *lower* bound by one attack: a better one may find more, and finding nothing proves
+nothing. The guarantee, beside which it is shown, bounds all of them.
 
 Source: Yeom et al. 2018 (arXiv 1709.01604), the attack; Carlini et al. 2022 (arXiv 2112.03570), its scale.
 """
@@ -41,7 +41,11 @@ FEWEST = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sides:
-    """PRIVATE. x, y of members and of others, as in PrivateData. ValueError: too few, or a record on both sides."""
+    """PRIVATE. Members and other records to tell apart, x and y as in PrivateData.
+
+    Raises:
+        ValueError: There are too few of either, or a record is on both sides.
+    """
 
     member_x: Tensor
     member_y: Tensor
@@ -65,10 +69,13 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """PRIVATE. What one attack found in one model, each with its 95 % interval over the records, the model being given.
+    """PRIVATE. What one attack found in one model, with 95 % intervals over the records, for the model as it is.
 
-    advantage: share of members called members, less that of the others; auc: the probability that the model is surer
-    of a member than of another. Chance: 0 and 1/2.
+    Attributes:
+        members: How many members were judged.
+        others: How many others.
+        advantage: Share of members called members, less that of the others; 0 by chance.
+        auc: Probability that the model is surer of a member than of another; 1/2 by chance.
     """
 
     members: int
@@ -89,12 +96,18 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """PRIVATE. The attack on the released student and, for contrast, on a model without privacy (None: there is none).
+    """PRIVATE. The attack on the released student and, for contrast, on a model without privacy.
 
-    bound: on the student's advantage, for any attack, by its epsilon and delta alone; bound_by_plan: by everything that
-    is known of its plan, at most that. Both are averages over the noise, and over a coin for each record that decides
-    on which side it is; None where no guarantee holds. held_out: whether the others were kept from the teachers for
-    this test, or are the test set, which may differ from the private records on its own account.
+    The two bounds are averages over the noise, and over a coin for each record that decides on which side it is; None
+    where no guarantee holds.
+
+    Attributes:
+        student: The attack on the released student.
+        nonprivate: The attack on the model without privacy; None: there is none.
+        bound: Bound on the student's advantage under any attack, by its epsilon and delta alone.
+        bound_by_plan: The same by everything known of its plan; at most ``bound``.
+        held_out: Whether the others were kept from the teachers for this test. Else they are the test set, which may
+            differ from the private records for other reasons.
     """
 
     student: Attack
@@ -105,12 +118,12 @@ class Membership:
 
     @property
     def above_bound(self) -> bool:
-        """Whether the student's whole interval lies above its bound: a fault, or two kinds that were never alike."""
+        """Whether the student's whole interval lies above its bound: a fault, or two kinds of record never alike."""
         bounds = [bound for bound in (self.bound, self.bound_by_plan) if bound is not None]
         return bool(bounds) and self.student.advantage_interval[0] > min(bounds)
 
     def lines(self) -> dict[str, str]:
-        """What was found in the student, what any attack may find, and what was found without privacy."""
+        """The student's figures, the bound on any attack, and the figures without privacy: name -> value."""
         bound = self.bound_by_plan
         most = "" if bound is None else f"; any attack's advantage is at most {percent(bound)} by the guarantee"
         alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.above_bound else ""
@@ -120,8 +133,12 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTest:
-    """records: at most so many of each kind. held_out: share of the private units that no teacher learns from, to be
-    the others; 0 takes the test set, which costs the teachers nothing but may come from elsewhere.
+    """A recipe for the test.
+
+    Attributes:
+        records: At most so many of each kind.
+        held_out: Share of the private units that no teacher learns from, to be the others. 0 takes the test set, which
+            costs the teachers nothing but may come from elsewhere.
     """
 
     name: str = "standard"
@@ -133,7 +150,7 @@ class MembershipTest:
         checks.between("membership.held_out", self.held_out, 0, 0.9)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData | None]:
-        """(the data without the records held out, those records; None where the test set is used)."""
+        """Part the data into (those without the records held out, those records; None where the test set is used)."""
         if self.held_out == 0:
             return data, None
         if data.private.unit == LABEL_UNIT:
@@ -172,7 +189,7 @@ def _contents(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[b
 
 
 def attack(logits: Logits, sides: Sides, seed: int = 0) -> Attack:
-    """PRIVATE. The attack on a model. seed: how the records are halved."""
+    """PRIVATE. Attack a model; ``seed`` halves the records."""
     members = margins(logits(sides.member_x), sides.member_y)
     return compare(members, margins(logits(sides.other_x), sides.other_y), seed)
 
@@ -216,7 +233,7 @@ def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
 
 
 def best_cut(member_M: Scores, other_O: Scores) -> float:
-    """The cut whose test "score >= cut" has the largest advantage on these; infinite where none has any."""
+    """The threshold t whose test "score >= t" has the largest advantage on these; infinite where none has any."""
     values = np.unique(np.concatenate([member_M, other_O])) / 2
     cuts = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
     share = [1 - np.searchsorted(np.sort(side), cuts) / len(side) for side in (member_M, other_O)]

@@ -25,7 +25,9 @@ from pate_torch.voters.gradient_sums import GRID, GradientSums
 class Pair:
     """Two neighboring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
 
-    adjacency: of ballots, of which one in the whole table is added, removed or moved; None: votes.
+    Attributes:
+        student_QC: The student's class probabilities, for mechanisms that look at them.
+        adjacency: For a table of cell counts: in the whole of it one count is added, removed or moved. None: for votes.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Pair:
 
     @property
     def queries(self) -> int:
+        """How many rows the tables have."""
         return len(self.left_QC)
 
     @property
@@ -59,13 +62,14 @@ class Pair:
         return [rows.index(row) for row in rows]
 
     def votes(self, side: str) -> Votes | CellHistogram | GradientSums:
+        """The table of one side, ``left`` or ``right``, as the mechanism takes it."""
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
             return CellHistogram(counts_QC, ONE_COUNT[self.adjacency], torch.arange(len(counts_QC)))
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
-        """The mechanism's own check of the plan. Raises ValueError."""
+        """Make the mechanism's own check of the plan; raises its ValueError."""
         votes = self.votes("left")
         teachers = votes.num_teachers if isinstance(votes, Votes) else 0
         mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
@@ -73,9 +77,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlopePair(Pair):
-    """One record more, or another in its place: alone, of length 1, where the one public point that is asked lies.
+    """Gradient sums of neighbors: one record more, or another in its place.
 
-    scale: see ``GradientSums``.
+    The record lies where the one public point that is asked does, its features of length 1, so that its gradient at W =
+    0 is almost as long as any can be.
+
+    Attributes:
+        scale: See ``GradientSums``.
     """
 
     left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
@@ -94,7 +102,13 @@ _CLASSES = 50  # of a slope at the start: then e_y - p has length .99
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Queries in a run, runs, and values in place of the YAML's under which the mechanism answers and can be seen."""
+    """How one mechanism is audited: values in place of the YAML's under which it answers and its noise shows.
+
+    Attributes:
+        queries: Queries in a run.
+        runs: Runs on each side.
+        overrides: Values in place of the YAML's.
+    """
 
     queries: int = 2
     runs: int = 500_000
@@ -102,6 +116,7 @@ class Setting:
 
     @classmethod
     def of(cls, name: str) -> Setting:
+        """The setting for the mechanism called ``name``."""
         # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the
         # threshold and the failing test both to the ends of their noise; over many failures it would drown.
         sparse = {"epsilon": 12.0, "max_failures": 1}

@@ -1,1 +1,1 @@
-"""The ``pate`` command. Hydra is known here, and in the packages of the commands, nowhere else."""
+"""The ``pate`` command. Hydra is imported here and in the packages of the commands, nowhere else."""

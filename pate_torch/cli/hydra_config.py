@@ -1,4 +1,4 @@
-"""From a resolved configuration to the components of a run. Hydra is known here and in the commands, nowhere else.
+"""From a resolved configuration to the components of a run. Hydra is imported here and in the commands, nowhere else.
 
 Every component is instantiated by its ``_target_``: run only configurations you trust.
 """
@@ -30,7 +30,11 @@ from pate_torch.voters.votes_file import VotesFile
 
 
 def plan(cfg: DictConfig, folder: Path) -> RunConfig:
-    """The components that ``cfg`` names. Raises ValueError, with the offending key, when it cannot be built."""
+    """The components that ``cfg`` names.
+
+    Raises:
+        ValueError: With the offending key, when one cannot be built.
+    """
     try:
         resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
@@ -94,14 +98,20 @@ def _source(cfg: DictConfig) -> DatasetSource:
 
 
 def study(cfg: DictConfig) -> Study | None:
-    """What takes the place of one run, or None."""
+    """The experiment that takes the place of one run, or None."""
     return None if cfg.study is None else component(cfg, "study", Study)
 
 
 def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
     """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
 
-    kind: the protocol it must keep. Raises ValueError for a target that is not there or makes something else.
+    Args:
+        cfg: The resolved configuration.
+        key: The group.
+        kind: The protocol it must keep.
+
+    Raises:
+        ValueError: The target is not there, or makes something of another kind.
     """
     given = cfg[key]
     if not OmegaConf.is_dict(given) or "_target_" not in given:
@@ -130,7 +140,7 @@ def _no_such(key: str, target: str, why: str) -> ValueError:
 
 
 def device(name: object) -> torch.device:
-    """``auto`` is the first CUDA device, else Apple's, else the CPU."""
+    """The torch device of that name; ``auto`` is the first CUDA device, else Apple's, else the CPU."""
     text = str(name)
     if text == "auto":
         if torch.cuda.is_available():

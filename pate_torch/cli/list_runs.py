@@ -57,7 +57,7 @@ def _up(epsilon: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``pate runs``. 0: done; 2: there is no such folder."""
+    """Run ``pate runs``; its exit code. 0: done; 2: there is no such folder."""
     parser = argparse.ArgumentParser(prog="pate runs", description=(__doc__ or "").split(":", 1)[1].strip())
     parser.add_argument("--home", type=Path, help="the folder of all runs (default: PATE_HOME or outputs)")
     parser.add_argument("--dataset", help="only runs charged to this account")

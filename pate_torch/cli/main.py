@@ -44,7 +44,7 @@ def usage() -> str:
 
 
 def piped(command: Callable[[], int]) -> int:
-    """Its exit code; where who reads its output has gone, as after ``| head``, it ends without a word."""
+    """Run a command; its exit code. Where its output is cut off, as by ``| head``, it ends silently."""
     try:
         code = command()
         sys.stdout.flush()

@@ -62,7 +62,7 @@ def _train(cfg: DictConfig) -> None:
 
 
 def train() -> int:
-    """Run the training command on ``sys.argv``; returns the exit code."""
+    """Run the training command on ``sys.argv``; its exit code."""
     return piped(_guarded)
 
 
@@ -93,9 +93,11 @@ def _guarded() -> int:
 
 
 def explain(error: BaseException, settings: Sequence[str] | None = None) -> str:
-    """One line: the key, what is allowed, what to do. Hydra and OmegaConf take several.
+    """One line for the user: the key, what is allowed, what to do. Hydra and OmegaConf take several.
 
-    settings: those of the command; None: of ``sys.argv``.
+    Args:
+        error: What was raised.
+        settings: Those of the command; None: of ``sys.argv``.
     """
     if isinstance(error, HydraException | OmegaConfBaseException):
         before = renamed(sys.argv[1:] if settings is None else settings)

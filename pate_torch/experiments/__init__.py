@@ -12,5 +12,5 @@ class Study(Protocol):
     """Takes the place of ``pipeline.run``: given the composed plan, it runs what it compares and writes its tables."""
 
     def run(self, plan: RunConfig) -> None:
-        """Raises ValueError for a choice of the user's that cannot work, before anything is charged."""
+        """Run it; raises ValueError for a choice of the user's that cannot work, before anything is charged."""
         ...

@@ -1,11 +1,11 @@
-"""DP-SGD by Opacus on the private records, at the price of the plan's PATE release: what PATE is to be compared with.
+"""DP-SGD by Opacus on the private records, at the price of the plan's PATE release: the baseline for PATE.
 
 It uses neither teachers nor public points (but for normalization constants), and it *is* a release from the private
 data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
 
 Two things are ours and not Opacus's. Which records a step sees, and the noise on its gradient, are drawn from the
-operating system's entropy (``NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and
-a torch generator keeps 32 bits of its seed. And the sampling rate is batch_size over the *declared* number of records:
+operating system's entropy (``NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and a
+torch generator keeps 32 bits of its seed. And the sampling rate is batch_size over the *declared* number of records:
 the exact number is private under add_remove.
 
 Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); Yousefpour et al. 2021 (Opacus).
@@ -61,6 +61,7 @@ class EntropyOptimizer(DPOptimizer):
         self.noise = noise
 
     def add_noise(self) -> None:
+        """Add noise from ``NoiseSource`` to the summed gradients."""
         for p in self.params:
             sigma = self.noise_multiplier * self.max_grad_norm
             drawn = self.noise.gaussian(tuple(p.summed_grad.shape), sigma, p.device)
@@ -69,11 +70,16 @@ class EntropyOptimizer(DPOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class DpSgd:
-    """network, options: of the model (no batch normalization: it mixes records). clip: largest gradient of one record.
+    """A recipe for DP-SGD; epsilon is the plan's ``privacy.target_epsilon``, or else its PATE release's worst case.
 
-    batch_size: records a step sees on average (None: half the declared number, at most 1024, since a large batch
-    drowns less in the noise); steps of SGD with ``momentum``. epsilon: the plan's
-    ``privacy.target_epsilon``, or else what its PATE release would cost at worst.
+    Attributes:
+        network: Of the model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
+        options: The network's.
+        steps: Of SGD.
+        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since a large batch
+            drowns less in the noise.
+        momentum: Of SGD.
+        clip: Clipping norm of one record's gradient.
     """
 
     network: str = "mlp"
@@ -156,7 +162,7 @@ class DpSgd:
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
     def noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
-        """The smallest at which all steps cost at most epsilon."""
+        """The smallest noise multiplier at which all steps cost at most epsilon."""
         return calibration.smallest_sigma(
             lambda sigma: (sampled_gaussian(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
         )
@@ -214,7 +220,7 @@ class DpSgd:
         device: torch.device,
         progress: Progress = silent,
     ) -> None:
-        """In place. Each step sees each record with probability ``rate``, whatever the others do."""
+        """Train ``module`` in place. Each step sees each record with probability ``rate``, whatever the others do."""
         private, cpu = data.private, torch.device("cpu")
         model = GradSampleModule(module.to(device).train())
         optimizer = EntropyOptimizer(
@@ -263,7 +269,7 @@ class DpSgd:
         ledger: Ledger,
         release_id: str,
     ) -> ReleaseReport:
-        """What a run of teachers reports, without teachers and questions."""
+        """The report of a run of teachers, without teachers and questions."""
         spec = data.spec
         measured = student_figures(data, student) if data.evaluation.public else {}
         return ReleaseReport(

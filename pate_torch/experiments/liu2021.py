@@ -46,7 +46,14 @@ _NO_CAP = 1e9  # of a throw-away ledger: it counts, and refuses nothing
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One release of a split: the method's name, its questions, its noise, and the epsilon that noise was set for."""
+    """One release of a split.
+
+    Attributes:
+        method: Its name in the table.
+        rule: How its noise was calibrated.
+        epsilon: Which the noise was calibrated to.
+        sigma: GNMax noise, in votes.
+    """
 
     method: str
     rule: str
@@ -60,11 +67,15 @@ class Ask:
 class Liu2021Table4:
     """The table, by the plan's recipe, partition, student and device.
 
-    tables: name -> {"dataset": a source whose ``seed`` draws the split}. passive asks every public point, active at
-    most ``active_share`` of them. shard: private records a teacher, about. printed: also at the noise that Algorithm 1
-    prints (``calibration.liu2021_sigma``), for comparison.
-
     delta is 1/n, so that n must be public: the plan's partition is replace_one.
+
+    Attributes:
+        tables: Name -> {"dataset": a source whose ``seed`` draws the split}.
+        passive: Asks every public point.
+        active: Asks at most ``active_share`` of them.
+        shard: Private records per teacher, about.
+        repeats: Splits.
+        printed: Whether to measure at the noise that Algorithm 1 prints too (``calibration.liu2021_sigma``).
     """
 
     tables: Mapping[str, Mapping[str, Any]]
@@ -230,7 +241,7 @@ def calibrated_sigma(rule: str, queries: int, epsilon: float, delta: float) -> f
 
 
 def accuracies(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[float, float]:
-    """(plain, balanced): the share of points, and the mean over the classes present of each class's share."""
+    """Plain and balanced accuracy: the share of points, and the mean over the classes present of each class's share."""
     hits = (predicted == truth).double()
     size = torch.bincount(truth, minlength=num_classes).double()
     right = torch.bincount(truth, weights=hits, minlength=num_classes)

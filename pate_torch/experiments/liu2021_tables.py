@@ -55,7 +55,11 @@ PAPER: dict[str, dict[Key, tuple[float, float]]] = {
 class Facts:
     """One split: its sizes, the majority class's share of the test set, and what the teachers know without noise.
 
-    gap: the median lead of the plurality on the public points, in votes, to be held against the noise.
+    Attributes:
+        majority: Share of the test set that the majority class has.
+        teacher: Accuracy of one teacher, on average.
+        plurality: Accuracy of the plurality.
+        gap: Median lead of the plurality on the public points, in votes, to be compared with the noise.
     """
 
     dataset: str
@@ -71,7 +75,12 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One method at one epsilon on one split. sigma: GNMax noise, in votes; rule: how it was calibrated."""
+    """One method at one epsilon on one split.
+
+    Attributes:
+        rule: How the noise was calibrated.
+        sigma: GNMax noise, in votes.
+    """
 
     dataset: str
     split: int
@@ -95,13 +104,14 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Mean:
+        """The mean of values, one a split."""
         array = np.array(list(values), dtype=np.float64)
         if np.isinf(array).all():
             return cls(mean=math.inf, half=0.0)
         return cls(mean=float(array.mean()), half=float(1.96 * array.std(ddof=1) / math.sqrt(len(array))))
 
     def show(self, signed: bool = False) -> str:
-        """.9773 ±.0006"""
+        """The mean with its interval, .9773 ±.0006; ``signed``: with its sign."""
         sign = "+" if signed and self.mean >= 0 else ""
         return f"{sign}{_short(self.mean)} ±{_short(self.half)}"
 
@@ -135,7 +145,7 @@ class Paired:
 
 
 def rows(cells: Sequence[Cell]) -> list[Row]:
-    """In the order the cells were first measured."""
+    """The table's rows, in the order the cells were first measured."""
     groups: dict[tuple[str, str, str, float], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.method, cell.rule, cell.epsilon), []).append(cell)
@@ -181,7 +191,7 @@ def paired(cells: Sequence[Cell]) -> list[Paired]:
 
 
 def text(facts: Sequence[Facts], cells: Sequence[Cell]) -> str:
-    """At most 80 columns."""
+    """The tables as text, at most 80 columns."""
     lines = _wrapped(
         "LZCW21 Table 4: means over splits ± 1.96 standard errors. sigma: votes of GNMax noise; label: released labels"
         " that are right; spent: epsilon ex post"
@@ -234,7 +244,7 @@ def _epsilon(value: float, digits: int = 1) -> str:
 
 
 def _short(value: float, digits: int = 4) -> str:
-    """.9773"""
+    """A share without its zero, as in .9773."""
     return f"{value:.{digits}f}".replace("0.", ".", 1)
 
 
@@ -244,7 +254,7 @@ def _wrapped(line: str, width: int = 80) -> list[str]:
 
 
 def write(folder: Path, facts: Sequence[Facts], cells: Sequence[Cell]) -> None:
-    """liu2021_table4.txt, .csv (every cell of every split), .json (means and intervals) and .png."""
+    """Write the tables: a text, a CSV of every cell of every split, JSON of means and intervals, and a picture."""
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / "liu2021_table4"
     base.with_suffix(".txt").write_text(text(facts, cells) + "\n", encoding="utf-8")

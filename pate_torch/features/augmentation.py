@@ -18,9 +18,15 @@ from pate_torch.core import checks
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """Ranges, each drawn uniformly: rotate and shear in +-degrees, scale as 1 +- scale, shift in +-pixels.
+    """Ranges of a random affine map, each drawn uniformly.
 
-    ``padding``: what lies outside the image ("zeros" for dark backgrounds, "border" or "reflection" for photographs).
+    Attributes:
+        rotate: In +-degrees.
+        scale: As 1 +- scale.
+        shift: In +-pixels.
+        shear: In +-degrees.
+        flip: Whether half of the images are mirrored.
+        padding: What lies outside the image: "zeros" for dark backgrounds, "border" or "reflection" for photographs.
     """
 
     rotate: float = 0.0
@@ -39,7 +45,7 @@ class Affine:
         checks.one_of("augment.padding", self.padding, ("zeros", "border", "reflection"))
 
     def draw(self, count: int, image_shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """``count`` maps from output to input coordinates, float32 [count, 2, 3], from a CPU generator."""
+        """Draw ``count`` maps from output to input coordinates, float32 [count, 2, 3], from a CPU generator."""
         u = torch.rand(count, 6, generator=generator)
         signed = 2 * u - 1
         angle = signed[:, 0] * math.radians(self.rotate)

@@ -1,8 +1,8 @@
 """Features learnt from public points without any label, so at no cost in privacy.
 
-Two distorted copies of a point must be told to belong together among the copies of the other points of the batch.
-Used to choose what to ask (points that stand for a cluster), to start a student or teachers from, or as a frozen
-input. Everything here is a function of public points, the recipe and the seed, and so releasable.
+Two distorted copies of a point must be matched among the copies of the other points of the batch. Used to choose what
+to ask (points that stand for a cluster), to initialize a student or teachers, or as a frozen input. Everything here is
+a function of public points, the recipe and the seed, and so releasable.
 
 Source: Chen et al. 2020 (SimCLR), the normalized-temperature cross-entropy of its equation 1.
 """
@@ -38,14 +38,19 @@ PRECISIONS = ("float32", "bfloat16", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveFeatures:
-    """A recipe for an encoder.
+    """A recipe for an encoder: a network without its last linear layer, trained by the contrastive loss.
 
-    network, network_options: see networks.build; the encoder is that network without its last linear layer.
-    steps, batch_size (points; each gives two copies), learning_rate, temperature: of the contrastive loss.
-    projection: width of the throw-away layers between the features and the loss. augment: geometric ranges, widened
-    by ``strong_view``; null: only cutout and contrast.
-    precision: as for students. encoders: how many are learnt, each from draws of its own; their features lie side by
-    side. A network that starts from the recipe starts from one of them.
+    Attributes:
+        network: See ``networks.build``.
+        network_options: The network's.
+        steps: Of training.
+        batch_size: Points; each gives two copies.
+        temperature: Of the contrastive loss.
+        projection: Width of the throw-away layers between the features and the loss.
+        augment: Geometric ranges, widened by ``strong_view``; None: only cutout and contrast.
+        precision: As for students.
+        encoders: How many are learnt, each from draws of its own; their features are concatenated. A network that
+            starts from the recipe starts from one of them.
     """
 
     name: str = "contrastive"
@@ -87,10 +92,17 @@ class ContrastiveFeatures:
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> nn.Module:
-        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
+        """Learn the encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
-        x_P: raw public points [P, ...]. A recipe is learnt once in a process for the same points, seed and device
-        (queries and students ask for the same one), and handed out as a copy.
+        A recipe is learnt once in a process for the same points, seed and device (queries and students ask for the same
+        one), and handed out as a copy.
+
+        Args:
+            x_P: Raw public points [P, ...].
+            spec: Public facts of the data.
+            seed: Of initialization, batches and distortions.
+            device: Where it is learnt.
+            progress: Gets (done, total) steps.
         """
         if self.encoders > 1:
             return self._several(x_P, spec, seed, torch.device(device), progress)
@@ -104,7 +116,7 @@ class ContrastiveFeatures:
 
     @property
     def alone(self) -> ContrastiveFeatures:
-        """The recipe of one encoder, which a network can start from. Student k of several starts from encoder k."""
+        """The recipe of one encoder, from which a network can start. Student k of several starts from encoder k."""
         return replace(self, encoders=1)
 
     def _several(
@@ -165,7 +177,7 @@ class ContrastiveFeatures:
 def learn_encoder(
     recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
-    """What gives features learnt from the public points alone; None without a recipe."""
+    """The encoder learnt from the public points alone; None without a recipe."""
     if recipe is None:
         return None
     progress = stages("Learning features of the public points")
@@ -181,7 +193,7 @@ def learn_features(
 
 
 def digest(x: Tensor) -> str:
-    """Names a tensor within this process: its type, shape and numbers."""
+    """A name of a tensor within this process, by its type, shape and numbers."""
     state = hashlib.blake2b(f"{x.dtype}{tuple(x.shape)}".encode(), digest_size=16)
     state.update(x.cpu().contiguous().numpy().tobytes())
     return state.hexdigest()
@@ -197,7 +209,7 @@ def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
 
 
 def mixed(precision: str, device: torch.device) -> Any:
-    """A context for the forward pass: bfloat16 multiplications, or those of float32, or what the device does fast."""
+    """A context for the forward pass at that precision: bfloat16, float32, or auto, whichever is fast on the device."""
     if precision == "auto":
         fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
         precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
@@ -237,7 +249,7 @@ def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -
 
 
 def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
-    """The encoder, its features moved among those of the raw public points (``networks.MeanShift``); 0: as they are."""
+    """The encoder followed by one mean-shift step among the raw public points (``networks.MeanShift``); 0: alone."""
     if neighbors == 0:
         return encoder
     place_PD = encode(encoder, x_P, spec)

@@ -1,7 +1,8 @@
-"""Diffusion maps: where a point ends up after a long random walk over the public points' neighbor graph.
+"""Diffusion maps: coordinates from a long random walk over the public points' neighbor graph.
 
 Points of one class lie on one dense piece of a manifold, and a walk mixes within a piece long before it leaves it. So
-the slow coordinates of the walk part the classes, without any label, and few labels then suffice to name the pieces.
+the slow coordinates of the walk separate the classes, without any label, and few labels then suffice to name the
+pieces.
 
 Source: Coifman and Lafon 2006 (diffusion maps); the extension to new points by their neighbors is Nystroem's.
 """
@@ -19,7 +20,13 @@ from pate_torch.features.neighbors import diffused, neighbor_graph
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion:
-    """neighbors: of the graph, and of a new point. width: coordinates kept. time: steps of the lazy walk."""
+    """A recipe for a diffusion map.
+
+    Attributes:
+        neighbors: Of the graph, and of a new point.
+        width: Coordinates kept.
+        time: Steps of the lazy walk.
+    """
 
     neighbors: int = 10
     width: int = 64
@@ -31,13 +38,13 @@ class Diffusion:
         checks.integer("diffusion.time", self.time, low=0)
 
     def learn(self, feature_PD: Tensor, generator: torch.Generator) -> Places:
-        """The map of these public points, float32 [P, D]."""
+        """Learn the map of these public points, float32 [P, D]."""
         graph = neighbor_graph(feature_PD, self.neighbors)
         return Places(feature_PD, diffused(graph, self.width, self.time, generator), self.neighbors)
 
 
 class Places(nn.Module):
-    """Features [B, D] -> the mean place [B, M] of their nearest public points, near ones weighing more."""
+    """Nystroem extension: features [B, D] -> the weighted mean [B, M] of their nearest public points' coordinates."""
 
     def __init__(self, feature_PD: Tensor, place_PM: Tensor, neighbors: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The neighbor graph of the public points: what lies together, which directions part it, and how far a label reaches.
+"""The k-NN graph of the public points: its clusters, its leading eigenvectors, and label propagation along its edges.
 
 Distances to far points mean little in learnt features and less in pixels; paths through near neighbors hold. So
-clusters are sought in the graph's leading eigenvectors, and labels travel along its edges.
+clusters are sought in the graph's leading eigenvectors, and labels are propagated along its edges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
 
 
 def principal(x_PD: Tensor, width: int) -> Tensor:
-    """Centered points on their leading principal axes; unchanged but for the center where they have no more axes."""
+    """Centered points on their leading principal axes; only centered where they have no more axes than ``width``."""
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
@@ -37,7 +37,11 @@ def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Symmetric and normalized by degree: entry (i, j) is w_ij / sqrt(d_i d_j), as rows of a sparse [P, P] matrix."""
+    """A symmetric graph, normalized by degree.
+
+    Attributes:
+        weight_PP: w_ij / sqrt(d_i d_j), a sparse [P, P] matrix.
+    """
 
     weight_PP: Tensor
 
@@ -53,7 +57,7 @@ def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32 on the CPU.
 
     s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    hold together alike. Memory is P x neighbors, plus one block of distances.
+    are connected alike. Memory is P x neighbors, plus one block of distances.
     """
     checks.integer("neighbors", neighbors, low=1)
     x_PD = x_PD.float().cpu()
@@ -89,9 +93,12 @@ def _normalized(to_PK: Tensor, weight_PK: Tensor) -> Graph:
 
 
 def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
-    """(values [W], vectors [P, W]) of the largest eigenvalues, increasing, W = min(width, P), by subspace iteration.
+    """The largest eigenvalues and their vectors by subspace iteration.
 
     The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions.
+
+    Returns:
+        Values [W], increasing, and vectors [P, W], W = min(width, P).
     """
     size = min(width + 8, len(graph))
     basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
@@ -113,9 +120,13 @@ def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) ->
 
 
 def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
-    """Labels carried along the edges: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
+    """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 
-    ``seeds_PC``: non-negative label mass of the labeled points, zero elsewhere.
+    Args:
+        graph: W.
+        seeds_PC: Non-negative label mass of the labeled points, zero elsewhere.
+        alpha: The share of a point's label that comes from its neighbors.
+        iterations: Of the update.
     """
     checks.between("alpha", alpha, 0, 1, open_=True)
     carried_PC = seeds_PC
@@ -125,7 +136,7 @@ def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int 
 
 
 def balanced(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
-    """Rows turned into probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
+    """Rows scaled to probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
     for _ in range(iterations):
         share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

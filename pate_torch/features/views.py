@@ -1,8 +1,7 @@
-"""Randomly changed copies of a point that keep its class: affine and elastic distortion and cutout for images,
-masking and noise for feature rows.
+"""Random views of a point that keep its class.
 
-Images are distorted in the scale where 0 is black and normalized afterwards, so that what comes in from outside the
-picture is background.
+Images get affine and elastic distortion and cutout, feature rows masking and noise. Images are distorted in the scale
+where 0 is black and normalized afterwards, so that what comes in from outside the picture is background.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ from pate_torch.types import DataSpec
 
 
 def as_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
-    """An ``Affine`` from a configuration's mapping; None stays None. ValueError, naming ``key``, for anything else."""
+    """An ``Affine`` from a configuration's mapping; None stays None.
+
+    Raises:
+        ValueError: It is anything else; the message names ``key``.
+    """
     if augment is None or isinstance(augment, Affine):
         return augment
     checks.mapping(key, augment, fields(Affine))
@@ -32,10 +35,13 @@ def as_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") 
 class View:
     """One strength of distortion.
 
-    affine: geometric ranges (images; None: none). elastic: amplitude of a smooth random displacement, in pixels.
-    cutout: side of an erased square over the image's height; its place and side vary. mask: share of features set to
-    their public mean (rows). jitter: standard deviation of added noise, in units of each feature's constant (rows),
-    and of a random contrast change (images).
+    Attributes:
+        affine: Geometric ranges (images; None: none).
+        elastic: Amplitude of a smooth random displacement, in pixels.
+        cutout: Side of an erased square over the image's height; its place and side vary.
+        mask: Share of features set to their public mean (rows).
+        jitter: Standard deviation of added noise, in units of each feature's constant (rows), and of a random contrast
+            change (images).
     """
 
     affine: Affine | None = None
@@ -51,7 +57,7 @@ class View:
         checks.non_negative("jitter", self.jitter)
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        """Raw points [B, ...] (uint8 images, or rows) -> distorted normalized floats; drawn from a CPU generator."""
+        """Distort raw points [B, ...] (uint8 images, or rows) to normalized floats; drawn from a CPU generator."""
         return self._images(x, spec, generator) if spec.is_image else self._rows(x, spec, generator)
 
     def _images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
@@ -100,12 +106,12 @@ class View:
 
 
 def weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """The distortion that a label surely survives: the data set's own recommendation, or light noise on rows."""
+    """The weak view, which a label surely survives: the data set's recommended ranges, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 
 def strong_view(spec: DataSpec, augment: Affine | None) -> View:
-    """The distortion a student must see through: wider ranges and cutout, or a quarter of a row's features masked."""
+    """The strong view of consistency training: wider ranges and cutout, or a quarter of a row's features masked."""
     if not spec.is_image:
         return View(mask=0.25, jitter=0.1)
     side = min(spec.input_shape[-2:])

@@ -1,4 +1,4 @@
-"""Features turned and scaled so that the public points spread alike in every direction. Nothing private is read."""
+"""Whitening by the covariance of the public points. Nothing private is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from pate_torch.types import LinearModel
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Releasable. Coordinates of a feature, (z - center) axis, and how long those of a record may be (``radius``)."""
+    """Releasable. The affine map z -> (z - center) axis that whitens the public points' features.
+
+    Attributes:
+        center_D: Mean of the public points.
+        axis_DD: Their principal axes, each over the standard deviation along it (with a ridge).
+        radius: Clipping norm of a whitened feature.
+    """
 
     center_D: Tensor
     axis_DD: Tensor
@@ -22,7 +28,7 @@ class Whitening:
 
     @classmethod
     def of(cls, place_PD: Tensor, ridge: float) -> Whitening:
-        """The public points' own: their mean, their axes over the spread along each, their median length."""
+        """The public points' own; the clipping norm is their median length."""
         center_D = place_PD.mean(0)
         centered_PD = (place_PD - center_D).double()
         values_D, axis_DD = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
@@ -32,16 +38,16 @@ class Whitening:
         return replace(unbounded, radius=float(unbounded(place_PD).norm(dim=1).median()))
 
     def __call__(self, place_PD: Tensor) -> Tensor:
-        """Coordinates and a 1, whose weight is the intercept, float32 [P, D + 1]: of any length."""
+        """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""
         return F.pad((place_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
-        """The model that is linear in coordinates and their 1, as one that is linear in the features themselves."""
+        """The model linear in whitened features and their 1, as one linear in the features themselves."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors)
 
     def bounded(self, place_PD: Tensor) -> Tensor:
-        """What a call gives, of length at most ``radius``, over ``radius``, float64 [P, D + 1]."""
+        """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1]."""
         z_PD = self(place_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)

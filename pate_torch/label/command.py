@@ -1,6 +1,6 @@
-"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
+r"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
 
-    python -m pate_torch.label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \\
+    python -m pate_torch.label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
     python -m pate_torch.label dataset=svhn                     # by voters of one's own, with the keys of train.py
 
@@ -42,7 +42,7 @@ from pate_torch.voters.votes_file import VotesFile, read
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Stands in for a data set of which only votes are here: its public points are the rows of a file."""
+    """A data set of which only votes are here: its public points stand for the rows of a file."""
 
     spec: DataSpec
     unit: str
@@ -50,10 +50,11 @@ class Rows:
 
     @property
     def name(self) -> str:
+        """The data set's name, whose account is charged."""
         return self.spec.name
 
     def load(self) -> Dataset:
-        """No private records, no test points."""
+        """The public points; no private records, no test points."""
         nothing, no_label = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
         private = PrivateData(nothing, no_label, np.array([], dtype=str), self.unit)
@@ -61,7 +62,11 @@ class Rows:
 
 
 def build(cfg: DictConfig) -> RunConfig:
-    """What ``cfg`` (conf/label.yaml) names. Raises ValueError, with the offending key."""
+    """What ``cfg`` (conf/label.yaml) names.
+
+    Raises:
+        ValueError: With the offending key.
+    """
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
     resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
@@ -96,7 +101,7 @@ def build(cfg: DictConfig) -> RunConfig:
 
 
 def composed(settings: Sequence[str]) -> RunConfig:
-    """Of a file of votes, where one is named; else of a data set, whose voters answer."""
+    """The configuration: of a file of votes, where one is named; else of a data set, whose voters answer."""
     if any(setting.startswith("votes=") for setting in settings):
         return build(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
@@ -104,7 +109,7 @@ def composed(settings: Sequence[str]) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0: done; 2: a bad choice of the user's, with nothing charged."""
+    """Run the command; its exit code. 0: done; 2: a bad choice of the user's, with nothing charged."""
     parser = argparse.ArgumentParser(prog="python -m pate_torch.label", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings

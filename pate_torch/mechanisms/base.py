@@ -18,11 +18,16 @@ from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, CellHist
 
 @dataclass(frozen=True, kw_only=True)
 class VoteMechanism:
-    """Base of the mechanisms. Subclasses set the default of ``name`` and the kinds of noise they have, and ``draw``.
+    """Base of the mechanisms. Subclasses set the default of ``name``, the kinds of noise they have, and ``draw``.
 
-    The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP,
-    never by the continuous curve (its delta exceeds it). guided: whether ``draw`` looks at ``context.student_QC``.
-    takes: the type of value it opens.
+    The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP, never
+    by the continuous curve (its delta exceeds it).
+
+    Attributes:
+        takes: The type of value it opens.
+        noise: Kind of noise, ``torch`` (continuous) or ``discrete`` (integers).
+        kinds: Which of them the mechanism has.
+        guided: Whether ``draw`` looks at ``context.student_QC``.
     """
 
     takes: ClassVar[Any] = Votes
@@ -43,10 +48,15 @@ class VoteMechanism:
 
     @property
     def discrete(self) -> bool:
+        """Whether the noise is integer."""
         return self.noise == "discrete"
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError when the plan cannot work, saying what would."""
+        """Refuse a plan that cannot work.
+
+        Raises:
+            ValueError: With what would work.
+        """
         checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
             raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
@@ -57,19 +67,20 @@ class VoteMechanism:
 
     @property
     def priced_for(self) -> Sensitivity:
-        """The sensitivity that ``worst_case`` prices: a value that says more of itself is not opened."""
+        """The sensitivity that ``worst_case`` prices; a value of a larger one is not opened."""
         return ONE_VOTE
 
     @final
     def release(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
-        """Answer through noise: what ``draw`` makes, marked by the source with what paid for it.
+        """Answer through noise: what ``draw`` returns, marked by the source with what paid for it.
 
-        Raises ValueError for a value of another type or sensitivity than the one priced, or another kind of noise.
+        Raises:
+            ValueError: The value's type or sensitivity, or the kind of noise, is not the one that was priced.
         """
         return noise.marked(self.draw(self._opened(votes, noise), noise, context))
 
     def draw(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
-        """The answers, with noise from ``noise`` alone, and what they incurred."""
+        """The answers, with noise from ``noise`` alone, and the events they incurred."""
         raise NotImplementedError(f"{type(self).__name__}: must say how it answers, in draw")
 
     def outcome_model(self) -> OutcomeModel | None:
@@ -109,7 +120,7 @@ class VoteMechanism:
         return self._gaussian_counts(votes, noise, sigma).argmax(1)
 
     def _gaussian_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
-        """n + N(0, sigma^2), [Q, C], in the noise's own type."""
+        """The noisy counts n + N(0, sigma^2), [Q, C], in the noise's own type."""
         counts_QC = self._counts(votes)
         return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
 
@@ -124,8 +135,13 @@ class VoteMechanism:
 class RecordMechanism(VoteMechanism):
     """Base of the mechanisms for records that answer for themselves, and not for teachers.
 
-    sigma: standard deviation of the noise. adjacency: of the partition. A subclass says of whom it takes answers
-    (``voting``), what it makes of them (``makes``), and what it is priced for.
+    A subclass also sets what it is priced for.
+
+    Attributes:
+        voters: The choice of ``voters`` whose answers it takes.
+        makes: What it makes of them, for messages.
+        sigma: Standard deviation of the noise.
+        adjacency: Of the partition.
     """
 
     voters: ClassVar[str]
@@ -139,7 +155,11 @@ class RecordMechanism(VoteMechanism):
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError when the plan cannot work: records that answer for themselves mean num_teachers = 0."""
+        """Refuse a plan that cannot work: records that answer for themselves mean num_teachers = 0.
+
+        Raises:
+            ValueError: With what would work.
+        """
         if num_teachers:
             what = f"{self.makes} of records, not votes of {num_teachers} teachers"
             fix = f"Use voters={self.voters}, or mechanism=gaussian for teachers."

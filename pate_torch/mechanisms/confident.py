@@ -17,7 +17,7 @@ from pate_torch.types import Answers, Context, Votes
 
 
 def screen_event(sigma: float, count: int, discrete: bool) -> Event:
-    """``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
+    """The price of ``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
     if discrete:
         return events.ZCDP(rho=1 / (2 * sigma**2), count=count)
     return events.Gaussian(mu=1 / sigma, count=count)
@@ -35,13 +35,18 @@ class Confident(VoteMechanism):
     """No answer if top + N(0, screen_sigma^2) < threshold, else argmax(n + N(0, sigma^2)). All in votes.
 
     The check's noise is *one* number per query: noise per class before the maximum is another, dearer mechanism.
-    max_answers: stop asking after so many answers (over all rounds), or null. What is not asked costs nothing, and the
-    answers are those of a *prefix* of the queries.
+
+    Attributes:
+        sigma: Standard deviation of the answer's noise, in votes.
+        screen_sigma: Standard deviation of the check's noise, in votes.
+        threshold: Votes that the noisy top count must reach.
+        max_answers: Stop asking after so many answers (over all rounds); None: never. What is not asked costs nothing,
+            and the answers are those of a *prefix* of the queries.
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query answered, both Gaussian
     (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the shards' adjacency (the top count has sensitivity 1).
-    Which queries are answered depends on private data, so the guarantee is the cap that ``worst_case`` charges
-    (Smith & Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
+    Which queries are answered depends on private data, so the guarantee is the cap that ``worst_case`` charges (Smith &
+    Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
     """
 
@@ -66,7 +71,11 @@ class Confident(VoteMechanism):
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuses a threshold that even unanimous teachers pass less than once in a thousand questions."""
+        """Refuse a threshold that even unanimous teachers pass less than once in a thousand questions.
+
+        Raises:
+            ValueError: With what would work.
+        """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
             raise checks.fail(
@@ -82,7 +91,7 @@ class Confident(VoteMechanism):
         return self._events(num_queries, answered)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Screen, then answer."""
+        """Screen every query, then answer those that pass."""
         top_Q = self._counts(votes).max(1).values
         passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
         asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
@@ -92,7 +101,7 @@ class Confident(VoteMechanism):
         return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
 
     def outcome_model(self) -> outcomes.Confident | None:
-        """None with ``max_answers``: stopping early on account of the votes has no data-dependent price."""
+        """None with ``max_answers``: stopping early by the votes has no data-dependent price."""
         if self.discrete or self.max_answers is not None:
             return None
         return outcomes.Confident(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)

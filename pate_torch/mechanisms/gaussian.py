@@ -16,7 +16,7 @@ from pate_torch.types import Answers, Context, NoisyCounts, Votes
 
 
 def answer_event(sigma: float, count: int, discrete: bool) -> Event:
-    """``count`` GNMax answers with noise sigma (votes): one moved vote changes the counts by sqrt(2) in L2."""
+    """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes the counts by sqrt(2) in L2."""
     if discrete:
         return events.ZCDP(rho=1 / sigma**2, count=count)
     return events.Gaussian(mu=math.sqrt(2) / sigma, count=count)
@@ -26,9 +26,13 @@ def answer_event(sigma: float, count: int, discrete: bool) -> Event:
 class Gaussian(VoteMechanism):
     """argmax_c(n_c + N(0, sigma^2)), noise independent per query and class; answers every query.
 
-    sigma: standard deviation of the noise, in votes. LZCW21's binary form, which adds N(0, s1^2) to the count of
-    ones and compares with K/2, is this mechanism at sigma = sqrt(2) s1. counts: release the noisy counts themselves,
-    rounded to whole votes (the last bits of a float could tell of what it was added to), and the argmax of those.
+    LZCW21's binary form, which adds N(0, s1^2) to the count of ones and compares with K/2, is this mechanism at sigma =
+    sqrt(2) s1.
+
+    Attributes:
+        sigma: Standard deviation of the noise, in votes.
+        counts: Release the noisy counts themselves, rounded to whole votes (the last bits of a float could tell of what
+            it was added to), and the argmax of those.
 
     Guarantee: sqrt(2)/sigma-GDP per query, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the shards'
     adjacency (one teacher changes its vote: L2 sensitivity sqrt(2)). Discrete noise: rho = 1/sigma^2 only. It is the
@@ -59,5 +63,5 @@ class Gaussian(VoteMechanism):
         return Answers(noisy_QC.argmax(1), events, noisy=NoisyCounts(noisy_QC, self.sigma))
 
     def outcome_model(self) -> outcomes.Gnmax | None:
-        """None where more than the label is released, or the noise is not the model's."""
+        """None where more than the label is released, or the noise is discrete."""
         return None if self.discrete or self.counts else outcomes.Gnmax(sigma=self.sigma)

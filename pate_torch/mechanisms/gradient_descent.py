@@ -24,14 +24,15 @@ class GradientDescent(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise of one number of the sum, in clipping norms.
-        early_noise_multiplier: Times as much in every round but the last: these lead to the features in which the last
-            one's model lies, and no further.
-        clip_norm: Largest length of a record's residual e_y - softmax(z W), at most 1; a longer one is clipped. After a
-            few steps the residuals of records that the model is right about are short, and they count for more, beside
-            the noise and beside the others, the smaller it is.
+        early_noise_multiplier: Multiplies sigma in every round but the last: the early models only lead to the features
+            in which the last one is fitted.
+        clip_norm: Clipping norm of a record's residual e_y - softmax(z W), at most 1. After a few steps the residuals
+            of records that the model is right about are short; the smaller the clipping norm, the more they count,
+            beside the noise and beside the others.
         steps: In each round.
-        first_step_size, step_size: Of a Newton step whose curvature is ``clip_norm`` (a logistic loss's is at most 1/2
-            and mostly far less).
+        first_step_size: Of the first step, in units of a Newton step whose curvature is ``clip_norm`` (a logistic
+            loss's is at most 1/2 and mostly far less).
+        step_size: Of the later steps, likewise.
         adjacency: Of the partition.
 
     Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
@@ -61,11 +62,11 @@ class GradientDescent(RecordMechanism):
 
     @property
     def priced_for(self) -> Sensitivity:
-        """One unit, one slope of length at most ``cut``, which is sigma's unit. Its L1 is no part of the price."""
+        """One unit, one gradient of length at most ``clip_norm``, sigma's unit. Its L1 is no part of the price."""
         return replace(one_vector(self.adjacency, 1), l1=math.inf)
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
-        """``steps`` sums per round, whatever it asks; the last of the rounds has the last one's noise."""
+        """The price of ``steps`` sums per round, whatever it asks; the last round has noise of its own."""
         if num_queries == 0:
             return (self._price(0),)
         before = (self._price(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()

@@ -17,14 +17,17 @@ from pate_torch.types import ONE_COUNT, Answers, CellHistogram, Context, NoisyCo
 class Histogram(RecordMechanism):
     """Releases n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
 
-    For ballots only (``voters=reverse_knn``), where one unit names one class of one question: so a round costs the same
-    whether it asks one question or ten thousand. Teachers vote on every question, and are refused. sigma: standard
-    deviation of the noise, in ballots. adjacency: of the partition. Counts leave rounded to whole ballots (the last
-    bits of a float could tell of what it was added to).
+    For cell counts only (``voters=reverse_knn``), where one unit names one class of one question: so a round costs the
+    same whether it asks one question or ten thousand. Teachers vote on every question, and are refused. Counts leave
+    rounded to whole records (the last bits of a float could tell of what it was added to).
+
+    Attributes:
+        sigma: Standard deviation of the noise, in records counted.
+        adjacency: Of the partition.
 
     Guarantee: D/sigma-GDP per round, hence rho = D^2/(2 sigma^2) (zCDP), D the L2 sensitivity of the table: 1 under
-    adjacency add_remove (one number changes by one), sqrt(2) under replace_one (one ballot moves). Discrete noise: rho
-    = D^2/(2 sigma^2) only.
+    adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record's count moves). Discrete
+    noise: rho = D^2/(2 sigma^2) only.
     Source: Dwork, McSherry, Nissim & Smith 2006, Example 1 (histograms); Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
@@ -35,7 +38,7 @@ class Histogram(RecordMechanism):
 
     @property
     def priced_for(self) -> Sensitivity:
-        """One unit, one ballot of the whole table."""
+        """One unit, one count of the whole table."""
         return ONE_COUNT[self.adjacency]
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:

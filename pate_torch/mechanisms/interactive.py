@@ -22,13 +22,19 @@ class Interactive(VoteMechanism):
     """Checks how far the votes exceed what the student expects; answers by GNMax where they do.
 
     If max_c(n_c - K p_c) + N(0, screen_sigma^2) >= threshold: argmax(n + N(0, sigma^2)). Else the student's own label
-    where it is sure (max p > student_confidence), else no answer. p: the student's class probabilities (public); in
-    the first round there is no student, p is uniform, and no label is the student's. All in votes.
+    where it is sure (max p > student_confidence), else no answer. p: the student's class probabilities (public); in the
+    first round there is no student, p is uniform, and no label is the student's.
+
+    Attributes:
+        sigma: Standard deviation of the answer's noise, in votes.
+        screen_sigma: Standard deviation of the check's noise, in votes.
+        threshold: Of the check, in votes.
+        student_confidence: Probability above which the student's own label is taken.
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query the teachers answer, both
-    Gaussian, under the shards' adjacency (p does not depend on the unit but through earlier answers, and max_c(n_c -
-    K p_c) has sensitivity 1). The guarantee is the cap that ``worst_case`` charges. With discrete noise K p_c is
-    rounded to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
+    Gaussian, under the shards' adjacency (p does not depend on the unit but through earlier answers, and max_c(n_c - K
+    p_c) has sensitivity 1). The guarantee is the cap that ``worst_case`` charges. With discrete noise K p_c is rounded
+    to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
@@ -57,7 +63,11 @@ class Interactive(VoteMechanism):
         return self._events(num_queries, num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
-        """Screen, then answer. Raises ValueError for ill-formed student probabilities."""
+        """Screen every query, then answer.
+
+        Raises:
+            ValueError: The student's probabilities are ill-formed.
+        """
         counts_QC = self._counts(votes)
         student_QC = _student(votes, context)
         expected_QC = votes.num_teachers * student_QC

@@ -16,10 +16,11 @@ from pate_torch.types import Answers, Context, Votes
 class Laplace(VoteMechanism):
     """argmax_c(n_c + Lap(sigma)), noise independent per query and class; answers every query.
 
-    sigma: the Laplace *scale* b, in votes (its standard deviation is sqrt(2) b). PATE 2017 writes gamma = 1/b.
+    Attributes:
+        sigma: The Laplace *scale* b, in votes (its standard deviation is sqrt(2) b). PATE 2017 writes gamma = 1/b.
 
-    Guarantee: two coordinates of sensitivity 1 under the shards' adjacency (one teacher changes its vote), each
-    Lap(b): together pure 2/b and rho = 1/b^2 per query. Discrete noise: pure 1/b for each of the two.
+    Guarantee: two coordinates of sensitivity 1 under the shards' adjacency (one teacher changes its vote), each Lap(b):
+    together pure 2/b and rho = 1/b^2 per query. Discrete noise: pure 1/b for each of the two.
     Source: PATE 2017 (arXiv 1610.05755) section 2.1; discrete Laplace: Ghosh, Roughgarden & Sundararajan 2012.
     """
 

@@ -20,11 +20,15 @@ from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 class SingleStable(VoteMechanism):
     """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else "no answer". For few, decisive queries.
 
-    dist = max(0, ceil(gap/2) - 1), in moves of one vote. epsilon and delta are those of *one query*.
+    dist = max(0, ceil(gap/2) - 1), in moves of one vote.
+
+    Attributes:
+        epsilon: Of *one query*.
+        delta: Of *one query*.
 
     Guarantee: (epsilon, delta) per query under the shards' adjacency (dist has sensitivity 1). Charged: one Laplace
-    coordinate of ratio epsilon, and delta for the winner that differs between neighbors and passes all the same
-    (it then has dist = 0, and passes with probability delta/2; a little more with discrete noise).
+    coordinate of ratio epsilon, and delta for the winner that differs between neighbors and passes all the same (it
+    then has dist = 0, and passes with probability delta/2; a little more with discrete noise).
     Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
     """
 
@@ -40,11 +44,15 @@ class SingleStable(VoteMechanism):
 
     @property
     def threshold(self) -> float:
-        """ln(1/delta)/epsilon, in moves of one vote."""
+        """The threshold ln(1/delta)/epsilon, in moves of one vote."""
         return math.log(1 / self.delta) / self.epsilon
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuses an ensemble too small to pass even when unanimous, and says how large it would have to be."""
+        """Refuse an ensemble too small to pass even when unanimous.
+
+        Raises:
+            ValueError: With the size that it would have to have.
+        """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         needed = teachers_to_pass(self.threshold)
         if num_teachers < needed:

@@ -16,9 +16,12 @@ from pate_torch.types import NO_ANSWER, ONE_VOTE, Answers, Context, Sensitivity,
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftVotes:
-    """PRIVATE. score_KQ: each teacher's score in [0, 1] for each query; a unit reaches one row.
+    """PRIVATE. Teachers' scores in place of votes.
 
     For C classes give every class of a query a score of its own (``per_class``), and plan C times the queries.
+
+    Attributes:
+        score_KQ: Each teacher's score in [0, 1] for each query; a unit affects one row.
     """
 
     score_KQ: Tensor
@@ -37,6 +40,7 @@ class SoftVotes:
 
     @property
     def num_teachers(self) -> int:
+        """The number of teachers, K."""
         return len(self.score_KQ)
 
     @property
@@ -52,7 +56,7 @@ class SoftVotes:
         return _count((self.score_KQ.double() * bins).floor().clamp(max=bins - 1), bins)
 
     def shifted(self, bins: int) -> Tensor:
-        """The same moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
+        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
         return _count((self.score_KQ.double() * bins + 0.5).floor() - 1, bins - 1)
 
     def __repr__(self) -> str:
@@ -73,11 +77,14 @@ class SoftStability(SparseVector):
 
     The first histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one;
     on a second failure (another counted) there is no answer. Released: the center (2v-1)g/2 of the fullest bin, or v g
-    of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it
-    stops and the answers are those of a *prefix*. One round only: how many failures came before cannot be told from
-    the labels.
+    of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it stops
+    and the answers are those of a *prefix*. One round only: how many failures came before cannot be told from the
+    labels.
 
     ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
+
+    Attributes:
+        bins: 1/g.
 
     Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l + T tests (a query may be tested
     twice), under the shards' adjacency: one teacher moves its scores, and both distances have sensitivity 1.
@@ -93,11 +100,15 @@ class SoftStability(SparseVector):
         checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
 
     def tests(self, num_queries: int) -> int:
-        """A query may be tested twice, at most ``max_failures`` times over."""
+        """The number of tests: a query may be tested twice, at most ``max_failures`` times over."""
         return num_queries + self.max_failures
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """As ``stability``; besides, one round, and two classes (of votes; scores are unlimited)."""
+        """Refuse what ``stability`` refuses, more than one round, and votes of more than two classes.
+
+        Raises:
+            ValueError: With what would work.
+        """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if num_classes != 2:
             raise checks.fail(

@@ -3,10 +3,12 @@
     block: w_hat = w + Lap(lambda)
     each test: pass if dist + Lap(2 lambda) > w_hat; the first that does not ends the block
 
-``dist`` counts moves of one vote that can never change the winner. Errors in print, put right here: the distance
-``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2 (halve it); BTT18 loops while
-failures <= T, which allows T + 1 (stop at T); BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda)
-noise, a factor 2 short; LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
+``dist`` counts moves of one vote that can never change the winner. Errors in print, put right here:
+
+- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2 (halve it).
+- BTT18 loops while failures <= T, which allows T + 1 (stop at T).
+- BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, a factor 2 short.
+- LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from pate_torch.noise.source import NoiseSource
 
 
 def distance(counts_QC: Tensor) -> Tensor:
-    """max(0, ceil(gap / 2) - 1), int64 [Q]: sensitivity 1, and 0 wherever a neighbor's winner differs."""
+    """The distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
+
+    It has sensitivity 1, and is 0 wherever a neighbor's winner differs.
+    """
     best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
     gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
     return ((gap_Q + 1) // 2 - 1).clamp(min=0)
@@ -38,7 +43,13 @@ def teachers_to_pass(threshold: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """scale: lambda; threshold: w, both in votes; blocks: thresholds that may be drawn, each pure 2/lambda."""
+    """The scales of one release.
+
+    Attributes:
+        scale: lambda, in votes.
+        threshold: w, in votes.
+        blocks: Thresholds that may be drawn, each pure 2/lambda.
+    """
 
     scale: float
     threshold: float
@@ -46,12 +57,12 @@ class Calibration:
 
     @property
     def teachers_needed(self) -> int:
-        """Below this many, not even unanimous teachers are answered every other time."""
+        """Fewest teachers whose unanimous vote is answered at least every other time."""
         return teachers_to_pass(self.threshold)
 
 
 def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete: bool = False) -> Calibration:
-    """lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
+    """Calibrate lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
 
     rho = 2/lambda^2 per block, converted by epsilon = rho + 2 sqrt(rho ln(2/delta)) (Bun & Steinke 2016). The rest:
     some test whose winner differs between neighbors (then dist = 0) passes. Thresholds and tests are bounded apart,
@@ -72,8 +83,12 @@ def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete
 class SparseVector(VoteMechanism):
     """Base of the mechanisms that pay per failure. Subclasses answer; this prices and calibrates.
 
-    epsilon, delta: what the whole release may spend. max_failures: T, after which it stops. Every call of ``release``
-    starts a fresh block, so T + rounds - 1 blocks are paid for.
+    Every call of ``release`` starts a fresh block, so T + rounds - 1 blocks are paid for.
+
+    Attributes:
+        epsilon: What the whole release may spend.
+        delta: Likewise.
+        max_failures: T, after which it stops.
     """
 
     epsilon: float
@@ -101,7 +116,11 @@ class SparseVector(VoteMechanism):
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuses an ensemble too small to pass a test even when unanimous, and says how large it would have to be."""
+        """Refuse an ensemble too small to pass a test even when unanimous.
+
+        Raises:
+            ValueError: With the size that it would have to have.
+        """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         plan = self.calibration(num_queries, rounds)
         if num_teachers < plan.teachers_needed:
@@ -115,7 +134,7 @@ class SparseVector(VoteMechanism):
             )
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
-        """Every block that may be started, and one delta."""
+        """The price of every block that may be started, and one delta."""
         return self._events(self.calibration(num_queries, rounds).blocks, num_queries, rounds)
 
     def _events(self, blocks: int, num_queries: int, rounds: int, *, first: bool = True) -> tuple[Event, ...]:
@@ -127,7 +146,15 @@ class SparseVector(VoteMechanism):
 
 
 class Blocks:
-    """The thresholds of one call of ``release``: drawn when first needed, counted, and gone after a failure."""
+    """The thresholds of one call of ``release``: drawn when first needed, counted, and gone after a failure.
+
+    Args:
+        plan: The scales.
+        noise: Draws the thresholds.
+        device: Where they lie.
+        failures: That happened in earlier calls.
+        limit: T.
+    """
 
     def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, failures: int, limit: int) -> None:
         self._plan, self._noise, self._device = plan, noise, device
@@ -141,7 +168,7 @@ class Blocks:
         return self._failures >= self._limit
 
     def threshold(self) -> Tensor:
-        """w_hat of the present block, a scalar."""
+        """The noisy threshold w_hat of the present block, a scalar."""
         assert not self.stopped
         if self._threshold is None:
             self.started += 1

@@ -13,8 +13,8 @@ from pate_torch.types import NO_ANSWER, Answers, Context, Votes
 class Stability(SparseVector):
     """The exact plurality where dist + Lap(2 lambda) > w + Lap(lambda), else "no answer"; stops at the T-th failure.
 
-    dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow
-    from (epsilon, delta, T, queries, rounds). The answers are those of a *prefix* of the queries when it stops early.
+    dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow from
+    (epsilon, delta, T, queries, rounds). The answers are those of a *prefix* of the queries when it stops early.
 
     Guarantee: (epsilon, delta) for the whole release, adaptive queries included, under the shards' adjacency (one
     teacher changes its vote: dist has sensitivity 1). Charged: pure 2/lambda for every block started (a threshold, up

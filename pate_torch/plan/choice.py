@@ -39,12 +39,20 @@ VERDICTS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """What one row of a plan says. Noise in votes; ``epsilon`` of this release alone, by the smallest of ``routes``.
+    """One row of a plan report. Noise is in votes.
 
-    fits: questions that a new account with the budget would admit (it is kept by a filter, which for noise that is not
-    Gaussian is stricter than the smallest route); left: those that the account there is still admits (None: there is
-    none). sigma_for_target: the least noise at which ``num_queries`` cost the target. problem: why it cannot work.
-    num_teachers: 0 where records answer for themselves. break_even: see ``chance``.
+    Attributes:
+        num_teachers: K; 0 where records answer for themselves.
+        shard: Records of each teacher, about.
+        routes: Epsilon of this release alone, by accountant; ``epsilon`` is the smallest.
+        fits: Questions that a new account with the budget would admit. It is kept by a filter, which for noise that is
+            not Gaussian is stricter than the smallest route.
+        left: Questions that the account there is still admits; None: there is none.
+        sigma_for_target: The least noise at which ``num_queries`` cost the target.
+        outcome: The forecast of the labels.
+        problem: Why the plan cannot work.
+        break_even: See ``chance``.
+        settings: How the command line chose it.
     """
 
     mechanism: str
@@ -68,22 +76,24 @@ class Choice:
 
     @property
     def route(self) -> str | None:
+        """The accountant that gives the smallest epsilon."""
         return min(self.routes, key=lambda name: self.routes[name]) if self.routes else None
 
     @property
     def epsilon(self) -> float | None:
+        """The price of this release alone."""
         return None if self.route is None else self.routes[self.route]
 
     @property
     def right_labels(self) -> float:
-        """How many right labels to expect."""
+        """The number of right labels to expect."""
         if self.outcome is None or self.outcome.right is None:
             return 0.0
         return self.num_queries * self.outcome.answered * self.outcome.right
 
     @property
     def verdict(self) -> str:
-        """A key of ``VERDICTS``: the first that applies."""
+        """The first key of ``VERDICTS`` that applies."""
         if self.problem is not None:
             return "cannot"
         if self.fits < self.num_queries:
@@ -98,8 +108,10 @@ class Choice:
 
 
 def best(choices: list[Choice]) -> Choice | None:
-    """Of teachers' plans that work, the cheapest within two per cent of the most right labels; slopes where these give
-    more right ones of a hundred for no more epsilon. None where nothing works.
+    """The recommended choice; None where nothing works.
+
+    Of the teachers' plans that work, it is the cheapest within two per cent of the most right labels; per-record
+    gradients, where a larger share of their labels is right for no more epsilon.
     """
     works = [choice for choice in choices if choice.verdict == "ok"]
     teachers = [choice for choice in works if choice.num_teachers]
@@ -121,10 +133,18 @@ def _right(choice: Choice) -> float:
 
 
 class PlanEvaluator:
-    """Judges plans against one data set's declared facts, one pilot and (if there is one) its account.
+    """Judges plans by one data set's declared facts, one pilot and (if there is one) its account.
 
-    ``crowd(num_teachers)`` gives the votes to try them on, ``stand_in(size)`` public records. Raises ValueError for
-    input that no choice could mend.
+    Args:
+        declared: The data set's declared facts.
+        pilot: How votes are simulated.
+        crowd: Number of teachers -> the vote model to try them on.
+        stand_in: Size -> a public data set in place of the private records.
+        num_classes: Of the data set.
+        account: The data set's; None: there is none.
+
+    Raises:
+        ValueError: The input fits no choice.
     """
 
     def __init__(
@@ -142,13 +162,13 @@ class PlanEvaluator:
         self._sigmas = dict[Any, float | None]()
 
     def budget(self, plan: RunConfig) -> float:
-        """The cap that a run of this plan would be held to: the one given, the account's, or what opens one."""
+        """The cap for a run of this plan: the one given, the account's, or what opens one."""
         if plan.privacy.budget_epsilon is not None:
             return plan.privacy.budget_epsilon
         return plan.privacy.opening_budget if self.account is None else self.account.budget_epsilon
 
     def __call__(self, plan: RunConfig, settings: tuple[str, ...] = ()) -> Choice:
-        """The row of one plan. ``settings``: how the command line chose it."""
+        """Evaluate one plan; ``settings``: how the command line chose it."""
         problem, routes = self._problem(plan), dict[str, float]()
         if problem is None:
             plan = plan.calibrated()
@@ -283,7 +303,7 @@ def _features(plan: RunConfig, data: Dataset) -> nn.Module | None:
 
 
 def planned(plan: RunConfig, queries: int) -> tuple[Event, ...]:
-    """What a run would reserve for so many questions, and for choosing among students where it does."""
+    """The events a run would reserve for so many questions, and for choosing among students where it does."""
     labels = plan.mechanism.worst_case(queries, min(plan.query.rounds, queries))
     return labels if plan.selection is None else labels + plan.selection.worst_case()
 

@@ -5,13 +5,13 @@
     python -m pate_torch.plan dataset=csv dataset.nominal_size=20000 mechanism=stability pilot.on=glyphs --json
 
 The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
-doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``planning/pilot.py``.
+doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``plan/pilot.py``.
 
 Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
-``load()`` is never called. The pilot's votes are imagined, or those of a small ensemble on public data. With
-``pilot.on``, and neither mechanism nor voting given, records' slopes are tried at the price of the best choice of
-teachers, and chosen where more of their answers are right. The ledger is read only to say what is left.
-Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
+``load()`` is never called. The pilot's votes are simulated, or those of a small ensemble on public data. With
+``pilot.on``, and neither mechanism nor voters given, per-record gradients are tried at the price of the best choice of
+teachers, and recommended where more of their answers are right. The ledger is read only to say what is left. Exit code
+0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0: a plan was printed; 2: a wrong argument, in one line."""
+    """Run the command; its exit code. 0: a plan was printed; 2: a wrong argument, in one line."""
     parser = _Parser(prog="python -m pate_torch.plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -95,7 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = True) -> PlanReport:
-    """The sheet for Hydra-style settings. Raises ValueError (or Hydra's own errors) for a wrong one."""
+    """The plan report for Hydra-style settings.
+
+    Args:
+        settings: Of the command line.
+        output: Where the picture goes; None: beside the runs.
+        plot: Whether to draw it.
+
+    Raises:
+        ValueError: A setting is wrong (or one of Hydra's own errors).
+    """
     pilot_keys, rest = _split(settings)
     axes, fixed = _axes(rest)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
@@ -151,13 +160,17 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
 
 
 class Composer:
-    """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long)."""
+    """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long).
+
+    Args:
+        fixed: The settings that all rows share.
+    """
 
     def __init__(self, fixed: Settings) -> None:
         self._fixed, self._composed = fixed, dict[Settings, DictConfig]()
 
     def __call__(self, row: Settings) -> RunConfig:
-        """The plan of the fixed settings and these."""
+        """The plan of the fixed settings and those of one row."""
         groups = tuple(setting for setting in row if _key(setting)[0] in GROUPS)
         if groups not in self._composed:
             named = {_key(setting)[0] for setting in row} & GROUPS

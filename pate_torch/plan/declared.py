@@ -12,7 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """Public facts, each None where nobody declared it. size: private records; pool: public points."""
+    """Public facts, each None where nobody declared it.
+
+    Attributes:
+        size: Private records.
+        pool: Public points.
+    """
 
     name: str
     num_classes: int | None = None
@@ -35,5 +40,5 @@ class Declared:
         )
 
     def shard(self, num_teachers: int) -> int | None:
-        """Records for each teacher, about."""
+        """Records of each teacher, about."""
         return None if self.size is None else self.size // num_teachers

@@ -1,13 +1,13 @@
-"""Votes to try a plan on: imagined from a guess, or those of a small ensemble on public data. Never private votes.
+"""Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
-The guess is a public number, the accuracy of one teacher. The rest of the picture was measured once on small ensembles
+The guess is a public number, the accuracy of one teacher. The rest of the model was measured once on small ensembles
 (digits, glyphs and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean error e:
 
-- how much questions differ: the share of teachers that are right is Beta with a + b = 0.5 + 10 e. The better the
+- How much questions differ: the share of teachers that are right is Beta with a + b = 0.5 + 10 e. The better the
   teachers, the more the errors gather on a few hard questions.
-- where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
+- Where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
   rival. Spreading them evenly would make every plurality look safe.
-- smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on glyphs).
+- Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on glyphs).
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ FEWEST_TEACHERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """on: null imagines votes; a name in ``PUBLIC`` trains ``teachers`` teachers there, for ``steps`` steps each.
+    """How the votes to try plans on are made.
 
-    teacher_accuracy: the guess, for an ensemble of ``at_teachers`` (null: the number given, or recommended).
-    exponent: how fast a teacher's error grows with K. num_classes: where the data set declares none. questions: how
-    many are tried.
+    Attributes:
+        on: A name in ``PUBLIC``, where a small ensemble is trained; None simulates votes.
+        teacher_accuracy: The guess, for an ensemble of ``at_teachers``.
+        at_teachers: None: the number given, or recommended.
+        exponent: How fast a teacher's error grows with K.
+        num_classes: Where the data set declares none.
+        questions: How many are tried.
+        teachers: Of the small ensemble.
+        steps: Of each of its teachers.
     """
 
     on: str | None = None
@@ -80,28 +86,35 @@ class Pilot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VoteModel:
-    """share_QC: the probability that a teacher votes for each class; truth_Q. Teachers then vote independently."""
+    """A model of votes: given the question, teachers vote independently.
+
+    Attributes:
+        share_QC: Probability that a teacher votes for each class.
+        truth_Q: The right class.
+    """
 
     share_QC: Array
     truth_Q: NDArray[np.int64]
 
     @property
     def teacher_accuracy(self) -> float:
+        """The accuracy of one teacher, on average."""
         return float(self.share_QC[np.arange(len(self.truth_Q)), self.truth_Q].mean())
 
     @property
     def num_classes(self) -> int:
+        """The number of classes."""
         return self.share_QC.shape[1]
 
     def ask(self, num_teachers: int, questions: int, seed: int) -> tuple[Votes, NDArray[np.int64]]:
-        """So many votes on questions taken in turn, and their truth."""
+        """Votes of so many teachers on questions taken in turn, and the right classes."""
         index_Q = np.arange(questions) % len(self.truth_Q)
         counts_QC = rng.numpy_stream(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
 
 def simulate_votes(accuracy: float, num_classes: int, questions: int, seed: int) -> VoteModel:
-    """A crowd of teachers that are right ``accuracy`` of the time, by the module's two laws."""
+    """A model of teachers that are right ``accuracy`` of the time, by the module's two laws."""
     generator = rng.numpy_stream(seed, "plan", "crowd")
     error, others = 1 - accuracy, num_classes - 1
     spread = 0.5 + 10 * error
@@ -119,7 +132,8 @@ def simulate_votes(accuracy: float, num_classes: int, questions: int, seed: int)
 def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed: int) -> VoteModel:
     """The votes of a small ensemble on ``data``, a public data set, with shards of the planned size.
 
-    Raises ValueError where it is too small for such shards.
+    Raises:
+        ValueError: The data set is too small for such shards.
     """
     teachers = min(pilot.teachers, len(data.private) // max(shard, 1))
     if shard < 1 or teachers < FEWEST_TEACHERS:
@@ -143,10 +157,14 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Shares expected of a release: questions answered, and of the answers (None: no answer) those right.
+    """The forecast of a release, in shares.
 
-    plurality: noiseless pluralities right; teacher: single votes right (None: there are none); questions: how many were
-    tried.
+    Attributes:
+        answered: Of the questions.
+        right: Of the answers; None: there is no answer.
+        plurality: Of the noiseless pluralities, those right; None: there are none.
+        teacher: Of single votes, those right; None: there are none.
+        questions: How many were tried.
     """
 
     answered: float
@@ -166,10 +184,19 @@ def simulate_release(
     at_least: int,
     seed: int,
 ) -> Outcome:
-    """Push a crowd's votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
+    """Put simulated votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
 
     Whole releases, since some mechanisms stop early. Nothing here is private, so the noise may be seeded, and every
     choice of a table is tried on the same votes.
+
+    Args:
+        mechanism: What is tried.
+        crowd: The vote model.
+        num_teachers: K.
+        num_queries: Of one release.
+        rounds: Of one release.
+        at_least: Questions to try in all.
+        seed: Of votes and noise.
     """
     size = min(num_queries, MOST_QUESTIONS)
     releases = math.ceil(at_least / size)
@@ -194,10 +221,18 @@ def simulate_release(
 def follow(
     descent: GradientDescent, slopes: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
 ) -> Outcome:
-    """Have the records of ``data``, a public data set, move a model as ``size`` records of the plan would.
+    """Forecast per-record gradients: the records of ``data``, a public data set, move a model as ``size`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.
+
+    Args:
+        descent: The mechanism.
+        slopes: The voters.
+        data: A public data set in place of the private one.
+        size: Records of the plan.
+        features: The encoder of its public points.
+        seed: Of the noise.
     """
     part = slice(min(size, len(data.private)))
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])

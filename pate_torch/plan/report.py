@@ -1,4 +1,4 @@
-"""A plan on one sheet: a table for the terminal, one object for programs, a picture."""
+"""The plan report: a table for the terminal, one object for programs, a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _INK = ("#1f4e79", "#c55a11", "#2e7d5b", "#7b3f8c", "#8a6d1f", "#555555")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanReport:
-    """target: the epsilon that ``sigma_for_target`` meets. swept: keys that differ between rows. notes: whole lines."""
+    """Everything a plan says.
+
+    Attributes:
+        target: The epsilon that ``sigma_for_target`` meets.
+        swept: Keys that differ between rows.
+        notes: Whole lines.
+    """
 
     dataset: str
     budget: float
@@ -45,7 +51,7 @@ class PlanReport:
 
 
 def text(sheet: PlanReport) -> str:
-    """The whole sheet within 80 columns."""
+    """The whole plan report within 80 columns."""
     first = sheet.choices[0]
     head = (
         f"Plan for {sheet.dataset}: {_several(sheet, 'mechanism', 'mechanisms')}, "
@@ -206,7 +212,7 @@ def _wrap(line: str, indent: str = "  ") -> list[str]:
 
 
 def payload(sheet: PlanReport) -> dict[str, Any]:
-    """The sheet as plain values; what is infinite is null."""
+    """The plan report as plain values; what is infinite is null."""
     account = sheet.account
     return {
         "dataset": sheet.dataset,
@@ -246,7 +252,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def draw(sheet: PlanReport, price: Callable[[Choice, int], float], path: Path) -> None:
-    """Left: what questions cost. Right: what labels to expect. ``price``: (choice, questions) -> epsilon."""
+    """Draw what questions cost (left) and what labels to expect (right); ``price``: (choice, questions) -> epsilon."""
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes in (left, right):
@@ -327,7 +333,7 @@ def _place(choice: Choice, by_teachers: bool) -> float:
 def curve(
     plan_of: Callable[[Choice], RunConfig], planned: Callable[[RunConfig, int], Any]
 ) -> Callable[[Choice, int], float]:
-    """The price that ``draw`` wants: NaN where a mechanism refuses so many questions."""
+    """The price function that ``draw`` takes: NaN where a mechanism refuses so many questions."""
 
     def price(choice: Choice, queries: int) -> float:
         plan = plan_of(choice)

@@ -1,0 +1,1 @@
+"""Query strategies: which public points to ask."""

@@ -22,7 +22,12 @@ from pate_torch.types import NO_ANSWER
 
 @dataclass(frozen=True, kw_only=True)
 class Committee:
-    """members: how many bootstrap draws of the answers. ridge: weight of the squared norm."""
+    """Vote entropy of ridge regressions on bootstrap draws of the answers.
+
+    Attributes:
+        members: How many draws.
+        ridge: Weight of the squared norm.
+    """
 
     guided: ClassVar[bool] = False
     name: str = "committee"

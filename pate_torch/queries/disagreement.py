@@ -1,8 +1,8 @@
 """Disagreement-based active learning (LZCW21 Algorithm 4, for Algorithm 5's PATE-ASQ), with linear hypotheses.
 
 Public points come as a stream. A point is asked about only if two hypotheses that both fit the answers so far give it
-different labels. The version space is never written down: the best linear fit is one of the two, the best fit that
-puts its boundary through the point the other, and the second one fits if it makes few more training errors.
+different labels. The version space is never written down: the best linear fit is one of the two, the best fit that puts
+its boundary through the point the other, and the second one fits if it makes few more training errors.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ _CHUNK = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are
 class Disagreement:
     """Asks x at stream time j if the best fit with its boundary through x is within U(j) j of the best fit of all.
 
-    U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit:
-    line 12 of Algorithm 4 without its d log(theta) term, which at a few hundred points would let every hypothesis
-    stay. fit: what is compared, training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
-    ``loss`` in nats. With fewer answers than features some boundary runs through any point without one error, and
-    ``error`` asks about everything; the loss still tells likely from unlikely. Until two classes have been answered
-    everything is disputed. slack and ridge were chosen on scikit-learn's embedded and made problems (LOG.md).
+    U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit: line
+    12 of Algorithm 4 without its d log(theta) term, which at a few hundred points would let every hypothesis stay.
 
-    The version space is refitted when j is a power of two; each round of questions is one such stretch of the stream,
-    so ``rounds`` must be at least log2 of the pool (20 serves a million points). Fewer questions than allowed may be
-    asked: then less is spent. ridge: weight of the squared norm against the summed logistic loss. width: principal
-    axes kept of wider data. Several classes: one against the rest, asked if any of them disagrees.
+    The version space is refitted when j is a power of two; each round of questions is one such stretch of the stream.
+    Until two classes have been answered everything is disputed. Fewer questions than allowed may be asked: then less is
+    spent. Several classes: one against the rest, asked if any of them disagrees. Questions depend on earlier released
+    answers, so data-dependent prices do not compose over them.
 
-    Questions depend on earlier released answers, so data-dependent prices do not compose over them.
+    Attributes:
+        rounds: At least log2 of the pool (20 serves a million points).
+        fit: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
+            ``loss`` in nats. With fewer answers than features some boundary runs through any point without one error,
+            and ``error`` asks about everything; the loss still tells likely from unlikely.
+        slack: See above. It and ridge were chosen on scikit-learn's embedded and made problems (LOG.md).
+        confidence: See above.
+        ridge: Weight of the squared norm against the summed logistic loss.
+        width: Principal axes kept of wider data.
     """
 
     guided: ClassVar[bool] = False
@@ -87,7 +91,7 @@ class Disagreement:
         return 1 << (last - 1).bit_length()
 
     def allowed(self, time: int, errors: int) -> float:
-        """U(j) j at stream time j."""
+        """The excess U(j) j at stream time j."""
         complexity = math.log(math.log2(2 * time) ** 2 / self.confidence)
         return self.slack * (complexity + math.sqrt(errors * complexity))
 
@@ -126,7 +130,10 @@ def mistakes(score: Tensor, sign_N: Tensor) -> Tensor:
 
 
 def best_fit(x_ND: Tensor, sign_N: Tensor, ridge: float, steps: int = 30) -> Tensor:
-    """argmin_w sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2, [D] (the border is hardly penalised), by damped Newton."""
+    """The ridge-penalised logistic fit argmin_w sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2, [D], by damped Newton.
+
+    The last coordinate, the intercept, is hardly penalised.
+    """
     free_1D = torch.zeros(1, x_ND.shape[1], dtype=torch.float64)
     return _newton(x_ND, sign_N, None, free_1D, ridge, steps)[0]
 
@@ -134,7 +141,7 @@ def best_fit(x_ND: Tensor, sign_N: Tensor, ridge: float, steps: int = 30) -> Ten
 def boundary_fit(x_ND: Tensor, sign_N: Tensor, point_BD: Tensor, start_D: Tensor, ridge: float) -> Tensor:
     """The same minimum over the w with point.w = 0, [B, D], one for each point.
 
-    The best fit that gives a point the *other* label lies on this hyperplane, the loss being convex; that the border
+    The best fit that gives a point the *other* label lies on this hyperplane, the loss being convex; that the boundary
     belongs to either side is the limit taken.
     """
     along_B = (point_BD @ start_D) / point_BD.square().sum(1)
@@ -182,7 +189,7 @@ def _newton(
 
 
 def penalised_loss(x_ND: Tensor, sign_N: Tensor, w_BD: Tensor, ridge: float) -> Tensor:
-    """sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2 in nats, [B]."""
+    """The loss sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2 in nats, [B]."""
     penalty = 0.5 * (_penalty(x_ND, ridge) * w_BD.square()).sum(1)
     return F.softplus(-(w_BD @ x_ND.T) * sign_N).sum(1) + penalty
 

@@ -1,4 +1,4 @@
-"""Where the public points lie: features to compare them by, distances, clusters. Deterministic given a generator."""
+"""The geometry of the public points: features to compare them by, distances, clusters. Deterministic given a generator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 def features(state: QueryState, width: int = 64) -> Tensor:
-    """Float32 [P, D] on the CPU: the learnt representation, else the normalized points on at most ``width`` axes."""
+    """The learnt features, else the normalized points on at most ``width`` axes; float32 [P, D] on the CPU."""
     if state.feature_PD is not None:
         return state.feature_PD.float().cpu()
     return coordinates(state.pool_x, state.spec, width)
 
 
 def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
-    """[P, K], never negative; direct differences would need P x K x D memory."""
+    """Squared distances [P, K], never negative; direct differences would need P x K x D memory."""
     norms = x_PD.square().sum(1)[:, None] + y_KD.square().sum(1)[None]
     return (norms - 2 * x_PD @ y_KD.T).clamp(min=0)
 
@@ -39,9 +39,12 @@ def neighbor_distance(x_PD: Tensor, neighbors: int) -> Tensor:
 def kmeans(
     x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 4, steps: int = 50
 ) -> tuple[Tensor, Tensor]:
-    """(cluster of each point [P], centers [K, D]) of the best of a few runs of Lloyd's algorithm.
+    """The best of a few runs of Lloyd's algorithm.
 
     Starts are k-means++ (Arthur and Vassilvitskii 2007); a cluster left empty takes the point farthest from its own.
+
+    Returns:
+        The cluster of each point [P], and the centers [K, D].
     """
     best: tuple[float, Tensor, Tensor] | None = None
     for _ in range(restarts):

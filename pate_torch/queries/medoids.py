@@ -1,7 +1,8 @@
-"""Medoids: the public points part into many small clusters, and of each the most central point is asked.
+"""Medoids: partition the public points into many small clusters, and ask the most central point of each.
 
-For questions that cost nothing each, as those of a census: its cells are the clusters. For few and costly ones see
-``prototypes``: k-means in learnt features does not find large clusters, whose points lie as far apart as strangers.
+For questions that cost nothing each, as in reverse k-NN labeling, whose cells are the clusters. For few and costly ones
+see ``prototypes``: k-means in learnt features does not find large clusters, whose points lie as far apart as those of
+different ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pate_torch.queries.order import open_points, share, shuffled
 
 @dataclass(frozen=True, kw_only=True)
 class Medoids:
-    """k-means in the learnt features (on principal axes where there are none), as many clusters as questions."""
+    """Medoids by k-means in the learnt features (on principal axes where there are none), as many clusters as questions."""
 
     guided: ClassVar[bool] = False
     name: str = "medoids"

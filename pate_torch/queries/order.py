@@ -1,4 +1,4 @@
-"""What every strategy needs from the state: which points are still open, and a seeded order over them."""
+"""What every strategy needs from the state: the points still open, and a seeded order over them."""
 
 from __future__ import annotations
 

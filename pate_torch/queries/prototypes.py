@@ -24,10 +24,14 @@ from pate_torch.queries.order import open_points, share
 class Prototypes:
     """Spectral clusters of the neighbor graph (Ng, Jordan and Weiss 2002), as many as questions.
 
-    The graph joins near points in the learnt features, or on principal axes where there are none. k-means straight
-    on contrastive features was tried and is far worse: they are even on the sphere, and far distances in them mean
-    nothing. neighbors: of the graph, and of the measure of density. Of each cluster's denser half, the point nearest
-    the center is asked; largest clusters first, so that a release cut short has asked about most of the pool.
+    The graph joins near points in the learnt features, or on principal axes where there are none. k-means straight on
+    contrastive features was tried and is far worse: they are even on the sphere, and far distances in them mean
+    nothing. Of each cluster's denser half, the point nearest the center is asked; largest clusters first, so that a
+    release cut short has asked about most of the pool.
+
+    Attributes:
+        neighbors: Of the graph, and of the measure of density.
+        restarts: Of k-means on the eigenvectors.
     """
 
     guided: ClassVar[bool] = False

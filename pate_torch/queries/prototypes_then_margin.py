@@ -1,4 +1,4 @@
-"""Prototypes first, then where the student wavers: labels that found clusters, and labels that mend their borders."""
+"""Prototypes first, then the smallest margins: labels that found clusters, and labels that mend their borders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pate_torch.queries.prototypes import Prototypes
 
 @dataclass(frozen=True, kw_only=True)
 class PrototypesThenMargin(Prototypes):
-    """``first`` prototypes; what remains, in equal shares over the other rounds, by the smallest margin.
+    """Asks ``first`` prototypes; what remains, in equal shares over the other rounds, by the smallest margin.
 
     Random first questions find fewer clusters (see ``Prototypes``), and the margin of a student that has missed one is
     large there. Without answers to learn from, prototypes again.
