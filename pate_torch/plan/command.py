@@ -99,7 +99,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
 
     Args:
         settings: Of the command line.
-        output: Where the picture goes; None: beside the runs.
+        output: Folder of the picture; None: ``plans`` under paths.root.
         plot: Whether to draw it.
 
     Raises:

@@ -221,7 +221,7 @@ def simulate_release(
 def follow(
     descent: GradientDescent, slopes: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
 ) -> Outcome:
-    """Forecast per-record gradients: the records of ``data``, a public data set, move a model as ``size`` records would.
+    """Forecast per-record gradients: fit a model to ``data``, a public data set, as ``size`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.
@@ -231,7 +231,7 @@ def follow(
         slopes: The voters.
         data: A public data set in place of the private one.
         size: Records of the plan.
-        features: The encoder of its public points.
+        features: Makes an encoder of its public points.
         seed: Of the noise.
     """
     part = slice(min(size, len(data.private)))

@@ -1,4 +1,4 @@
-"""The geometry of the public points: features to compare them by, distances, clusters. Deterministic given a generator."""
+"""The geometry of the public points: features, distances, clusters. Deterministic given a generator."""
 
 from __future__ import annotations
 

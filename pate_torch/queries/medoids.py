@@ -21,7 +21,7 @@ from pate_torch.queries.order import open_points, share, shuffled
 
 @dataclass(frozen=True, kw_only=True)
 class Medoids:
-    """Medoids by k-means in the learnt features (on principal axes where there are none), as many clusters as questions."""
+    """Medoids by k-means in the learnt features, else on principal axes; as many clusters as questions."""
 
     guided: ClassVar[bool] = False
     name: str = "medoids"

@@ -1,0 +1,1 @@
+"""Students: models trained on released labels and public points, which may be published."""

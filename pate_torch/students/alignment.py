@@ -9,7 +9,7 @@ from pate_torch.students.training import StudentProblem
 
 
 def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
-    """The share each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
+    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if kind == "uniform":
         # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.
@@ -19,7 +19,13 @@ def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
 
 
 class Alignment:
-    """Scales guesses by expected share over recent mean guess."""
+    """Scales guesses by expected share over recent mean guess.
+
+    Args:
+        problem: Gives the expected shares.
+        kind: See ``expected_shares``.
+        decay: Of the mean guess.
+    """
 
     def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:
         self.target_C = expected_shares(problem, kind)
@@ -28,7 +34,7 @@ class Alignment:
         self.decay = decay
 
     def __call__(self, guess_BC: Tensor) -> Tensor:
-        """Rows of class probabilities [B, C] -> rows of class probabilities."""
+        """Scale class probabilities [B, C] and normalize each row."""
         if not self.active:
             return guess_BC
         self.mean_C = self.decay * self.mean_C + (1 - self.decay) * guess_BC.mean(0)

@@ -20,11 +20,14 @@ from pate_torch.types import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """``members`` fits of ``member``; the module returns their mean log-probabilities.
+    """Several fits of ``member``; the module returns their mean log-probabilities.
 
     The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
-    bootstrap: each but the first learns from as many answers as there are, drawn with replacement. Answers are public,
-    so members cost no privacy.
+    Answers are public, so members cost no privacy.
+
+    Attributes:
+        members: How many fits.
+        bootstrap: Whether each but the first learns from as many answers as there are, drawn with replacement.
     """
 
     member: StudentAlgorithm
@@ -52,7 +55,11 @@ class Ensemble:
         progress: Progress = silent,
         log: Log = silent,
     ) -> Student:
-        """The voting student. Raises ValueError without labels."""
+        """Fit the voting student.
+
+        Raises:
+            ValueError: There are no labels.
+        """
         lock = threading.Lock()
 
         def join(k: int, progress: Progress) -> Student:

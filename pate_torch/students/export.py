@@ -3,8 +3,8 @@
     pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
     pate export outputs/runs/digits/gaussian/<run> --format torch_export
 
-An exported program takes raw points, as the data have them (uint8 images or rows), in batches of any size, and
-gives class probabilities; it runs with PyTorch alone. ONNX is not offered: its exporter needs packages of its own.
+An exported program takes raw points, as the data have them (uint8 images or rows), in batches of any size, and gives
+class probabilities; it runs with PyTorch alone. ONNX is not offered: its exporter needs packages of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ FORMATS = {"torch_export": ".pt2"}
 
 
 def find(where: Path | str) -> Path:
-    """The student's file: ``where`` itself, or in the folder of a run or of its release. ValueError: there is none."""
+    """The student's file: ``where`` itself, or in the folder of a run or of its release.
+
+    Raises:
+        ValueError: There is none.
+    """
     where = Path(where)
     if where.is_file():
         return where
@@ -40,12 +44,17 @@ def find(where: Path | str) -> Path:
 
 
 def load_student(where: Path | str, device: torch.device | str = "cpu") -> Student:
-    """A released student, by its file or the folder of its run. No code in the file is run."""
+    """Load a released student, by its file or the folder of its run. No code in the file is run."""
     return store.load(find(where), device)
 
 
 class Deployed(nn.Module):
-    """Raw points [B, ...] -> class probabilities, float32 [B, C]."""
+    """Raw points [B, ...] -> class probabilities, float32 [B, C].
+
+    Args:
+        module: From normalized points to logits.
+        spec: How points are normalized.
+    """
 
     def __init__(self, module: nn.Module, spec: DataSpec) -> None:
         super().__init__()
@@ -65,7 +74,9 @@ class Deployed(nn.Module):
 def export(student: Student, path: Path | str, format: str = "torch_export") -> Path:
     """Write the student as a self-contained program at ``path`` and check it against the student itself.
 
-    Raises ValueError for an unknown format, ArithmeticError if the program does not say what the student says.
+    Raises:
+        ValueError: The format is unknown.
+        ArithmeticError: The program's output differs from the student's.
     """
     checks.one_of("format", format, FORMATS)
     path = Path(path)
@@ -96,7 +107,7 @@ def _example(spec: DataSpec, size: int) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``pate export``. 0: done; 2: a bad choice of the user's."""
+    """Run ``pate export``; its exit code. 0: done; 2: a bad choice of the user's."""
     parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
     parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
     parser.add_argument("--format", default="torch_export", choices=sorted(FORMATS))

@@ -1,12 +1,12 @@
 """FixMatch with an averaged teacher and distribution alignment: a strong student from very few labels.
 
-The averaged model guesses the class of a lightly distorted public point; where it is sure, the model must say the
-same of a heavily distorted copy. With few labels those guesses start badly and confirm each other's mistakes, so at
-first labels carried along the neighbor graph of the public points lead (20 labels, distorted printed digits, 600
-steps: 90.2 % without, 98.1 % with).
+The averaged model guesses the class of a weak view of a public point; where it is confident, the model must predict the
+same for a strong view. With few labels those guesses start badly and confirm each other's mistakes, so at first labels
+propagated along the k-NN graph of the public points lead (20 labels, distorted printed digits, 600 steps: 90.2 %
+without, 98.1 % with).
 
-Source: Sohn et al. 2020 (FixMatch); Berthelot et al. 2020 (distribution alignment, ReMixMatch section 3.1);
-Tarvainen and Valpola 2017 (averaged teacher).
+Source: Sohn et al. 2020 (FixMatch); Berthelot et al. 2020 (distribution alignment, ReMixMatch section 3.1); Tarvainen
+and Valpola 2017 (averaged teacher).
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from pate_torch.students.training import Average, GradientStudent, Objective, St
 class FixMatch(GradientStudent):
     """Consistency under strong distortion, with guesses of the averaged model as targets.
 
-    unlabeled_batch: public points a step. threshold: confidence from which a guess counts. weight: of the
-    unlabeled loss. alignment: what share of the guesses each class should get: ``uniform`` over the classes that
-    have labels (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``. carried: share
-    of the steps over which labels carried along the neighbor graph lead, fading linearly (0: never). trust: share of
-    the points of each carried class that are used, those with the widest lead.
+    Attributes:
+        unlabeled_batch: Public points a step.
+        threshold: Confidence from which a guess counts.
+        weight: Of the unlabeled loss.
+        alignment: Share of the guesses that each class should get: ``uniform`` over the classes that have labels
+            (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``.
+        propagation: Share of the steps over which propagated labels lead, fading linearly (0: never).
+        keep_fraction: Share of each class's propagated labels that is used: those with the widest lead.
     """
 
     everywhere: ClassVar[bool] = False

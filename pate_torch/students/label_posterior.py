@@ -1,8 +1,8 @@
-"""How far released noisy counts speak for each class: public arithmetic on what was paid for.
+"""Label posteriors from released noisy counts: public arithmetic on what was paid for.
 
-The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: whether
-the winner leads by a hair or by miles. Given the class that the teachers mean, the counts are a lead g of that class
-over the others plus noise, so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: how far
+the winner leads. Given the right class, the counts are modelled as a lead g of that class over the others plus noise,
+so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GRID = 400
 
 
 def lead(noisy: NoisyCounts) -> float:
-    """The lead g > 0, in votes, under which these counts are likeliest; the class of each is unknown.
+    """The maximum-likelihood lead g > 0, in votes; the class of each question is unknown.
 
     log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
     """
@@ -29,7 +29,7 @@ def lead(noisy: NoisyCounts) -> float:
 
 
 def label_posterior(noisy: NoisyCounts) -> Tensor:
-    """Class probabilities, float32 [Q, C], all classes alike before; the lead is taken from all questions together."""
+    """Class probabilities, float32 [Q, C], from a uniform prior; the lead is estimated from all questions together."""
     if len(noisy.counts_QC) == 0:
         return torch.zeros(noisy.counts_QC.shape)
     return (lead(noisy) * _centered(noisy) / noisy.sigma**2).softmax(1).float()
@@ -38,8 +38,8 @@ def label_posterior(noisy: NoisyCounts) -> Tensor:
 def class_proportions(noisy: NoisyCounts) -> Tensor:
     """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
 
-    A count within one sigma of nothing is taken for nothing, and sigma is taken off the others: else nine classes that
-    are not there would together outweigh the one that is. A cell without any count above that knows nothing.
+    A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
+    together outweigh the one that is there. A cell without any count above sigma gets equal proportions.
     """
     excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
     total_Q1 = excess_QC.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Released labels carried along the neighbor graph of the public points, and how far to believe them."""
+"""Released labels propagated over the k-NN graph of the public points, and which of them to train on."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ def propagate(
     before: Student | None = None,
     alpha: float = ALPHA,
 ) -> Tensor:
-    """Released labels spread over the neighbor graph of the public points, as probabilities [P, C].
+    """Released labels propagated over the k-NN graph of the public points, as probabilities [P, C].
 
-    before: an earlier student, whose features then take the place of ``representation``'s. alpha: see
-    ``neighbors.spread``.
+    Args:
+        problem: The released labels and the public points.
+        representation: Features that the graph joins; None: principal axes.
+        target_C: Share that each class should get.
+        before: An earlier student, whose features then take the place of ``representation``'s.
+        alpha: See ``neighbors.spread``.
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:
@@ -46,7 +50,7 @@ def propagate(
 
 
 def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
-    """The first class of each point, and -1 outside the ``keep_fraction`` share of each class with the widest lead."""
+    """The likeliest class of each point, and -1 outside the ``keep_fraction`` of each class with the widest lead."""
     best = share_PC.topk(2, dim=1)
     class_P, lead_P = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
     for c in class_P.unique().tolist():
@@ -56,5 +60,5 @@ def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
 
 
 def propagated_loss(logits_BC: Tensor, carried_B: Tensor) -> Tensor:
-    """Mean corrected cross-entropy of carried labels; -1 (not trusted) counts nothing."""
+    """Mean corrected cross-entropy of propagated labels; -1 (not kept) counts nothing."""
     return (label_loss(logits_BC, carried_B.clamp(min=0), _ERROR) * (carried_B >= 0)).mean()

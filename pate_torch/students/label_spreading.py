@@ -1,4 +1,4 @@
-"""Label spreading, distilled: labels travel along the public points' neighbor graph, and a network learns the result.
+"""Label spreading, distilled: propagate labels over the k-NN graph of the public points, and train a network on them.
 
 The spread labels alone say nothing about new points and cannot be exported; the network can.
 
@@ -22,10 +22,12 @@ from pate_torch.students.training import Average, GradientStudent, Objective, St
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpreading(GradientStudent):
-    """Over the learnt features where a ``representation`` is given, else over the points' principal axes.
+    """Spreads over the learnt features where a ``representation`` is given, else over the points' principal axes.
 
-    unlabeled_batch: public points a step. trust: share of each spread class that is learnt from, those with the
-    widest lead. alignment: expected share of each class, ``uniform`` or ``labels``.
+    Attributes:
+        unlabeled_batch: Public points a step.
+        keep_fraction: Share of each class's propagated labels that is learnt from: those with the widest lead.
+        alignment: Expected share of each class, ``uniform`` or ``labels``.
     """
 
     everywhere: ClassVar[bool] = False
@@ -42,7 +44,7 @@ class LabelSpreading(GradientStudent):
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
 
     def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
-        """Corrected cross-entropy on released and on carried labels."""
+        """Corrected cross-entropy on released and on propagated labels."""
         spec, device = problem.spec, problem.x_P.device
         target_C = expected_shares(problem, self.alignment)
         propagated_P = most_confident(propagate(problem, self.representation, target_C), self.keep_fraction)

@@ -1,4 +1,4 @@
-"""The released linear model (``mechanism=gradient_descent``) as a student: private records themselves moved it."""
+"""The released linear model (``mechanism=gradient_descent``) as a student: it was fitted to the private records."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ def linear_student(
     seed: int,
     device: torch.device,
 ) -> Student:
-    """The model of the last round, over the features in which the records saw it: of the ``guide``, or, without one, of
-    the representation, or, without either, the points themselves.
+    """The model of the last round, over the features in which it was fitted to the records.
+
+    Args:
+        task: Holds the released model.
+        guide: The student whose features they were; None: none.
+        representation: Without a guide, the features; None: the points themselves.
+        seed: Of the features.
+        device: Where the student lies.
 
     Raises:
         ValueError: No model was released, or it is of other features.

@@ -22,10 +22,13 @@ _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
 class Logistic:
     """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
 
-    ridge: weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free. None:
-    what cross-validation on the labels says, for features scaled to a mean square of 1.
-    balanced: weight classes inversely to their label counts. Symmetric label flips are left uncorrected: they shrink
-    the fit but do not turn it, and the corrected loss would not be convex.
+    Symmetric label flips are left uncorrected: they shrink the fit but do not turn it, and the corrected loss would not
+    be convex.
+
+    Attributes:
+        ridge: Weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
+            None: chosen by cross-validation on the labels, for features scaled to a mean square of 1.
+        balanced: Weight classes inversely to their label counts.
     """
 
     name: str = "logistic"
@@ -48,7 +51,11 @@ class Logistic:
         progress: Progress = silent,
         log: Log = silent,
     ) -> Student:
-        """The fitted linear classifier. Raises ValueError without labels."""
+        """Fit the linear classifier.
+
+        Raises:
+            ValueError: There are no labels.
+        """
         problem = prepare(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()

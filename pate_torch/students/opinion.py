@@ -1,10 +1,11 @@
-"""A second opinion on released labels: how many are wrong, and what to believe of each point.
+"""A second opinion on released labels: how many are wrong, and a label posterior for each point.
 
 Noise makes labels wrong, and a network with room for it learns them as they are. A logistic regression, or the mean of
-many neighbors, has little room: how little, cross-validation on the labels says. What such a model says of a point
-whose label it has not seen is an opinion on that label: where it is surest it is taken to be right, and the labels that
-contradict it there are counted as wrong. Where labels are few, or no model foretells more of them than their commonest
-one does, by more than a standard error, there is no opinion: the best of many models is a little better by luck.
+many neighbors, has little room: how little, cross-validation on the labels says. What such a model predicts for a point
+whose label it has not seen is an opinion on that label: where it is most confident it is taken to be right, and the
+labels that contradict it there are counted as wrong. Where labels are few, or no model predicts more of them than their
+commonest one does, by more than a standard error, there is no opinion: the best of many models is a little better by
+luck.
 
 Everything here is arithmetic on released labels and public points.
 """
@@ -41,9 +42,19 @@ _LEAST = 1e-3
 def cross_validated(
     x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, classes: int, models: Sequence[Any] = _MODELS
 ) -> tuple[Any, np.ndarray]:
-    """(the model that foretells most labels, what is said of each point by one that has not seen it, [Q, C]).
+    """The model with the best cross-validated predictions, and those predictions.
 
-    point_Q: labels of one point are in one fold. Ties go to the greater likelihood, then to the first.
+    Ties go to the greater likelihood, then to the first.
+
+    Args:
+        x_QD: Features of the labeled points.
+        label_Q: Their labels.
+        point_Q: Which point each is; labels of one point are in one fold.
+        classes: C.
+        models: The candidates.
+
+    Returns:
+        The model, and the probabilities [Q, C] of each point by a fit that has not seen it.
     """
     folds = min(_FOLDS, len(np.unique(point_Q)))
     if folds < 2:
@@ -77,14 +88,16 @@ def _said(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, c
 
 
 def scale(x_QD: np.ndarray) -> float:
-    """Root mean square: over it, one ridge means the same for features of any size."""
+    """The root mean square: divided by it, one ridge means the same for features of any size."""
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
 def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
-    """The problem with beliefs in the place of labels; everywhere: of all public points, asked or not.
+    """The problem with label posteriors in the place of labels, or as it is where there is no opinion.
 
-    Where there is no opinion, the problem as it is.
+    Args:
+        problem: The released labels.
+        everywhere: Whether for all public points, asked or not.
     """
     if len(problem.query_Q) < _ENOUGH:
         return problem

@@ -23,10 +23,13 @@ from pate_torch.types import Dataset, PrivateData
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """candidates: name -> student algorithm, at least two. epsilon: what choosing costs, at most.
+    """The exponential mechanism over students.
 
-    validation: share of the private units held out, decided unit by unit through a keyed hash (under replace_one:
-    by position), so that no record has a say in another's role.
+    Attributes:
+        candidates: Name -> student algorithm, at least two.
+        epsilon: What choosing costs, at most.
+        validation: Share of the private units held out, decided unit by unit through a keyed hash (under replace_one:
+            by position), so that no record influences another's role.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
     are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
@@ -47,10 +50,18 @@ class Selection:
             raise checks.fail("selection.candidates", list(self.candidates), "must name at least two students")
 
     def worst_case(self) -> tuple[Event, ...]:
+        """The price of one choice."""
         return (BoundedRange(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData]:
-        """(the data without the held-out records, the held-out records). ValueError: grouped units, nothing left."""
+        """Split off the validation records.
+
+        Returns:
+            The data without the held-out records, and those records.
+
+        Raises:
+            ValueError: Units are groups, or nothing is left.
+        """
         private = data.private
         if private.unit != "record":
             raise checks.fail(
@@ -71,9 +82,18 @@ class Selection:
         held: PrivateData,
         budget: Budget,
     ) -> tuple[str, Student, str]:
-        """(winner's name, its student, the reservation). ``fit`` trains one candidate on the released labels.
+        """Train every candidate and choose one.
 
-        Raises ValueError, before anything is trained, where the choice could not be charged.
+        Args:
+            fit: Trains one candidate on the released labels.
+            held: PRIVATE. The held-out records.
+            budget: Is charged.
+
+        Returns:
+            The winner's name, its student, and the reservation.
+
+        Raises:
+            ValueError: The choice could not be charged; nothing has been trained.
         """
         budget.check(self.worst_case())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}

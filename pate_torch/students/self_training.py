@@ -1,9 +1,9 @@
-"""Self-training: propagate released labels over the k-NN graph of the public points, keep the most confident of each
-class, and train on those pseudo-labels; then again, in the features of that student.
+"""Self-training: propagate labels over the k-NN graph, keep the most confident of each class, train on those.
 
-For many answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote the
-mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most
-confident 80 % of the propagated ones 99.0 to 99.4 %; LOG.md.)
+The graph joins the public points; the next generation repeats it in the features of the student before. For many
+answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote the mistakes.
+(Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most confident 80 %
+of the propagated ones 99.0 to 99.4 %; LOG.md.)
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ class SelfTraining:
     """Students of pseudo-labels, each in the features of the one before.
 
     Attributes:
-        first, then: The algorithms of the first student and of each later one.
-        representation: Whose features the first graph joins; None: principal axes.
-        keep_fraction, keep_fraction_later: Share of each class's propagated labels that the first student and the later
-            ones learn from: those with the widest lead. Each class is expected to have the share that the answers give
-            it.
-        alpha: How far labels propagate (``neighbors.spread``). alpha_later: In rounds that were asked in a student's
-            features, whose answers say more of the points about them.
+        first: The algorithm of the first student.
+        then: The algorithm of each later one.
+        representation: Features that the first graph joins; None: principal axes.
+        keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
+            lead. Each class is expected to have the share that the answers give it.
+        keep_fraction_later: The same for the later students.
+        alpha: Of the propagation (``neighbors.spread``).
+        alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
+            them.
         num_generations: Students that learn from the first round's answers; each later round adds one.
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
-            the features of all of them side by side.
-        last: What is given in the end. ``student``: one that learnt from the last round's answers. ``model``: the
-            released linear model itself (``voters=gradients``), in the features of the students before: private records
-            moved it, which those students never saw, so that it does not repeat their mistakes.
+            the features of all of them, concatenated.
+        last: What is returned. ``student``: one that learnt from the last round's answers. ``model``: the released
+            linear model itself (``voters=gradients``), in the features of the students before: it was fitted to private
+            records, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first: StudentAlgorithm
@@ -72,7 +74,7 @@ class SelfTraining:
 
     @property
     def guide(self) -> SelfTraining:
-        """The recipe of the students that guide rounds: this one, but that it never gives the model."""
+        """The recipe of the guide student: this one, but that it never returns the model."""
         return replace(self, last="student")
 
     def check(self, spec: DataSpec) -> None:

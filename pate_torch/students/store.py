@@ -34,7 +34,11 @@ def save(student: Student, path: Path) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
-    """The student in ``path``. Raises ValueError when the file is missing, damaged or not a student of ours."""
+    """Load the student in ``path``.
+
+    Raises:
+        ValueError: The file is missing, damaged or not a student of ours.
+    """
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header: dict[str, str] = file.metadata() or {}

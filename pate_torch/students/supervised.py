@@ -13,7 +13,7 @@ from pate_torch.students.training import Average, GradientStudent, Objective, St
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised(GradientStudent):
-    """Uses the answered points alone: quick, a baseline, and the model that guides rounds of questions."""
+    """Uses the answered points alone: quick, a baseline, and the default guide student."""
 
     name: str = "supervised"
 

@@ -15,7 +15,8 @@ from pate_torch.types import DataSpec, PublicPool, Release
 def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
     """The pool and the answers, with the noisy counts behind them where there are any.
 
-    The answers of a census speak for every public point of their cells, slopes for every public point.
+    The answers of reverse k-NN labeling speak for every public point of their cells, those of per-record gradients for
+    every public point.
     """
     if release.census_rounds:
         label_S, share_SC = _everywhere(release)

@@ -40,9 +40,12 @@ A default run on 8x8 digits took 21 s with one thread on a machine of its own, w
 
 @dataclass(frozen=True, eq=False)
 class StudentProblem:
-    """A student's task, checked, on the device it is trained on. x_P: raw points; flip: label error to correct for.
+    """A student's task, checked, on the device it is trained on.
 
-    posterior_QC: float32, positive; None where only labels were released.
+    Attributes:
+        x_P: Raw points.
+        flip: Label error to correct for.
+        posterior_QC: Label posteriors, float32, positive; None where only labels were released.
     """
 
     spec: DataSpec
@@ -55,7 +58,7 @@ class StudentProblem:
 
     @property
     def target_QC(self) -> Tensor:
-        """What the answers say, as probabilities: the beliefs, or the labels as they are."""
+        """Target probabilities: the label posteriors, or the labels as they are."""
         if self.posterior_QC is not None:
             return self.posterior_QC
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
@@ -66,9 +69,16 @@ class StudentProblem:
 
 
 def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
-    """Check a task and move it. ``label_noise``: share of wrong labels expected besides the mechanism's flips.
+    """Check a task and move it to its device.
 
-    Raises ValueError when there are no labels, or labels and points do not fit together.
+    Args:
+        task: Public points and released answers.
+        seed: Of every random choice of the training.
+        device: Where it is trained.
+        label_noise: Share of wrong labels expected besides the mechanism's flips.
+
+    Raises:
+        ValueError: There are no labels, or labels and points do not fit together.
     """
     query_Q, label_Q = task.query_Q.cpu().long(), task.label_Q.cpu().long()
     if len(query_Q) == 0:
@@ -107,7 +117,7 @@ def released_loss(problem: StudentProblem, logits_BC: Tensor, chosen_B: Tensor) 
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
     Of labels: ``label_loss``. Of noisy counts: -log sum_c p_c P(counts | c), so that of two classes which the noise
-    left close the model may take either. (A cross-entropy with the beliefs as targets would teach it the doubt.)
+    left close the model may take either. (A cross-entropy with the posteriors as targets would teach it the doubt.)
     """
     if problem.posterior_QC is None:
         return label_loss(logits_BC, problem.label_Q[chosen_B], problem.flip)
@@ -117,9 +127,11 @@ def released_loss(problem: StudentProblem, logits_BC: Tensor, chosen_B: Tensor) 
 def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
     """Cross-entropy of the label as it was released, [B]: forward correction with symmetric flips.
 
-    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with
-    flip > 0 a label that the model firmly contradicts loses its pull, so wrong labels weigh little once the rest is
-    learnt. Source: Patrini et al. 2017, "forward" correction.
+    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with flip
+    > 0 a label that the model firmly contradicts loses its gradient, so wrong labels weigh little once the rest is
+    learnt.
+
+    Source: Patrini et al. 2017, "forward" correction.
     """
     log_p_B = -F.cross_entropy(logits_BC, label_B, reduction="none")
     if flip == 0:
@@ -139,7 +151,12 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tenso
 
 
 class Average:
-    """The exponential average of a model's weights and float buffers; young averages forget faster."""
+    """The exponential average of a model's weights and float buffers; young averages forget faster.
+
+    Args:
+        model: Is averaged.
+        decay: Of an old average.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
@@ -148,6 +165,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
+        """Move the average towards the model's present weights."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
         for mine, theirs in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
@@ -161,12 +179,17 @@ class Average:
 class GradientStudent(ABC):
     """A student trained by gradient descent; a subclass gives the loss.
 
-    network, network_options: see networks.build. steps, batch_size: labeled points a step. ema: decay of the averaged
-    weights. augment: pate_torch.features.augmentation.Affine or a mapping of its fields; None: no geometric distortion.
-    representation: learn the network's trunk from the public points first, without labels. label_noise: share of
-    wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None: on feature rows
-    what a second opinion finds (``opinion.doubted``), on images none. precision: float32, bfloat16
-    (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so results then depend on the machine).
+    Attributes:
+        network: See ``networks.build``.
+        network_options: The network's.
+        batch_size: Labeled points a step.
+        ema: Decay of the averaged weights.
+        augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
+        representation: Learn the network's trunk from the public points first, without labels.
+        label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
+            on feature rows by a second opinion (``opinion.doubted``), on images none.
+        precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
+            results then depend on the machine).
     """
 
     everywhere: ClassVar[bool] = True
@@ -213,7 +236,7 @@ class GradientStudent(ABC):
 
     @abstractmethod
     def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
-        """The loss of one step. ``average``: the averaged model, which an objective may ask for its opinion."""
+        """The loss of one step; ``average`` is the averaged model, which may give targets."""
 
     def fit(
         self,
@@ -226,7 +249,10 @@ class GradientStudent(ABC):
     ) -> Student:
         """Train on released labels and public points; the student is the averaged model after the last step.
 
-        Raises ValueError without labels. Everything logged is a function of released values and public points.
+        Everything logged is a function of released values and public points.
+
+        Raises:
+            ValueError: There are no labels.
         """
         problem = prepare(task, seed, device, self.label_noise or 0.0)
         spec = task.spec
@@ -280,7 +306,7 @@ class GradientStudent(ABC):
 
 
 def cosine(step: int, steps: int, warmup: float = 0.05) -> float:
-    """Share of the peak learning rate: a short linear rise, then half a cosine down to a hundredth."""
+    """The share of the peak learning rate: a short linear rise, then half a cosine down to a hundredth."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise

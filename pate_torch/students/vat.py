@@ -24,9 +24,13 @@ from pate_torch.students.training import Average, GradientStudent, Objective, St
 class Vat(GradientStudent):
     """Cross-entropy, plus the change under the worst small disturbance, plus the entropy of the predictions.
 
-    radius: length of the disturbance over the square root of the number of features (so: a typical change of one
-    normalized feature). probe: length, likewise, of the finite difference that finds its direction. smooth, entropy:
-    weights of the two terms.
+    Attributes:
+        unlabeled_batch: Public points a step.
+        radius: Length of the disturbance over the square root of the number of features (so: a typical change of one
+            normalized feature).
+        probe: Length, likewise, of the finite difference that finds its direction.
+        smooth: Weight of the change.
+        entropy: Weight of the entropy.
     """
 
     name: str = "vat"
@@ -88,7 +92,11 @@ def unit(x: Tensor) -> Tensor:
 
 
 class frozen_statistics:
-    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data."""
+    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data.
+
+    Args:
+        model: Whose layers they are.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
