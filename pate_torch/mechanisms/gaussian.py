@@ -16,7 +16,7 @@ from pate_torch.types import Answers, Context, NoisyCounts, Votes
 
 
 def answer_event(sigma: float, count: int, discrete: bool) -> Event:
-    """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes the counts by sqrt(2), in L2."""
+    """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes counts by sqrt(2) in L2."""
     if discrete:
         return events.ZCDP(rho=1 / sigma**2, count=count)
     return events.Gaussian(mu=math.sqrt(2) / sigma, count=count)

@@ -43,9 +43,15 @@ def build_report(
     """Everything that may be published of a finished run. Evaluation labels are read here, for the first time.
 
     Args:
-        record: Of the release, as its release.json has it.
+        data: The run's data.
+        release: The labels.
+        record: The release's, as its release.json has it.
         paid: The reservations that this run made; that of labels from before is not among them.
         student: None if labels were released and nothing was trained.
+        student_name: As the configuration calls it.
+        ledger: Where the account is kept.
+        seconds: Time of every stage.
+        baselines: Accuracies to compare with.
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
@@ -100,7 +106,7 @@ def _voters(release: Release, record: Mapping[str, Any]) -> str:
 
 
 def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
-    """What the test set says of a student, by the names of a report's fields; releasable if ``data.evaluation`` is."""
+    """The student's accuracy on the test set, by the fields of a report; releasable if ``data.evaluation`` is."""
     truth = data.evaluation.y
     if not len(truth):
         return {}
@@ -113,7 +119,7 @@ def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
 
 
 def accuracy_of(prediction: Tensor, truth_Q: Tensor) -> float:
-    """Of one model's predictions, [Q], or of many models', [K, Q]."""
+    """The accuracy of one model's predictions, [Q], or of many models', [K, Q]."""
     if not len(truth_Q):
         raise ValueError("nothing to measure an accuracy on")
     return float((prediction == truth_Q).double().mean())
@@ -129,6 +135,8 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
     """What a report may claim of a folder that holds what these reservations paid for, and of the whole account.
 
     Args:
+        ledger: Where the account is kept.
+        name: Of the account.
         reservations: Of everything in the folder.
         now: Those made by the run that reports.
 
@@ -170,10 +178,15 @@ _COUNTED = ("teachers", "teachers_transductive", "votes_file", "inductive", "tra
 
 
 def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
-    """The stages whose time tells nothing of how many private records there are, or what they are.
+    """The stages whose time depends neither on how many private records there are nor on what they are.
 
-    Votes of teachers that are there already are counted and asked by public sizes; records that answer, and
-    all that reads or trains on them, take the longer the more there are. chosen: the student was, by private records.
+    Votes of teachers that are there already are counted and asked by public sizes; records that answer, and all that
+    reads or trains on them, take the longer the more there are.
+
+    Args:
+        seconds: Time of every stage.
+        record: The release's.
+        chosen: Whether the student was chosen by private records.
     """
     shown = {"start"} if chosen else {"start", "student"}
     if (record.get("voters") or record.get("voting")) in _COUNTED and not record.get("succession"):
@@ -182,7 +195,7 @@ def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, c
 
 
 def label_hits(data: Dataset, release: Release) -> tuple[int, int]:
-    """(released labels that are right, labels that can be checked)."""
+    """The number of released labels that are right, and of those that can be checked."""
     if data.evaluation.pool_y is None:
         return 0, 0
     query = release.query_Q[release.answered_Q]
@@ -190,7 +203,7 @@ def label_hits(data: Dataset, release: Release) -> tuple[int, int]:
 
 
 def epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
-    """Price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
+    """The price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
     each = _per_question(release)
     if each is None:
         return ()
@@ -199,8 +212,9 @@ def epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
 
 
 def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, ...]:
-    """The account's total after each question of this release; empty where questions cost unequally, or none is
-    claimed.
+    """The account's total after each question of this release.
+
+    Empty where questions cost unequally, or no epsilon is claimed.
     """
     each, asked, account = _per_question(release), len(release.query_Q), ledger.account(name)
     if each is None or not account.private:

@@ -27,7 +27,12 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A named curve. color: "a", "b" or "c" of the page's style; flat: a reference level, drawn dashed."""
+    """A named curve.
+
+    Attributes:
+        color: "a", "b" or "c" of the page's style.
+        flat: Whether it is a reference level, drawn dashed.
+    """
 
     name: str
     points: list[tuple[float, float]]
@@ -44,16 +49,23 @@ class Scale:
 
     @classmethod
     def around(cls, values: Sequence[float], *, zero: bool = False, room: float = 0.0) -> Scale:
-        """From the least value (zero: from 0) to the greatest, with room above and below, as a share of the span."""
+        """The axis from the least value to the greatest.
+
+        Args:
+            values: What it must show.
+            zero: Whether it starts at 0.
+            room: Above and below, as a share of the span.
+        """
         low = 0.0 if zero else min(values)
         span = (max(values) - low) or max(1.0, abs(low))
         return cls(low if zero else low - room * span, low + span + room * span)
 
     def at(self, value: float) -> float:
+        """The place of a value, in percent from the lower end."""
         return round(100 * (value - self.low) / (self.high - self.low), 3)
 
     def below(self, value: float) -> float:
-        """From the upper end."""
+        """The place of a value, in percent from the upper end."""
         return round(100 * (self.high - value) / (self.high - self.low), 3)
 
     def ticks(self, most: int = 5) -> list[float]:
@@ -66,18 +78,18 @@ class Scale:
 
 
 def numbered(values: Sequence[float]) -> list[tuple[float, float]]:
-    """(1, first value), (2, second value), ..."""
+    """The points (1, first value), (2, second value), ..."""
     return [(q, value) for q, value in enumerate(values, start=1)]
 
 
 def share_scale(rows: Sequence[Accuracy]) -> Scale:
-    """For accuracies with their intervals: it ends at 1, and begins at a tenth below all of them."""
+    """The axis for accuracies with their intervals: it ends at 1, and begins at a tenth below all of them."""
     least = min((row.share.interval or (row.share.value,))[0] for row in rows)
     return Scale(max(0.0, math.floor((least - 0.01) * 10) / 10), 1.0)
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most so many of them, first and last among them."""
+    """At most ``most`` of the points, first and last among them."""
     if len(points) <= most:
         return list(points)
     chosen = np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))
@@ -98,18 +110,18 @@ def price_curves(report: ReleaseReport) -> list[Curve]:
 
 
 def cap_is_far(report: ReleaseReport) -> bool:
-    """Whether the cap would press the curves to the ground."""
+    """Whether the cap is so far above the curves that it would flatten them."""
     highest = max(*report.epsilon_curve, *report.account_curve, report.epsilon or 0.0)
     return report.budget_epsilon is not None and report.budget_epsilon > 2.5 * highest
 
 
 def student_curves(report: ReleaseReport) -> list[Curve]:
-    """One for each tag of more than one point."""
+    """One curve for each tag of more than one point."""
     return [Curve(name=tag, points=thinned(points)) for tag, points in report.student_curves.items() if len(points) > 1]
 
 
 def most_confused(report: ReleaseReport, most: int = 12) -> list[tuple[int, int, int]]:
-    """(count, truth, prediction) of the commonest confusions."""
+    """The commonest confusions as (count, truth, prediction)."""
     pairs = (
         (count, true, guess) for true, row in enumerate(report.confusion) for guess, count in enumerate(row) if count
     )

@@ -13,7 +13,7 @@ Z95 = 1.959963984540054
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """0.974 -> '97.4 %'."""
+    """The share as a percentage: 0.974 -> '97.4 %'."""
     return f"{100 * value:.{digits}f} %"
 
 
@@ -31,15 +31,16 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval; None where the size is unknown."""
         return None if self.size is None else wilson(self.value, self.size)
 
     @property
     def interval_words(self) -> str:
-        """'96.1 to 98.3', in percent; empty where the interval is not known."""
+        """The interval in percent, as in '96.1 to 98.3'; empty where it is not known."""
         return "" if self.interval is None else "{:.1f} to {:.1f}".format(*(100 * end for end in self.interval))
 
     def __str__(self) -> str:
-        """'97.4 % (96.1 to 98.3)'."""
+        """Return '97.4 % (96.1 to 98.3)'."""
         return percent(self.value) + (f" ({self.interval_words})" if self.size else "")
 
 
@@ -54,7 +55,7 @@ def wilson(share: float, size: int, z: float = Z95) -> tuple[float, float]:
 
 
 def difference(first: float, first_size: int, second: float, second_size: int, z: float = Z95) -> tuple[float, float]:
-    """Interval for the difference of two shares of independent samples, from both of their Wilson intervals.
+    """The interval for the difference of two shares of independent samples, from both of their Wilson intervals.
 
     Source: Newcombe 1998, *Interval estimation for the difference between independent proportions*, method 10.
     """
@@ -66,11 +67,12 @@ def difference(first: float, first_size: int, second: float, second_size: int, z
 
 
 def concordance(auc: float, first_size: int, second_size: int, z: float = Z95) -> tuple[float, float]:
-    """Interval for the area under a ROC curve: all areas whose own spread explains the one seen, as Wilson's does.
+    """The interval for the area under a ROC curve: all areas whose own spread explains the one seen, as Wilson's does.
 
     The spread of area a is that of Hanley & McNeil 1982 with equal sizes' weights; it is exact at a = 1/2.
-    Source: Newcombe 2006, *Confidence intervals for an effect size measure based on the Mann-Whitney statistic*,
-    part 2, method 5.
+
+    Source: Newcombe 2006, *Confidence intervals for an effect size measure based on the Mann-Whitney statistic*, part
+    2, method 5.
     """
     checks.between("auc", auc, 0, 1)
     checks.integer("size", min(first_size, second_size), low=1)

@@ -43,21 +43,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerSummary:
-    """PRIVATE figures of a run; None if one was not computed.
+    """PRIVATE. Figures of a run; None if one was not computed.
 
     The two epsilons depend on the votes: they are no guarantee and no price.
 
     Attributes:
         records: How many there were, by what became of them.
-        student_accuracy, student_size, confusion: Of the student on test records that are not public.
+        student_accuracy: On test records that are not public.
+        student_size: How many of them.
+        confusion: The student's counts on them, [truth, predicted].
         ensemble_accuracy: Of the plurality without noise.
         teacher_accuracy_mean: Of one teacher, on average.
+        epsilon_exact_data_dependent: Data-dependent epsilon by the exact outcome law.
+        epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
         gap_quantiles: Of the votes between winner and runner-up.
         nonprivate_accuracy: Of a model trained on all records at once.
-        membership: What an attack found in the student.
+        membership: The membership test of the student.
         seconds: Of every stage, also of those whose time tells how many records there are.
-        not_computed: Why a figure is missing that should be here, by what it is called.
-        forecast: What was foretold of the labels from public values (``chance.foretold``).
+        not_computed: Name of a missing figure -> why it is missing.
+        forecast: The forecast of the labels from public values (``chance.foretold``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +90,7 @@ class OwnerSummary:
             checks.non_negative(f"gap_quantiles.{key}", value)
 
     def lines(self) -> dict[str, str]:
-        """What the closing table shows the owner: accuracies, and what is missing (an epsilon looks like a price)."""
+        """The owner's part of the closing table: accuracies, and what is missing (an epsilon looks like a price)."""
         lines = {"Records": ", ".join(f"{n:,} {what}" for what, n in self.records.items())} if self.records else {}
         if self.student_accuracy is not None:
             share = Share(value=self.student_accuracy, size=self.student_size)
@@ -104,7 +108,7 @@ class OwnerSummary:
 
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
-    """private/summary.json; NaN is refused."""
+    """Write private/summary.json; NaN is refused."""
     path.touch(mode=OWNER_ONLY_FILE)
     path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
     path.write_text(strict_json(asdict(summary)), encoding="utf-8")
@@ -137,15 +141,19 @@ def owner_summary(
     delta: float,
     device: torch.device,
 ) -> OwnerSummary:
-    """PRIVATE. What the owner may look at: accuracies without noise, and prices that depend on the votes.
+    """PRIVATE. Accuracies without noise, and prices that depend on the votes.
 
     Args:
+        data: The run's data.
+        release: The labels.
         votes: The teachers' on the pool; None if records answered for themselves.
         ensemble: None if the votes were brought from elsewhere: they say nothing of the test points.
         nonprivate: A model trained on all records, if there is one.
         model: The mechanism's law of outcomes, if it has one.
         rounds: Data-dependent prices compose only if no question depends on an earlier answer: of several rounds there
             is none.
+        delta: Of the account.
+        device: Where models predict.
     """
     missing: dict[str, str] = {}
     accuracy = mean = alone = None
@@ -192,7 +200,7 @@ def owner_summary(
 
 
 def gap_quantiles(votes: Votes) -> dict[str, float]:
-    """How clearly the teachers agree: quantiles of winner minus runner-up, in votes. PRIVATE."""
+    """PRIVATE. Quantiles of winner minus runner-up, in votes."""
     gap = votes.gap().double()
     if len(gap) == 0:
         return {}
@@ -230,9 +238,19 @@ def attack_student(
     private_run: bool,
     held_out: bool,
 ) -> Membership:
-    """PRIVATE. The attack on the released student, beside what its price leaves to any attack.
+    """PRIVATE. The attack on the released student, beside the bound on any attack by its price.
 
     At epsilon = 0 the privacy curve's delta is the total variation between neighbors, hence a bound of its own.
+
+    Args:
+        sides: Members and others.
+        student: The released student.
+        nonprivate: The model without privacy; None: there is none.
+        events: Everything that the student cost.
+        delta: Of the account.
+        seed: Halves the records.
+        private_run: Whether the noise was secret; else no bound holds.
+        held_out: See ``Membership``.
     """
     bound = by_plan = None
     if private_run:

@@ -54,9 +54,10 @@ LAYOUT = {
 
 
 class PrivateBoard:
-    """PRIVATE. Writes private/tensorboard: how the teachers learn, how they agree, how many questions were answered.
+    """PRIVATE. Writes private/tensorboard: the teachers' learning curves and agreement, the questions answered.
 
-    ``log`` is a ``protocols.Log`` for the teachers' training, ``losses`` takes every teacher's loss at a step.
+    Args:
+        folder: Of the events.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,18 +70,19 @@ class PrivateBoard:
             file.chmod(OWNER_ONLY_FILE)  # the folder is closed already; a copy of the file alone should be, too
 
     def log(self, tag: str, value: float, step: int) -> None:
+        """PRIVATE. A ``protocols.Log`` for the teachers' training."""
         self.writer.add_scalar(tag, value, step)
 
     def losses(self, step: int, loss_K: Tensor) -> None:
-        """The distribution of the teachers' losses, [K], at a step."""
+        """PRIVATE. The distribution of the teachers' losses, [K], at a step."""
         self._spread("teachers/loss", loss_K, step)
 
     def accuracies(self, accuracy_K: Tensor, step: int = 0) -> None:
-        """The distribution of the teachers' accuracies, [K]."""
+        """PRIVATE. The distribution of the teachers' accuracies, [K]."""
         self._spread("teachers/accuracy", accuracy_K, step)
 
     def votes(self, votes: Votes, answered_Q: Tensor) -> None:
-        """How clearly the questions asked were decided, and the share of them answered (bool [Q])."""
+        """PRIVATE. The gaps of the questions asked, and the share of them answered (bool [Q])."""
         self._spread("votes/gap", votes.gap(), 0)
         self._spread("votes/top", votes.top(), 0)
         if len(answered_Q):
@@ -89,7 +91,7 @@ class PrivateBoard:
                 self.writer.add_scalar("votes/answered_share", share, int(question))
 
     def membership(self, found: Membership) -> None:
-        """What the attack on the student found, beside its bounds and a model without privacy."""
+        """PRIVATE. The membership test, beside its bounds and a model without privacy."""
         words = "\n\n".join(f"{name.strip()}: {value}" for name, value in found.lines().items())
         self.writer.add_text("membership", words)
 
@@ -99,4 +101,5 @@ class PrivateBoard:
             self.writer.add_histogram(tag, finite.cpu().numpy(), step)
 
     def close(self) -> None:
+        """Close the file."""
         self.writer.close()

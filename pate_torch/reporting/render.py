@@ -1,6 +1,6 @@
 """The files of a release folder that say what was released: JSON, a page and a model card, all of one report.
 
-Templates lay out what ``report`` knows and ``statement`` says; everything they insert is escaped.
+Templates lay out the facts of ``report`` and the sentences of ``statement``; everything they insert is escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUMMARY_KEYS = (
 
 
 def write_release(folder: Path, report: ReleaseReport) -> None:
-    """All the files of the release folder but the labels and the student."""
+    """Write all the files of the release folder but the labels and the student."""
     written = {
         "summary.json": strict_json(summary(report)),
         "privacy.json": strict_json(privacy(report)),
@@ -50,7 +50,7 @@ def summary(report: ReleaseReport) -> dict[str, Any]:
 
 
 def privacy(report: ReleaseReport) -> dict[str, Any]:
-    """privacy.json, the statement for machines; ``privacy_schema`` describes it."""
+    """The content of privacy.json, the statement for machines; ``privacy_schema`` describes it."""
     return {
         "schema_version": SCHEMA_VERSION,
         "private": report.private,
@@ -106,17 +106,21 @@ def privacy_schema() -> dict[str, Any]:
 
 
 def strict_json(content: Mapping[str, Any]) -> str:
-    """JSON that every reader accepts: NaN and infinity raise ValueError."""
+    """JSON that every reader accepts.
+
+    Raises:
+        ValueError: The content holds NaN or infinity.
+    """
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def page(report: ReleaseReport) -> str:
-    """report.html: one page that needs nothing else, neither a network nor a script."""
+    """The page report.html, which needs nothing else, neither a network nor a script."""
     return _html().get_template("report.html.jinja").render(report=report).replace(" %", "\u00a0%")
 
 
 def card(report: ReleaseReport) -> str:
-    """README.md, the model card: the same facts for those who read text."""
+    """The model card README.md: the same facts for those who read text."""
     return _markdown().get_template("model_card.md.jinja").render(report=report)
 
 

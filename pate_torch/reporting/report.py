@@ -60,7 +60,12 @@ FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An accuracy to compare with, and the reason why it is releasable (a key of ``BECAUSE``)."""
+    """An accuracy to compare with.
+
+    Attributes:
+        because: Why it is releasable, a key of ``BECAUSE``.
+        size: Points it was measured on.
+    """
 
     name: str
     accuracy: float
@@ -73,6 +78,7 @@ class Baseline:
 
     @property
     def share(self) -> Share:
+        """The accuracy with its interval."""
         return Share(value=self.accuracy, size=self.size)
 
 
@@ -101,7 +107,13 @@ class Reservation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Examples:
-    """Public points with the labels released for them. image: uint8 [E, Ch, H, W], Ch 1 or 3; query: pool indices."""
+    """Public points with the labels released for them.
+
+    Attributes:
+        image: uint8 [E, Ch, H, W], Ch 1 or 3.
+        label: The released labels.
+        query: Pool indices.
+    """
 
     image: np.ndarray
     label: tuple[int, ...]
@@ -121,7 +133,12 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """One measured accuracy. of: what was measured on what; strong: the release's own, not there to compare."""
+    """One measured accuracy.
+
+    Attributes:
+        of: What was measured on what.
+        strong: Whether it is the release's own, not there to compare.
+    """
 
     name: str
     share: Share
@@ -154,7 +171,8 @@ class ReleaseReport:
         rounds: How often every record answered for itself; 0 if none did.
         student: What learnt from the answers; None if labels alone were released.
         seconds: Time of each stage that may be shown.
-        student_size, label_size: How many points the two accuracies were measured on.
+        student_size: How many points ``student_accuracy`` was measured on.
+        label_size: How many points ``label_accuracy`` was measured on.
         teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
         epsilon_curve: Price of the first q questions, q = 1..Q.
         account_curve: The account's total at the same moments.
@@ -270,6 +288,7 @@ class ReleaseReport:
 
     @property
     def unit_words(self) -> str:
+        """The privacy unit in words."""
         if self.unit == LABEL_UNIT:
             return "the label of one record"
         return "one record" if self.unit == "record" else f"all records of one {self.group}"
@@ -281,11 +300,13 @@ class ReleaseReport:
 
     @property
     def adjacency_words(self) -> str:
+        """The adjacency in words."""
         verb = "add or remove {}" if self.adjacency == "add_remove" else "replace {} by any other"
         return f"{verb.format(self.unit_words)} ({self.adjacency})"
 
     @property
     def route_words(self) -> str:
+        """The route of epsilon in words."""
         return show_route(self.accountant)
 
     @property
@@ -295,17 +316,18 @@ class ReleaseReport:
 
     @property
     def terms(self) -> str:
-        """What an epsilon means nothing without."""
+        """The terms without which an epsilon means nothing."""
         return f"{self.setting}; route: {self.route_words}"
 
     def with_terms(self, epsilon: float) -> str:
+        """An epsilon, rounded up, with its terms."""
         return f"epsilon = {show_epsilon(epsilon)} ({self.terms})"
 
     # ---- what follows from the facts
 
     @property
     def budget_left(self) -> float | None:
-        """The cap less what all releases reserved. Votes may have left some of that unused: it does not count."""
+        """The cap less what all releases reserved; what votes left unused of that does not count."""
         if self.budget_epsilon is None or self.epsilon_charged is None:
             return None
         return max(0.0, self.budget_epsilon - self.epsilon_charged)
@@ -317,13 +339,13 @@ class ReleaseReport:
 
     @property
     def mechanism_words(self) -> str:
-        """'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
+        """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
         return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
 
     @property
     def files(self) -> dict[str, str]:
-        """What lies in the release folder: name -> what it is."""
+        """The files of the release folder: name -> what it is."""
         there = {
             "student.safetensors": self.student is not None,
             "tensorboard/": self.student is not None,
@@ -361,7 +383,7 @@ class ReleaseReport:
 
     @property
     def below_majority(self) -> str | None:
-        """In words, that the student is right less often than the commonest class of the test points; else None."""
+        """A sentence where the student is right less often than the commonest class of the test points; else None."""
         counts = [sum(row) for row in self.confusion]
         hits = sum(row[true] for true, row in enumerate(self.confusion))
         most = max(counts, default=0)
@@ -385,7 +407,7 @@ class ReleaseReport:
 
 
 def show_route(accountant: str) -> str:
-    """gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
+    """A route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
 
 

@@ -33,7 +33,7 @@ EX_POST = "It depends on the answers, so it is not a guarantee."
 
 
 def environment(**options: Any) -> Environment:
-    """For the templates of this package: an unknown name is an error, an epsilon is shown in one way."""
+    """The jinja environment of this package's templates: an unknown name is an error, an epsilon is shown in one way."""
     made = Environment(
         loader=PackageLoader("pate_torch.reporting"),
         undefined=StrictUndefined,
@@ -85,12 +85,12 @@ def plain_words(report: ReleaseReport) -> tuple[str, ...]:
 
 
 def questions(report: ReleaseReport) -> str:
-    """How many questions were put to whom; empty where nobody was asked."""
+    """A sentence on how many questions were put to whom; empty where nobody was asked."""
     return _sentence("questions", report)
 
 
 def examples(report: ReleaseReport) -> str:
-    """What the pictures with released labels show."""
+    """A caption for the pictures with released labels."""
     return _sentence("examples", report)
 
 
@@ -110,7 +110,7 @@ class Price:
 
     Attributes:
         epsilon: None if it is not known, or there is no cap.
-        route: What gave it.
+        route: The accountant that gave it.
         covers: What it is a price of.
         note: What must be said beside it, however short the line.
     """
@@ -123,11 +123,12 @@ class Price:
 
     @property
     def description(self) -> str:
+        """The line in words."""
         return f"{self.covers} {self.note}".strip()
 
 
 def prices(report: ReleaseReport) -> tuple[Price, ...]:
-    """This release with its parts, the account's total and its cap; empty if not private."""
+    """The prices of this release with its parts, the account's total and its cap; empty if not private."""
     if report.epsilon is None:
         return ()
     whole = "The guarantee: of everything in this folder, and of nothing outside it."
@@ -182,8 +183,8 @@ def run_facts(report: ReleaseReport) -> dict[str, str]:
 def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
     """The largest share of members any membership test can find at this share of false alarms.
 
-    Source: Wasserman & Zhou (2010); Kairouz, Oh & Viswanath (2015): with misses b and false alarms a,
-    e^epsilon a + b >= 1 - delta and a + e^epsilon b >= 1 - delta, and nothing more.
+    Source: Wasserman & Zhou (2010); Kairouz, Oh & Viswanath (2015): with misses b and false alarms a, e^epsilon a + b
+    >= 1 - delta and a + e^epsilon b >= 1 - delta, and nothing more.
     """
     low = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     high = 1 - math.exp(-epsilon) * (1 - delta - false_alarms)
@@ -191,10 +192,12 @@ def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def advantage_bound(epsilon: float, delta: float) -> float:
-    """The largest share of members found less share of false alarms, of any membership test: ``attack_bound`` - a.
+    """The largest advantage, share of members found less share of false alarms, of any membership test.
 
-    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines; randomized response reaches it.
-    Source: Kairouz, Oh & Viswanath (2015); Humphries et al. (2020, arXiv 2010.12112). Yeom et al. (2018) have
-    e^epsilon - 1, which is larger.
+    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines of ``attack_bound``; randomized
+    response reaches it.
+
+    Source: Kairouz, Oh & Viswanath (2015); Humphries et al. (2020, arXiv 2010.12112). Yeom et al. (2018) have e^epsilon
+    - 1, which is larger.
     """
     return math.tanh(epsilon / 2) + 2 * delta / (math.exp(min(epsilon, 700.0)) + 1)

@@ -1,4 +1,4 @@
-"""What TensorBoard may show the world: ``release/tensorboard``. The teachers' side is ``private.PrivateBoard``.
+"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private.PrivateBoard``.
 
 Plain tags, one run, one layout. A run that is not private shows no epsilon, and every tag of it says so.
 """
@@ -26,9 +26,11 @@ STUDENT = "student/"
 
 
 class ReleaseBoard:
-    """Writes release/tensorboard. ``log`` while the student learns, ``write`` once at the end, ``close``.
+    """Writes release/tensorboard: ``log`` while the student learns, ``write`` once at the end, ``close``.
 
-    ``log`` takes the student's tags only: handed to the teachers' training by mistake, it raises ValueError.
+    Args:
+        folder: Of the events.
+        private: Whether the noise was secret.
     """
 
     def __init__(self, folder: Path, *, private: bool) -> None:
@@ -39,14 +41,18 @@ class ReleaseBoard:
         self.writer = SummaryWriter(str(folder))
 
     def log(self, tag: str, value: float, step: int) -> None:
-        """A ``protocols.Log`` for a student."""
+        """A ``protocols.Log`` for a student.
+
+        Raises:
+            ValueError: The tag is not a student's: the board was handed to the teachers' training by mistake.
+        """
         if not tag.startswith(STUDENT):
             raise checks.fail("tag", tag, f"must begin with {STUDENT!r} in a release", "Log it to the private board.")
         self.logged.add(tag)
         self.writer.add_scalar(self.prefix + tag, value, step)
 
     def write(self, report: ReleaseReport) -> None:
-        """All that is known at the end."""
+        """Write all that is known at the end."""
         if bool(self.prefix) == report.private:
             raise checks.fail("private", report.private, "must be what the board was opened with")
         self.writer.add_text(f"{self.prefix}privacy_statement", card(report))
