@@ -33,7 +33,7 @@ EX_POST = "It depends on the answers, so it is not a guarantee."
 
 
 def environment(**options: Any) -> Environment:
-    """The jinja environment of this package's templates: an unknown name is an error, an epsilon is shown in one way."""
+    """The jinja environment of these templates: an unknown name is an error, an epsilon is shown in one way."""
     made = Environment(
         loader=PackageLoader("pate_torch.reporting"),
         undefined=StrictUndefined,

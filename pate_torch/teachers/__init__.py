@@ -1,0 +1,1 @@
+"""PRIVATE. Teachers: one model for each shard of the private records."""

@@ -14,7 +14,13 @@ from pate_torch.teachers.recipe import TeacherRecipe
 
 
 class Checkpoints:
-    """A chunk's file is named by what decides its result (records, recipe, seed), so that a stale one is not found."""
+    """A folder of chunks, each file named by what decides its result (records, recipe, seed): a stale one is not found.
+
+    Args:
+        folder: Of the files; PRIVATE.
+        recipe: Of the teachers.
+        seed: Of their training.
+    """
 
     def __init__(self, folder: Path, recipe: TeacherRecipe, seed: int) -> None:
         self.folder = private_folder(Path(folder))
@@ -28,7 +34,7 @@ class Checkpoints:
         return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
 
     def load(self, chunk: Chunk) -> Trained | None:
-        """What was learnt, or None; a damaged file is trained again rather than trusted."""
+        """The trained chunk, or None; a damaged file is trained again rather than trusted."""
         path = self._path(chunk)
         if not path.exists():
             return None
@@ -40,7 +46,7 @@ class Checkpoints:
         return Trained(tensors, loss, accuracy)
 
     def save(self, chunk: Chunk, trained: Trained) -> None:
-        """Written beside and renamed: a run killed here leaves no half a chunk."""
+        """Write a chunk beside and rename it: a run killed here leaves no half a chunk."""
         tensors = trained.params | {"curve.loss": trained.loss_Pk, "curve.accuracy": trained.accuracy_Pk}
         with replacing(self._path(chunk)) as temporary:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)

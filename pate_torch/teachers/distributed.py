@@ -1,7 +1,7 @@
-"""torchrun: chunks of teachers dealt to ranks, parameters and votes gathered.
+"""Teachers under torchrun: chunks dealt to ranks, parameters and votes gathered.
 
-Teachers never talk while they learn, so there is nothing to synchronize but the end, through host memory: the group
-is gloo even where ranks train on GPUs. Without torchrun everything here is the single-process case.
+Teachers never communicate while they learn, so there is nothing to synchronize but the end, through host memory: the
+group is gloo even where ranks train on GPUs. Without torchrun everything here is the single-process case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class World:
 
 
 def world() -> World:
-    """Joins the group on the first call when started by torchrun."""
+    """The ranks of this run; joins the group on the first call when started by torchrun."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
     if not dist.is_initialized():
@@ -58,7 +58,7 @@ def is_main() -> bool:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """Rank i of a machine takes its i-th GPU, unless one is named."""
+    """The device of this rank: rank i of a machine takes its i-th GPU, unless one is named."""
     if device.type == "cuda" and device.index is None and world().size > 1:
         return torch.device("cuda", world().local_rank % torch.cuda.device_count())
     return device
@@ -107,7 +107,7 @@ def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
 
 
 def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
-    """Rank 0's trunk on every rank (the others pass None): one machine's arithmetic is not another's."""
+    """Rank 0's trunk on every rank (the others pass None): machines differ in the last bits."""
     if trunk is not None and world().size == 1:
         return trunk
     facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
@@ -116,7 +116,7 @@ def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
 
 
 def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages) -> Trunk | None:
-    """Features that teachers start from, learnt by rank 0 from the public points; None: they start from nothing."""
+    """The trunk that teachers start from, learnt by rank 0 from the public points; None: the recipe has none."""
     if recipe.start is None:
         return None
     trunk = None
@@ -142,7 +142,11 @@ def share_tensors(own: dict[str, Tensor] | None) -> dict[str, Tensor]:
 def votes(ensemble: Ensemble, tally: Callable[[Ensemble], Tensor], num_points: int, *, together: bool = True) -> Votes:
     """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them.
 
-    tally: counts, int32 [P, C], of some of the teachers. together: False where this rank asks them all alone.
+    Args:
+        ensemble: All teachers.
+        tally: Counts, int32 [P, C], of some of the teachers.
+        num_points: P.
+        together: False where this rank asks them all alone.
     """
     me = world()
     if me.size == 1 or not together:

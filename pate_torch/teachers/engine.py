@@ -36,7 +36,13 @@ POINTS = 50
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
-    """PRIVATE. The records of teachers first .. first+k-1: x_kS [k, S, ...] (zero past size_k), y_kS, size_k."""
+    """PRIVATE. The records of teachers first .. first+k-1.
+
+    Attributes:
+        x_kS: [k, S, ...], zero past size_k.
+        y_kS: [k, S].
+        size_k: Records of each teacher.
+    """
 
     first: int
     x_kS: Tensor
@@ -48,7 +54,7 @@ class Chunk:
 
     @property
     def teachers(self) -> Sequence[int]:
-        """The numbers that name their streams."""
+        """The teachers' numbers, which name their streams."""
         return range(self.first, self.first + len(self))
 
     def __repr__(self) -> str:
@@ -57,7 +63,13 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trained:
-    """PRIVATE. Parameters [k, ...] of a chunk, and each teacher's curves of loss and accuracy, [points, k]."""
+    """PRIVATE. What a chunk's training gave.
+
+    Attributes:
+        params: Parameters [k, ...].
+        loss_Pk: Each teacher's curve of its loss, [points, k].
+        accuracy_Pk: Of its accuracy, likewise.
+    """
 
     params: stacked.Parameters
     loss_Pk: Tensor
@@ -65,12 +77,12 @@ class Trained:
 
 
 def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
-    """Copy the records of some teachers out of the private set."""
+    """PRIVATE. Copy the records of some teachers out of the private set."""
     return gather_rows(private.x, private.y, shards.index_KS, shards.mask_KS, teachers)
 
 
 def gather_rows(x_N: Tensor, y_N: Tensor, index_KS: Tensor, mask_KS: Tensor, teachers: range) -> Chunk:
-    """As ``gather_chunk``, from bare tensors."""
+    """PRIVATE. Copy the records as ``gather_chunk`` does, from bare tensors."""
     index, mask = index_KS[teachers.start : teachers.stop], mask_KS[teachers.start : teachers.stop]
     capacity = max(1, index.shape[1])
     x = torch.zeros(len(teachers), capacity, *x_N.shape[1:], dtype=x_N.dtype)
@@ -94,7 +106,15 @@ def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> 
 
 
 class Feed:
-    """Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B]."""
+    """Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B].
+
+    Args:
+        chunk: PRIVATE. The records.
+        spec: How they are normalized.
+        recipe: Of the teachers.
+        seed: Of their streams.
+        device: Where the batches lie.
+    """
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
@@ -153,7 +173,7 @@ def products(recipe: TeacherRecipe, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Numbers too small for full precision are zero in this thread (where the processor can).
+    """Flush numbers too small for full precision to zero in this thread (where the processor can).
 
     A teacher soon knows its few records by heart; then Adam's squared gradients sink below 1e-38, where arithmetic
     takes a core a hundred times as long (MLP, 900 steps on 240 records: a third of the time).
@@ -168,14 +188,14 @@ def flushed() -> Iterator[None]:
 
 
 def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 arithmetic where the recipe asks for it."""
+    """A context of bfloat16 arithmetic where the recipe asks for it."""
     if recipe.dtype == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
 
 def point_of(step: int, steps: int) -> int:
-    """Which point of the learning curve a step belongs to."""
+    """The point of the learning curve that a step belongs to."""
     return step * min(POINTS, steps) // steps
 
 
@@ -230,7 +250,7 @@ def _steps(
 def train_stacked(
     chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
 ) -> Trained:
-    """All teachers of the chunk at once. tell: the share of the work that is done, now and then."""
+    """PRIVATE. Train all teachers of the chunk at once; ``tell`` gets the share of the work done, now and then."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [torch_stream(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
@@ -247,7 +267,7 @@ def train_stacked(
 def train_loop(
     chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
 ) -> Trained:
-    """One teacher after the other: the plain program, and the reference of the tests."""
+    """PRIVATE. Train one teacher after the other: the plain program, and the reference of the tests."""
     done: list[Trained] = []
     for row, teacher in enumerate(chunk.teachers):
         alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))

@@ -48,17 +48,21 @@ def _in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Itera
 
 
 def spec_from(plain: Mapping[str, Any]) -> DataSpec:
-    """A DataSpec that went through JSON."""
+    """The DataSpec of values that went through JSON."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
     return DataSpec(**fields)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ensemble:
-    """PRIVATE. ``network``: a description (networks.py); ``params``: [K, ...] each; ``trained_K``: bool.
+    """PRIVATE. Teachers with stacked parameters. A teacher whose shard was empty is not trained and votes class 0.
 
-    ``spec``: of the points that are asked about. ``trunk``: their features are what the networks take, or None.
-    A teacher whose shard was empty is not trained and votes class 0.
+    Attributes:
+        network: A description (networks.py).
+        params: [K, ...] each.
+        trained_K: Whether each was trained, bool.
+        spec: Of the points that are asked about.
+        trunk: Gives the features that the networks take; None: they take the points.
     """
 
     network: dict[str, Any]
@@ -98,10 +102,17 @@ class Ensemble:
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> None:
-        """Calls hear(rows, parts) for a few teachers at a time, from several threads on a CPU.
+        """PRIVATE. Call ``hear(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
 
-        ``parts`` yields (start, logits [k, B, C]) of successive raw points x [Q, ...], on the device. Non-finite logits
-        of a point become all equal, a vote for class 0: a teacher which diverged still has exactly one vote.
+        Non-finite logits of a point become all equal, a vote for class 0: a teacher which diverged still has exactly
+        one vote.
+
+        Args:
+            x: Raw points [Q, ...].
+            hear: Takes (start, logits [k, B, C]) of successive points, on the device.
+            batch: Points at a time; None: by the device.
+            device: Where the networks are evaluated.
+            progress: Gets (done, total).
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
@@ -133,7 +144,7 @@ class Ensemble:
     def predictions(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Tensor:
-        """Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
+        """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
         """

@@ -16,7 +16,12 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """AdamW (Loshchilov and Hutter 2019): decoupled weight decay; Adam where it is 0."""
+    """AdamW (Loshchilov and Hutter 2019): decoupled weight decay; Adam where it is 0.
+
+    Args:
+        params: Are updated in place.
+        weight_decay: Decoupled.
+    """
 
     def __init__(self, params: list[Tensor], weight_decay: float) -> None:
         self.params, self.weight_decay = params, weight_decay
@@ -25,6 +30,7 @@ class Adam:
         self.count = [torch.zeros((), dtype=torch.float32, device=p.device) for p in params]
 
     def step(self, rate: float) -> None:
+        """Update the parameters by their gradients, at this learning rate."""
         grads = [_gradient(p) for p in self.params]
         torch._foreach_add_(self.count, 1)
         torch._fused_adamw_(
@@ -45,13 +51,20 @@ class Adam:
 
 
 class Sgd:
-    """Heavy-ball momentum; weight decay added to the gradient."""
+    """Heavy-ball momentum; weight decay added to the gradient.
+
+    Args:
+        params: Are updated in place.
+        momentum: Of the heavy ball.
+        weight_decay: Added to the gradient.
+    """
 
     def __init__(self, params: list[Tensor], momentum: float, weight_decay: float) -> None:
         self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
         self.buffers = [torch.zeros_like(p) for p in params]
 
     def step(self, rate: float) -> None:
+        """Update the parameters by their gradients, at this learning rate."""
         grads = [_gradient(p) for p in self.params]
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, self.params, alpha=self.weight_decay))

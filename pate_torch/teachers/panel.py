@@ -34,7 +34,11 @@ ABSTAIN = 0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Panel:
-    """PRIVATE. K fitted teachers. ``failed``: how many could not be fitted and vote class 0 (for the owner's eyes)."""
+    """PRIVATE. K fitted teachers.
+
+    Attributes:
+        failed: How many could not be fitted and vote class 0 (for the owner's eyes).
+    """
 
     members: tuple[Member, ...]
     spec: DataSpec
@@ -47,7 +51,7 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predictions(self, x: Tensor, progress: Progress = silent) -> Tensor:
-        """Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class is a vote for class 0."""
+        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class is a vote for class 0."""
         rows = []
         for number, member in enumerate(self.members):
             label_Q = member(x)
@@ -61,19 +65,21 @@ class Panel:
 
 
 def constant(label: int) -> Member:
-    """A teacher that always says the same."""
+    """A teacher that always predicts the same class."""
     return lambda x: torch.full((len(x),), label, dtype=torch.int64)
 
 
 def fit_estimators(
     estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = silent
 ) -> Panel:
-    """PRIVATE. A clone of a scikit-learn classifier for every shard, fitted to its normalized, flattened records.
+    """PRIVATE. Fit a clone of a scikit-learn classifier to every shard's normalized, flattened records.
 
     A shard without records votes class 0, one of a single class votes that class, and so does (for class 0) a teacher
     that cannot be fitted: stopping there would tell of that shard. Its warnings are not shown for the same reason.
-    ``random_state``s that were left open are set by teacher. Raises ValueError for anything but a classifier, and if
-    none can be fitted.
+    ``random_state``s that were left open are set by teacher.
+
+    Raises:
+        ValueError: ``estimator`` is no classifier, or no clone can be fitted.
     """
     if not is_classifier(estimator):
         raise checks.fail("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
@@ -132,11 +138,23 @@ def fit_modules(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
 ) -> Panel:
-    """PRIVATE. A network of the user's own for every shard, trained as ``recipe`` says (but for its network).
+    """PRIVATE. Train a network of the user's own for every shard, as ``recipe`` says (but for its network).
 
-    factory() makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from the
-    teacher's own stream. A shard without records votes class 0, and so do non-finite logits.
-    Raises ValueError for a network of another shape.
+    A shard without records votes class 0, and so do non-finite logits.
+
+    Args:
+        factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from
+            the teacher's own stream.
+        private: The records.
+        spec: How they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Of the training.
+        seed: Of the teachers' streams.
+        device: Where they are trained.
+        progress: Gets (done, total) teachers.
+
+    Raises:
+        ValueError: The network has another shape.
     """
     device = torch.device(device)
     _check_factory(factory, spec)

@@ -44,9 +44,21 @@ def train_chunks(
     workers: int,
     tell: Callable[[int, float], object] = silent,
 ) -> Iterator[tuple[int, Trained]]:
-    """Yields (chunk number, what was learnt) as chunks finish; tell(chunk number, share done) between.
+    """PRIVATE. Train chunks in worker processes; yields (chunk number, what was learnt) as they finish.
 
-    Raises ChildProcessError when a worker dies.
+    Args:
+        private: The records.
+        spec: How they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Of the teachers.
+        seed: Of their streams.
+        chunks: The teachers of each chunk.
+        wanted: Numbers of the chunks to train.
+        workers: How many processes.
+        tell: Gets (chunk number, share done) between.
+
+    Raises:
+        ChildProcessError: A worker died.
     """
     records = SharedTensors.of({"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS})
     results = SharedTensors.empty(_result_shapes(spec, recipe, shards.num_teachers))
@@ -257,7 +269,8 @@ class _Program:
 def may_fork() -> bool:
     """Whether a copy of this process can go on computing on one thread, as workers of torch's DataLoader do.
 
-    Where a GPU is driven, autograd has threads that a copy lacks, and it refuses; where ranks talk, so has the group.
+    Where a GPU is driven, autograd has threads that a copy lacks, and it refuses; where ranks communicate, so has the
+    group.
     """
     return sys.platform == "linux" and not torch.accelerator.is_available() and not torch.distributed.is_initialized()
 

@@ -22,15 +22,21 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRecipe:
-    """network: a name of ``networks.NETWORKS``, ``options`` its options. ``steps`` of ``batch_size`` records each.
+    """How one teacher is trained.
 
-    Every teacher takes exactly ``steps`` steps, whatever the size of its shard: the number of epochs follows from
-    the shard, so that one shard's size changes nobody else's arithmetic.
+    Every teacher takes exactly ``steps`` steps, whatever the size of its shard: the number of epochs follows from the
+    shard, so that one shard's size changes nobody else's arithmetic.
 
-    backend: how teachers share the machine; all give the same teachers up to rounding. ``chunk`` teachers are stacked
-    (None: chosen from the network and the device alone); ``workers``: processes (None: one per core).
-    dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
-    (float32 parameters, bfloat16 arithmetic).
+    Attributes:
+        network: A name of ``networks.NETWORKS``.
+        options: The network's.
+        batch_size: Records a step.
+        start: Trunk learnt from public points; None: none.
+        backend: How teachers share the machine; all give the same teachers up to rounding.
+        chunk: Teachers that are stacked; None: chosen from the network and the device alone.
+        workers: Processes; None: one per core.
+        dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
+            (float32 parameters, bfloat16 arithmetic).
     """
 
     network: str = "lean_cnn"
@@ -80,7 +86,7 @@ class TeacherRecipe:
         return DTYPES[self.dtype]
 
     def rate(self, step: int) -> float:
-        """Learning rate at step 0 .. steps-1."""
+        """The learning rate at step 0 .. steps-1."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
@@ -96,7 +102,7 @@ class TeacherRecipe:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def configuration(self) -> dict[str, Any]:
-        """What decides the trained teachers, as plain data: the backend and the number of workers do not."""
+        """The choices that decide the trained teachers, as plain data: the backend and the number of workers do not."""
         plain = asdict(self)
         for name in ("backend", "workers", "chunk"):
             plain.pop(name)

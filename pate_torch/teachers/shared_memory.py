@@ -16,9 +16,13 @@ ALIGN = 64
 
 
 class SharedTensors:
-    """Named tensors in one anonymous mapping; ``fd`` and ``layout`` (plain data) let a child attach to it.
+    """Named tensors in one anonymous mapping.
 
     Private records are neither pickled nor written to a disk, and a killed run leaves nothing behind.
+
+    Args:
+        fd: File descriptor, by which a child attaches to the mapping.
+        layout: Plain data: name, type, shape and place of each tensor.
     """
 
     def __init__(self, fd: int, layout: Mapping[str, Any]) -> None:
@@ -51,7 +55,7 @@ class SharedTensors:
         return shared
 
     def close(self) -> None:
-        """Let go of the file; the memory lives until the last tensor of it does."""
+        """Close the file; the memory lives until the last tensor of it does."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

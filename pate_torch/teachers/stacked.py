@@ -1,8 +1,8 @@
 """One forward pass for K networks of the same architecture: their parameters stacked, [K, ...] each.
 
 A convolution of K networks is one grouped convolution of images [B, K*Ch, H, W], a dense layer of K networks one
-batched product of rows [K, B, D]. No operation mixes two networks, so teacher k's
-numbers do not depend on what teacher j was trained on. An input [B, 1, ...] is shared by all networks (prediction).
+batched product of rows [K, B, D]. No operation mixes two networks, so teacher k's numbers do not depend on what teacher
+j was trained on. An input [B, 1, ...] is shared by all networks (prediction).
 
 Networks with a layer unknown here go through ``torch.vmap``, which is correct for all and about half as fast.
 """

@@ -50,8 +50,10 @@ ABANDONED = 7 * 24 * 3600.0
 class Identity:
     """PRIVATE. What an ensemble was trained on and how: equal identities give equal teachers.
 
-    ``fingerprint``: ``TeacherStore.fingerprint`` of the private data. ``partition``, ``configuration``: plain data
-    (``TeacherRecipe.configuration()``).
+    Attributes:
+        fingerprint: ``TeacherStore.fingerprint`` of the private data.
+        partition: Plain data.
+        configuration: Plain data (``TeacherRecipe.configuration()``).
     """
 
     dataset: str
@@ -73,7 +75,11 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """PRIVATE. An ensemble with what its manifest says. ``ledger_head``: the newest ledger entry when last used."""
+    """PRIVATE. An ensemble with what its manifest says.
+
+    Attributes:
+        ledger_head: The newest ledger entry when last used.
+    """
 
     id: str
     ensemble: Ensemble
@@ -97,7 +103,7 @@ def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], points: 
 
 
 def pool_hash(x: Tensor) -> str:
-    """SHA-256 of public points: their type, shape and content."""
+    """The SHA-256 of public points: their type, shape and content."""
     state = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode())
     state.update(content(x))
     return state.hexdigest()
@@ -115,12 +121,13 @@ def _age(folder: Path) -> float:
 
 @dataclass(frozen=True)
 class TeacherStore:
-    """The teachers under one root folder (``PATE_HOME``)."""
+    """PRIVATE. The teachers under one root folder (``PATE_HOME``)."""
 
     root: Path
 
     @property
     def folder(self) -> Path:
+        """PRIVATE. The folder of all ensembles."""
         return Path(self.root) / "teachers"
 
     def keyed_digest(self, *parts: bytes | memoryview) -> str:
@@ -146,7 +153,7 @@ class TeacherStore:
         return self.keyed_digest(*(content(tensor) for tensor in (private.x, private.y)))
 
     def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
-        """Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
+        """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
         if len(ensemble) != identity.num_teachers:
             raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
         name = secrets.token_hex(8)
@@ -178,7 +185,7 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """The store for this process alone, for as long as a file takes: what is half written meanwhile is its own."""
+        """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
         with locks.hold(private_folder(self.folder) / LOCK, "PATE_HOME", busy=silent):
             yield
 
@@ -186,8 +193,11 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def training(self, identity: Identity, busy: Callable[[str], object]) -> Iterator[Path]:
-        """The folder of these teachers' checkpoints, for this process alone. busy: told who trains them, before this
-        waits for its end; by then they may be there.
+        """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
+
+        Args:
+            identity: Of the teachers.
+            busy: Gets who trains them, before this waits for its end; by then they may be there.
         """
         private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
@@ -196,7 +206,7 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def assisting(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
-        """As ``training``, for ranks that help whoever trains: (the folder, whether it is this one's to remove)."""
+        """PRIVATE. As ``training``, for ranks that help whoever trains: (the folder, whether this rank must remove it)."""
         private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
         with locks.try_hold(_lock(checkpoints), "PATE_HOME") as mine:
@@ -233,7 +243,11 @@ class TeacherStore:
     # ---- what is there ------------------------------------------------------------------------------------------
 
     def load(self, name: str) -> Stored:
-        """An ensemble by its id. ValueError: malformed or unknown id; damaged, foreign or altered files."""
+        """PRIVATE. An ensemble by its id.
+
+        Raises:
+            ValueError: The id is malformed or unknown, or files are damaged, foreign or altered.
+        """
         folder = self._folder(name)
         manifest = self._manifest(folder)
         tensors = folder / "ensemble.safetensors"
@@ -253,7 +267,11 @@ class TeacherStore:
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """PRIVATE. What is recorded of an ensemble. ValueError: malformed or unknown id, damaged manifest."""
+        """PRIVATE. The manifest of an ensemble.
+
+        Raises:
+            ValueError: The id is malformed or unknown, or the manifest damaged.
+        """
         return self._manifest(self._folder(name))
 
     def holds(self, name: str) -> bool:
@@ -302,7 +320,14 @@ class TeacherStore:
     def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes], manner: str = "") -> Votes:
         """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept.
 
-        manner: names how they vote, where not on each point by itself; letters and digits.
+        Args:
+            name: The ensemble's id.
+            pool_x: The public points.
+            compute: Computes the votes.
+            manner: Names how they vote, where not on each point by itself; letters and digits.
+
+        Raises:
+            ValueError: ``manner`` has other characters, or the cached votes do not fit.
         """
         folder = self._folder(name)
         manifest = self._manifest(folder)

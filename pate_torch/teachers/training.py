@@ -44,7 +44,7 @@ WORTH_PROCESSES, WORTH_SPAWNING = 0.5, 4.0
 
 
 def chunks(num_teachers: int, chunk: int) -> list[range]:
-    """Teacher k sits in chunk k // chunk: a fixed grouping, whoever trains it."""
+    """The teachers of each chunk: teacher k is in chunk k // chunk, a fixed grouping, whoever trains it."""
     return [range(first, min(first + chunk, num_teachers)) for first in range(0, num_teachers, chunk)]
 
 
@@ -80,7 +80,7 @@ def step_seconds(recipe: TeacherRecipe, cost: tuple[int, int], size: int) -> flo
 
 
 def network_cost(recipe: TeacherRecipe, spec: DataSpec) -> tuple[int, int]:
-    """Parameters, and multiplications of one forward pass; counted on one blank point.
+    """The number of parameters, and of multiplications in one forward pass; counted on one blank point.
 
     (On the meta device nothing would be computed, but its first use imports a thousand modules: three seconds.)
     """
@@ -133,13 +133,24 @@ def train(
 ) -> Ensemble:
     """PRIVATE. One teacher per shard, on every rank (torchrun deals the chunks out and shares what they learnt).
 
-    trunk: what the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
-    checkpoint_dir: a private folder where finished chunks are kept; a run that was stopped goes on from there, to the
-    same bits. progress(done, total) counts teachers; those under way by the share of their steps. ``log`` and
-    ``losses`` receive private learning curves.
+    Args:
+        private: The records.
+        spec: How they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Of the teachers.
+        seed: Of their streams.
+        device: Where they are trained.
+        trunk: What the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
+        checkpoint_dir: A private folder where finished chunks are kept; a run that was stopped goes on from there, to
+            the same bits.
+        progress: Gets (done, total) teachers; those under way by the share of their steps.
+        log: PRIVATE. Takes learning curves.
+        losses: PRIVATE. Takes every teacher's loss at a step.
 
-    Raises ValueError for a recipe that does not fit the data, ChildProcessError when a worker dies, RuntimeError when
-    another rank does.
+    Raises:
+        ValueError: The recipe does not fit the data.
+        ChildProcessError: A worker died.
+        RuntimeError: Another rank died.
     """
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)

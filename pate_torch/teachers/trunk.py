@@ -34,12 +34,14 @@ _ENCODER = "encoder."
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """representation: how the features are learnt; diffusion: what is made of them then, or None.
+    """A recipe for a trunk.
 
-    copies: distorted copies of each private record, encoded beside it.
-
-    Copies are drawn by the recipe's ``augment``, from the teacher's own stream, and stay in the record's shard: with a
-    frozen trunk this is what augmentation is.
+    Attributes:
+        representation: How the features are learnt.
+        diffusion: A diffusion map of them; None: none.
+        copies: Distorted copies of each private record, encoded beside it. They are drawn by the recipe's ``augment``,
+            from the teacher's own stream, and stay in the record's shard: with a frozen trunk this is what augmentation
+            is.
     """
 
     representation: ContrastiveFeatures
@@ -63,7 +65,7 @@ class PublicStart:
         device: torch.device | str = "cpu",
         progress: Progress = silent,
     ) -> Trunk:
-        """The trunk, learnt from raw public points [P, ...]."""
+        """Learn the trunk from raw public points [P, ...]."""
         recipe = self.representation
         network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
         encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
@@ -75,9 +77,14 @@ class PublicStart:
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """Releasable. encoder: ``network`` without its last layer; places: the diffusion map after it, or None.
+    """Releasable. An encoder learnt from public points, frozen.
 
-    points, spec: facts of its input and of its output, which is ``centered`` over the public points.
+    Attributes:
+        network: Description of the encoder's network.
+        encoder: That network without its last layer.
+        places: The diffusion map after it, or None.
+        points: Facts of its input.
+        spec: Facts of its output, ``centered`` over the public points.
     """
 
     network: dict[str, Any]
@@ -95,12 +102,18 @@ class Trunk:
     def of(
         cls, network: dict[str, Any], encoder: nn.Module, places: Places | None, pool_x: Tensor, points: DataSpec
     ) -> Trunk:
+        """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
         raw = cls(network, encoder, places, points, points)
         return dataclasses.replace(raw, spec=centered(points, raw.features(pool_x)))
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
-        """From ``facts`` and ``state``. Raises KeyError or RuntimeError where they do not fit."""
+        """The trunk of stored ``facts`` and ``state``.
+
+        Raises:
+            KeyError: Something is missing.
+            RuntimeError: They do not fit.
+        """
         encoder = remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
         places = None
@@ -115,7 +128,7 @@ class Trunk:
         return {"network": self.network, "neighbors": neighbors, "spec": dataclasses.asdict(self.spec)}
 
     def state(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
+        """The trunk's tensors by name."""
         state = {_ENCODER + name: value for name, value in self.encoder.state_dict().items()}
         if self.places is not None:
             state |= {"places." + name: value for name, value in self.places.state_dict().items()}
@@ -142,8 +155,17 @@ class Trunk:
     ) -> tuple[PrivateData, Shards]:
         """PRIVATE. Features of every shard's records and of their copies, and the shards that hold them.
 
-        Each shard is encoded by itself, from its teacher's own stream: a record has no say in the arithmetic of
-        another shard, not even in the shape of a batch.
+        Each shard is encoded by itself, from its teacher's own stream: a record has no influence on the arithmetic of
+        another shard, not even on the shape of a batch.
+
+        Args:
+            private: The records.
+            shards: Which records each teacher learns from.
+            start: How many copies.
+            augment: How they are distorted.
+            seed: Of the teachers' streams.
+            device: Where records are encoded.
+            progress: Gets (done, total) shards.
         """
         view = View(affine=augment)
         copies = start.copies if augment is not None else 0
@@ -174,8 +196,12 @@ def encode_shards(
 ) -> tuple[PrivateData, Shards]:
     """PRIVATE. Features of every shard's records, and the shards that hold them.
 
-    encoder: for a teacher, what makes of raw records [B, ...] one or several features of each, [B, D] a part. Each
-    shard is encoded by itself: see ``Trunk.shards``.
+    Args:
+        private: The records.
+        shards: Which records each teacher learns from.
+        encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
+            shard is encoded by itself: see ``Trunk.shards``.
+        progress: Gets (done, total) shards.
     """
     features, labels, units, sizes = [], [], [], []
     for teacher in range(shards.num_teachers):
@@ -198,7 +224,7 @@ def encode_shards(
 
 
 def centered(points: DataSpec, feature_PD: Tensor) -> DataSpec:
-    """``points`` with rows like these, centered by their mean and scaled by one number.
+    """The spec of rows like these: ``points``, centered by the rows' mean and scaled by one number.
 
     To standardize each feature would blow up the unimportant ones.
     """

@@ -65,10 +65,13 @@ def _count_scattered(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
 
 def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
-    """Count classes over teachers: integers [K, Q] in 0..C-1 -> int32 [Q, C], in chunks of queries.
+    """PRIVATE. Count classes over teachers: integers [K, Q] in 0..C-1 -> int32 [Q, C], in chunks of queries.
 
-    Fastest for uint8, where a class outside the range is not counted (and refused by ``Votes``, whose rows must sum
-    to K); for other types it raises ValueError.
+    Fastest for uint8, where a class outside the range is not counted (and refused by ``Votes``, whose rows must sum to
+    K).
+
+    Raises:
+        ValueError: A class of another type is outside the range.
     """
     if prediction_KQ.dim() != 2 or prediction_KQ.is_floating_point():
         raise ValueError("predictions must be integers [teachers, queries]")

@@ -1,8 +1,7 @@
-"""One-thread worker process: shares the private records, trains the chunks it is told to, writes parameters back.
+"""One-thread worker process: maps the shared private records, trains chunks, writes their parameters back.
 
-It is told chunk numbers, a line each, and answers with lines of JSON: the share of a chunk that is done, and its number
-when it is finished. It ends when its orders
-close, so that no worker outlives its run.
+It reads chunk numbers, a line each, and answers with lines of JSON: the share of a chunk that is done, and its number
+when it is finished. It ends when its orders close, so that no worker outlives its run.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _listen(orders: TextIO, tasks: queue.SimpleQueue[int]) -> None:
 
 
 def main() -> None:
-    """A process of its own: the setup is the first line of its orders."""
+    """Run a worker: the setup is the first line of its orders."""
     setup = json.loads(sys.stdin.readline())
     records, results = (SharedTensors(*setup[name]).tensors for name in ("records", "results"))
     serve(setup, sys.stdin, sys.stdout, records, results)
