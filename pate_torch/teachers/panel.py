@@ -51,7 +51,7 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predictions(self, x: Tensor, progress: Progress = silent) -> Tensor:
-        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class is a vote for class 0."""
+        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class becomes class 0."""
         rows = []
         for number, member in enumerate(self.members):
             label_Q = member(x)

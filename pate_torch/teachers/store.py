@@ -206,7 +206,7 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def assisting(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
-        """PRIVATE. As ``training``, for ranks that help whoever trains: (the folder, whether this rank must remove it)."""
+        """PRIVATE. The folder of ``training`` for ranks that assist, and whether this rank must remove it."""
         private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
         with locks.try_hold(_lock(checkpoints), "PATE_HOME") as mine:

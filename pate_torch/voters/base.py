@@ -1,7 +1,7 @@
 """Who answers questions about public points: the protocol, and what its members share.
 
-A member is one file here and one YAML in conf/voters. It says what goes with it, makes itself ready to be asked about a
-public pool, and answers with sensitive values: how far one privacy unit moves them is its own to know.
+A member is one file here and one YAML in conf/voters. It checks what goes with it, is fitted to be asked about a public
+pool, and answers with sensitive values, which carry how far one privacy unit moves them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class FittedVoters:
     """PRIVATE. Voters, ready to be asked about one public pool.
 
     Attributes:
-        id: Their name, drawn at random: the same voters keep it.
+        id: A random id: the same voters keep it.
         answers: What they say of the pool, to be opened by a mechanism alone.
         remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
-        feature_PD: Releasable features of the public points, in which they look at them; None: it does not matter.
+        feature_PD: Releasable features of the public points, in which records answer; None: they use none.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
         ensemble: The teachers behind the answers, where they are here: for the owner's figures.
     """
@@ -48,7 +48,7 @@ class FittedVoters:
     ensemble: Ensemble | None = None
 
     def for_round(self, guide: Student | None) -> FittedVoters:
-        """Who answers in a round that the student ``guide`` leads to."""
+        """PRIVATE. The voters of a round that ``guide``, the guide student, leads to."""
         return self if guide is None or self.refit is None else self.refit(guide)
 
 
@@ -58,7 +58,7 @@ class Voters(Protocol):
 
     @property
     def name(self) -> str:
-        """As it stands in ``release.json``."""
+        """The name that ``release.json`` gives."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Voters(Protocol):
 
     @property
     def releases_model(self) -> bool:
-        """Whether a linear model is what they move, and what is released."""
+        """Whether they fit a linear model, which is what is released."""
         ...
 
     def check(self, config: RunConfig) -> None:
@@ -89,11 +89,11 @@ class Voters(Protocol):
         ...
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
-        """By public values: how many votes a question gets at most; None: not known, or no votes."""
+        """How many votes a question gets at most, by public values; None: not known, or no votes."""
         ...
 
     def fingerprint(self, run: RunContext) -> str:
-        """PRIVATE. A keyed hash of what they answer from: the same never has two accounts unseen."""
+        """PRIVATE. A keyed hash of what they answer from: the same content never has two accounts unnoticed."""
         ...
 
     def fitted(self, run: RunContext) -> FittedVoters:
@@ -101,17 +101,17 @@ class Voters(Protocol):
         ...
 
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        """Public: what decides their answers beside the records, by the name of the choice."""
+        """Public choices that decide their answers beside the records, by name."""
         ...
 
     def declared(self, data: Dataset) -> int | None:
-        """About how many records there are, as publicly declared, where they go by it; else None."""
+        """About how many records there are, as publicly declared, where they use it; else None."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class VotersBase:
-    """What members share. A subclass gives ``name`` its default, ``num_teachers`` and ``fitted``."""
+    """Defaults of the protocol. A subclass gives ``name`` its default, ``num_teachers`` and ``fitted``."""
 
     name: str = ""
 
@@ -152,7 +152,10 @@ class VotersBase:
 class RecordVoters(VotersBase):
     """Records that answer for themselves, each by a function of itself and of public values.
 
-    A subclass says which mechanism prices what they say (``mechanism``), and how they are asked (``ask``).
+    A subclass defines how they are asked (``ask``).
+
+    Attributes:
+        mechanism: The mechanism that prices what they say.
     """
 
     mechanism: ClassVar[str]
@@ -163,11 +166,11 @@ class RecordVoters(VotersBase):
 
     @property
     def guided(self) -> bool:
-        """A later round lies in features of the student."""
+        """Whether a later round lies in features of the student: always."""
         return True
 
     def check(self, config: RunConfig) -> None:
-        """Raise ValueError for the parts of teachers, and where one record's answer is not its own."""
+        """Raise ValueError for options of teachers, and where one record's answer is not its own."""
         if config.sanitiser is not None:
             fix = "Leave out sanitiser: every record answers for itself."
             raise checks.fail("voters", self.name, "cannot be combined with sanitiser", fix)
@@ -185,7 +188,7 @@ class RecordVoters(VotersBase):
             raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where the partition says that these units do not go with its adjacency."""
+        """Raise ValueError where the partition's adjacency does not hold for these units."""
         deal(config.partition, data.private, 1, config.seed)
 
     def ask(
@@ -199,8 +202,13 @@ class RecordVoters(VotersBase):
     ) -> Sensitive:
         """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
 
-        encoder: normalized points -> features, learnt from the public points or a released student's; None: the
-        normalized points themselves.
+        Args:
+            data: The run's data.
+            shards: Which hold the records.
+            encoder: Normalized points -> features, learnt from the public points or a released student's; None: the
+                normalized points themselves.
+            device: Where records are encoded.
+            progress: Gets (done, total) records.
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 

@@ -1,6 +1,6 @@
-"""Records as a sum of gradients, and how far one of them moves it: in whole numbers, so that sums are exact.
+"""Sum of clipped per-record gradients of a softmax-linear model, in exact fixed-point arithmetic, and its sensitivity.
 
-No record has a say in the rounding of another's.
+All sums are of whole numbers, so no record influences the rounding of another's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 4096
 
 
 def quantize(value: Tensor) -> Tensor:
-    """Vectors of length at most 1 in units of 1/GRID, int64: towards zero, so that none is longer than GRID."""
+    """Round vectors of length at most 1 towards zero to units of 1/GRID, int64, so that none is longer than GRID."""
     return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
 
 
@@ -43,11 +43,17 @@ def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GradientSums:
-    """PRIVATE. Records as voters. z_ND: PRIVATE bounded features, in units of 1/GRID. place_PD: releasable features of
-    the public points. sensitivity: of ``slope`` in units of ``UNIT_NORM``, where only what is longer than 1 is cut; a
-    shorter cut shortens it alike. scale: how far a sum of slopes in units of ``UNIT_NORM`` moves the model at rate 1.
-    whitening: releasable, what made ``place_PD`` of features among ``neighbors`` public points (0: of features).
-    asked_Q: the public points whose labels are wanted; None: all.
+    """PRIVATE. Records as voters: whatever the weights, the sum of their clipped gradients.
+
+    Attributes:
+        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID.
+        y_N: PRIVATE. Labels.
+        place_PD: Releasable features of the public points.
+        sensitivity: Of ``gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller one scales it.
+        scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
+        whitening: Releasable. The map by which ``place_PD`` came from features.
+        neighbors: Of the mean-shift step before it; 0: none.
+        asked_Q: The public points whose labels are wanted; None: all.
     """
 
     z_ND: Tensor
@@ -76,18 +82,26 @@ class GradientSums:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the model's weights, [D, C]."""
+        """The shape of the model's weights, [D, C]."""
         return self.z_ND.shape[1], self.num_classes
 
     @property
     def adjacency(self) -> str | None:
+        """The adjacency of the sensitivity."""
         return self.sensitivity.adjacency
 
     def gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
-        """PRIVATE. The sum of all records' slopes in units of 1/UNIT_NORM, int64 [D, C]; one unit moves it by at most
-        ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+        """PRIVATE. The sum of all records' clipped gradients in units of 1/UNIT_NORM, int64 [D, C].
 
-        clip_norm: the length to which longer changes of a record's answer are clip_norm, at most 1.
+        One unit moves it by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+
+        Args:
+            weight_DC: At which the gradients are taken.
+            clip_norm: Length to which longer residuals e_y - softmax(z W) are clipped, at most 1.
+
+        Raises:
+            ValueError: A residual is longer than ``clip_norm``: a fault of the arithmetic, on which the guarantee
+                rests.
         """
         weight_DC, unit = _whole_weights(weight_DC.double().cpu())
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
@@ -103,11 +117,11 @@ class GradientSums:
         return total_DC
 
     def scores(self, weight_DC: Tensor) -> Tensor:
-        """Releasable. What a released model says of every public point, as logits, float32 [P, C]."""
+        """Releasable. The logits of a released model on every public point, float32 [P, C]."""
         return self.place_PD @ weight_DC.float()
 
     def model(self, weight_DC: Tensor) -> LinearModel | None:
-        """Releasable. That model, for points that are not here; None: their features are not known."""
+        """Releasable. A released model for points that are not here; None: their features are not known."""
         return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbors)
 
     def __repr__(self) -> str:

@@ -1,16 +1,17 @@
 """Per-record gradients: the sum of clipped gradients of a softmax-linear model, in exact fixed-point arithmetic.
 
 A public model is linear in features z of the public points, z -> z W, and starts at W = 0. A record (z, y) answers with
-the gradient of its log-likelihood, z (e_y - softmax(z W))^T. The noisy sum moves W a few times (``mechanisms.
-gradient_descent``), and the model is released: its logits on the public points are what a student learns from. A second
-round starts anew in the features of that student, where the classes are further apart. No teacher is trained.
+the gradient of its log-likelihood, z (e_y - softmax(z W))^T. The noisy sum moves W a few times
+(``mechanisms.gradient_descent``), and the model is released: its logits on the public points are what a student learns
+from. A second round starts anew in the features of that student, where the classes are further apart. No teacher is
+trained.
 
 The features are whitened by the public points (their covariance is public, so a step as good as Newton's costs nothing
 more) and a 1 is appended, for classes are not equally common. z, with it, and the residual e_y - softmax(z W) are
 clipped to length 1.
 
 Guarantee: a gradient is a function of one unit's record and of public values (``map_records_independently``), quantized
-to whole numbers: so sums are exact, no record has a say in the rounding of another's, and a gradient is at most
+to whole numbers: so sums are exact, no record influences the rounding of another's, and a gradient is at most
 ``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``types.one_vector`` x ``UNIT_NORM``.
 Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
 """
@@ -46,10 +47,10 @@ class Gradients(RecordVoters):
     Attributes:
         ridge: Added to the variance of every direction of the public points, in units of the mean variance: directions
             in which they hardly spread would carry noise alone.
-        size: About how many records there are, which must be public knowledge: it scales the steps. None: what the
-            data set declares (``nominal_size``).
-        neighbors: Replace each feature by the weighted mean of its so many nearest public features (one step of mean
-            shift, ``networks.MeanShift``); 0: leave it. That helps where the noise is large.
+        size: About how many records there are, which must be public knowledge: it scales the steps. None: what the data
+            set declares (``nominal_size``).
+        neighbors: Replace each feature by the weighted mean of its so many nearest public features (one mean-shift
+            step, ``networks.MeanShift``); 0: leave it. That helps where the noise is large.
     """
 
     mechanism: ClassVar[str] = "gradient_descent"
@@ -100,7 +101,10 @@ class Gradients(RecordVoters):
     ) -> GradientSums:
         """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: see ``RecordVoters.ask``. Raises ValueError as ``check_size`` does.
+        ``encoder``: see ``RecordVoters.ask``.
+
+        Raises:
+            ValueError: As ``check_size`` does.
         """
         self.check_size(data)
         private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbors)

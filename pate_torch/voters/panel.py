@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelVoters(VotersBase):
-    """PRIVATE. Each votes on every public point by itself."""
+    """PRIVATE. Teachers of a panel, each voting on every public point by itself."""
 
     name: str = "votes_file"
     panel: Panel = field(repr=False)
@@ -31,7 +31,7 @@ class PanelVoters(VotersBase):
         return self.num_teachers
 
     def fitted(self, run: RunContext) -> FittedVoters:
-        """PRIVATE. Their votes, known again by a keyed hash."""
+        """PRIVATE. The teachers' votes, recognized by a keyed hash."""
         register = VoterRegister(run.store)
         with run.clock("votes"):
             votes = self.panel.votes(run.data.pool.x)

@@ -1,4 +1,4 @@
-"""What a census and slopes share: the records of all shards, in features of the public points."""
+"""What reverse k-NN labeling and per-record gradients share: the records of all shards, in public features."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 def encode_public(
     data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbors: int = 0
 ) -> tuple[PrivateData, nn.Module, Tensor]:
-    """(PRIVATE: the records of all shards; the encoder; unit-length features of the public points).
+    """PRIVATE. The records of all shards, the encoder, and the features of the public points.
 
-    encoder: normalized points -> features; None: the normalized points themselves. neighbors: public points among
-    which features are moved.
+    Args:
+        data: The run's data.
+        shards: Which hold the records.
+        encoder: Normalized points -> features; None: the normalized points themselves.
+        device: Where points are encoded.
+        neighbors: Of a mean-shift step of every feature among the public ones; 0: none.
+
+    Returns:
+        PRIVATE records; the encoder, with the mean-shift step; unit-length features of the public points.
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
     encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
@@ -39,11 +46,11 @@ _SLOTS = 8
 def map_records_independently(
     say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
 ) -> Tensor:
-    """PRIVATE. What ``say`` makes of the features of each record, [N, ...]; it gets those of a batch, [8, D].
+    """PRIVATE. Apply ``say`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
 
     In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
     Here all batches are of one shape, filled up with blanks, and a record's place in its batch follows from its content
-    alone. What is added in which order follows from shape, place and how the memory is aligned: so none has a say in
+    alone. What is added in which order follows from shape, place and how the memory is aligned: so no record influences
     the rounding of another's.
     """
     slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]

@@ -1,4 +1,4 @@
-"""Who has answered before, and with which ledger: voters beside the stored ensembles, known again by a keyed hash."""
+"""The register of voters without a stored ensemble: which have answered before, and with which ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
-    """PRIVATE. Votes that were brought: their random id, and the keyed hash by which they are known again."""
+    """PRIVATE. Votes that were brought: their random id, and the keyed hash that recognizes them."""
 
     id: str
     fingerprint: str
@@ -40,18 +40,24 @@ class VoterRegister:
     store: TeacherStore
 
     def register_votes(self, votes: Votes, dataset: str, ledger: Ledger) -> Registered:
-        """The id of these votes: the one they had, or a new one. ValueError: they were used with another ledger."""
+        """PRIVATE. The id of these votes: the one they had, or a new one.
+
+        Raises:
+            ValueError: They were used with another ledger.
+        """
         shape = json.dumps([dataset, votes.num_teachers, list(votes.counts_QC.shape)]).encode()
         fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
         return self.known(fingerprint, dataset, votes.num_teachers, ledger)
 
     def content(self, votes: Votes) -> str:
-        """A keyed hash of the votes alone, under whichever name they come."""
+        """PRIVATE. A keyed hash of the votes alone, under whichever name they come."""
         return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
 
     def known(self, fingerprint: str, dataset: str, num_teachers: int, ledger: Ledger) -> Registered:
-        """The id of whoever has this fingerprint: of votes, or of records that answer for themselves (no teachers).
-        ValueError as ``enrol``.
+        """PRIVATE. The id of this fingerprint: of votes, or of records that answer for themselves (no teachers).
+
+        Raises:
+            ValueError: It was used with another ledger.
         """
         file = self._file(fingerprint)
         if not file.exists():
@@ -69,7 +75,7 @@ class VoterRegister:
         return Registered(id=record["id"], fingerprint=fingerprint)
 
     def behind(self, name: str, fingerprint: str) -> bool:
-        """Whether the records of this fingerprint taught the ensemble of this id, or answered under it themselves."""
+        """Whether the records of this fingerprint trained the ensemble of this id, or answered under it themselves."""
         with contextlib.suppress(ValueError):
             return bool(self.store.manifest(name)["fingerprint"] == fingerprint)
         with contextlib.suppress(ValueError):

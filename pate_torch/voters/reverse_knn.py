@@ -1,16 +1,16 @@
 """Reverse k-NN labeling: every record counts once, for the asked public point nearest to it. No teacher is trained.
 
-The asked points part the space of features into cells, and each unit adds one count, of its class, to the cell that it
-lies in. A teacher votes on every question, so that each question costs; here one unit moves one number of one table, so
-that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts say how common each class is in
-a cell, which the public points of that cell may learn from. A student of the first answers is public, so a second round
-may lie in its features, where the classes are further apart.
+The asked points partition the space of features into cells, and each unit adds one count, of its class, to the cell
+that it lies in. A teacher votes on every question, so that each question costs; here one unit moves one number of one
+table, so that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts say how common each
+class is in a cell, which the public points of that cell may learn from. A student of the first answers is public, so a
+second round may lie in its features, where the classes are further apart.
 
-Guarantee: a count is a function of one unit's records and of public values, and no record has a say even in the
-rounding of another's (``map_records_independently``). So one unit moves one count of each round's table
+Guarantee: a count is a function of one unit's records and of public values, and no record influences even the rounding
+of another's (``map_records_independently``). So one unit moves one count of each round's table
 (``types.CellHistogram``), and rounds compose adaptively.
-Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public
-points in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
+Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
+in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseKnn(RecordVoters):
-    """The recipe, which has no choices: cells follow from the questions and from ``representation``."""
+    """The recipe, which has no choices: cells follow from the questions and from the features."""
 
     mechanism: ClassVar[str] = "histogram"
     name: str = "reverse_knn"
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
-        """On the mean, where every record of a declared number answers in each round."""
+        """The mean, where every record of a declared number answers in each round."""
         size = data.spec.nominal_size
         return None if size is None else max(1, size * config.num_rounds // config.num_queries)
 
@@ -67,7 +67,7 @@ class ReverseKnn(RecordVoters):
     ) -> Records:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
-        encoder: see ``RecordVoters.ask``; nearness is that of its features.
+        ``encoder``: see ``RecordVoters.ask``; nearness is that of its features.
         """
         private, encoder, place_PD = encode_public(data, shards, encoder, device)
         sensitivity = of_each_record(shards, ONE_COUNT[shards.adjacency])
@@ -76,7 +76,11 @@ class ReverseKnn(RecordVoters):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Records:
-    """PRIVATE. Records as voters. place_PD: unit-length features of the public points, which are public."""
+    """PRIVATE. Records as voters.
+
+    Attributes:
+        place_PD: Releasable: unit-length features of the public points.
+    """
 
     private: PrivateData
     spec: DataSpec
@@ -91,15 +95,17 @@ class Records:
 
     @property
     def num_classes(self) -> int:
+        """The number of classes."""
         return self.spec.num_classes
 
     @property
     def adjacency(self) -> str:
+        """The adjacency of the sensitivity."""
         assert self.sensitivity.adjacency is not None
         return self.sensitivity.adjacency
 
     def take(self, index_Q: Tensor) -> CellHistogram:
-        """PRIVATE. The ballots on these questions: pool indices, int64 [Q]."""
+        """PRIVATE. The cell counts of these questions: pool indices, int64 [Q]."""
         asked_QD = self.place_PD[index_Q.cpu()]
         nearest = functools.partial(cells, asked_QD=asked_QD)
         row_N = map_records_independently(nearest, self.encoder, self.private, self.spec, self.progress)
@@ -113,7 +119,7 @@ class Records:
 
 
 def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
-    """The asked point nearest to each place, by its row, int64 [P]; ties to the first."""
+    """The row of the asked point nearest to each feature, int64 [P]; ties to the first."""
     parts = []
     for block in place_PD.split(max(1, _BLOCK // max(1, asked_QD.numel()))):
         parts.append((block[:, None] - asked_QD[None]).square().sum(2).argmin(1))

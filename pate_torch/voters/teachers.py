@@ -54,7 +54,7 @@ class Teachers(VotersBase):
             raise checks.fail("labels", config.labels, "a release is reused without teachers", fix)
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where no teacher can learn from these data, or those that are stored are of other data."""
+        """Raise ValueError where no teacher can learn from these data, or stored ones are of other data."""
         try:
             config.teacher.check(data.spec)
         except ValueError as error:
@@ -70,7 +70,7 @@ class Teachers(VotersBase):
         return self.num_teachers
 
     def identify(self, data: Dataset, config: RunConfig) -> Identity:
-        """PRIVATE. What decides the teachers of this run, down to the content of the records."""
+        """PRIVATE. The identity of this run's teachers, down to the content of the records."""
         pool = {} if config.teacher.start is None else {"pool": pool_hash(data.pool.x)}
         return Identity(
             dataset=data.spec.name,
@@ -97,10 +97,12 @@ class Teachers(VotersBase):
         return FittedVoters(id=stored.id, answers=votes, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
-        """PRIVATE. The ensemble that is asked for, one trained before in the same way on the same data, or a new one
-        (True).
+        """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
 
         Where another process trains them, this one waits for it, and takes over where it was killed.
+
+        Returns:
+            The ensemble, and whether it is new.
         """
         config, data = run.config, run.data
         with run.clock("partition"):
@@ -142,7 +144,7 @@ class Teachers(VotersBase):
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
-        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 trains: its share of training and of votes."""
+        """PRIVATE. Do the part of a torchrun's rank above 0 while rank 0 trains: its share of training and of votes."""
         quiet = Stages(quiet=True)
         shards = deal(config.partition, data.private, self.num_teachers, config.seed)
         with TeacherStore(config.root).assisting(self.identify(data, config)) as (checkpoints, mine):
@@ -198,7 +200,7 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
     """PRIVATE. The stored ensemble called ``name``.
 
     Raises:
-        ValueError: Unknown, damaged, of other data, or apart from its ledger.
+        ValueError: It is unknown, damaged, of other data, or apart from its ledger.
     """
     stored = store.load(name)
     _same_data(stored.identity, here, name)

@@ -2,11 +2,11 @@
 
 A teacher of fifteen records has never seen some classes, and errs here and there between near points. Public facts mend
 both: each class has its share of the public points, and near points mostly share one. So a teacher's class
-probabilities on the pool are scaled until every class has its share (Sinkhorn), and then carried along the neighbor
-graph of the public points (Zhou et al. 2004, with a teacher's opinion in place of labels).
+probabilities on the pool are scaled until every class has its share (Sinkhorn), and then propagated over the k-NN graph
+of the public points (Zhou et al. 2004, with a teacher's probabilities in place of labels).
 
-Costs no privacy: a teacher's votes are still a function of its own parameters and of public points, so one record
-moves one teacher, and a teacher has one vote on each question.
+Costs no privacy: a teacher's votes are still a function of its own parameters and of public points, so one record moves
+one teacher, and a teacher has one vote on each question.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TransductiveTeachers(Teachers):
 
     Attributes:
         neighbors: Of the graph.
-        alpha: The share of an opinion that comes along its edges; 0: none.
+        alpha: Share of a point's probabilities that comes from its neighbors; 0: none.
         balance: Scale until all classes are equally common among the public points. Wrong where they are known not to
             be.
     """
@@ -70,7 +70,7 @@ class TransductiveTeachers(Teachers):
         return {"voting": self._choices()}
 
     def among(self, feature_PD: Tensor) -> JointVotes:
-        """Votes on the public points that have these features, float32 [P, D]."""
+        """The joint votes on the public points that have these features, float32 [P, D]."""
         return JointVotes(neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
     def _choices(self) -> dict[str, Any]:
@@ -107,7 +107,13 @@ class TransductiveTeachers(Teachers):
 
 @dataclass(frozen=True, eq=False)
 class JointVotes:
-    """How teachers vote on one pool. graph: of its points, public. reach, balance: see ``TransductiveTeachers``."""
+    """How teachers vote on one pool.
+
+    Attributes:
+        graph: Of its points, public.
+        alpha: See ``TransductiveTeachers``.
+        balance: See ``TransductiveTeachers``.
+    """
 
     graph: Graph
     alpha: float
@@ -118,8 +124,8 @@ class JointVotes:
     ) -> Tensor:
         """PRIVATE. Each teacher's class, [K, P], of the raw public points [P, ...]; ties go to the lowest class.
 
-        Every teacher is worked out alone, in the same shapes whoever stands beside it, so that another teacher's
-        record has no say even in the rounding.
+        Every teacher is computed alone, in the same shapes whoever stands beside it, so that another teacher's record
+        does not influence even the rounding.
         """
         if len(pool_x) != len(self.graph):
             raise ValueError(f"votes: the graph has {len(self.graph)} points, the pool {len(pool_x)}")
@@ -138,7 +144,7 @@ class JointVotes:
     def tally(
         self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Tensor:
-        """PRIVATE. Counts, int32 [P, C]."""
+        """PRIVATE. The counts of all teachers' classes, int32 [P, C]."""
         return voting.tally(self.predictions(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
 
     def _joint(self, probability_PC: Tensor) -> Tensor:

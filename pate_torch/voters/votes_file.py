@@ -1,4 +1,4 @@
-"""Votes of teachers trained anywhere: read from a file, checked, and known again by a random id.
+"""Votes of teachers trained anywhere: read from a file, checked, and recognized by a keyed hash.
 
 A file holds K x P predictions (one row per teacher, a class in 0..C-1 for each public point) or P x C counts (one row
 per point, summing to K): CSV, NPY, or safetensors with a single tensor. Nothing is unpickled, since a pickle runs code.
@@ -35,7 +35,12 @@ _NOT_WHOLE = re.compile(rb"[^0-9+\-,\r\n \t]")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VotesFile(VotersBase):
-    """Votes that were made elsewhere: read from ``path`` once there are data, or (``votes``, PRIVATE) here already."""
+    """Votes that were made elsewhere.
+
+    Attributes:
+        path: The file, read once there are data.
+        votes: PRIVATE. Votes that are here already.
+    """
 
     name: str = "votes_file"
     path: Path | None = None
@@ -53,7 +58,7 @@ class VotesFile(VotersBase):
                 raise checks.fail("votes", str(self.path), f"cannot be combined with {key}", fix)
 
     def for_data(self, data: Dataset) -> Voters:
-        """With the votes, which must be on this public pool."""
+        """These voters with their votes, which must be on this public pool."""
         if self.votes is not None or self.path is None:
             return self
         return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
@@ -62,7 +67,7 @@ class VotesFile(VotersBase):
         return self.num_teachers
 
     def fingerprint(self, run: RunContext) -> str:
-        """PRIVATE. Of the votes, in place of the records."""
+        """PRIVATE. A keyed hash of the votes, in place of the records."""
         return VoterRegister(run.store).content(self._read)
 
     def fitted(self, run: RunContext) -> FittedVoters:
@@ -81,11 +86,19 @@ class VotesFile(VotersBase):
 def read(
     path: Path | str, *, num_classes: int, num_points: int | None = None, num_teachers: int | None = None
 ) -> Votes:
-    """PRIVATE. The votes in ``path``, on its points in their order. num_points (P), num_teachers (K): where known.
+    """PRIVATE. Read the votes in ``path``, on its points in their order.
 
-    Which of both forms it is follows from the shape. Where both would fit, a safetensors file says it by its tensor's
-    name (``predictions`` or ``counts``); a value of C or above says it too, since no such class exists.
-    Raises ValueError for another format, another shape, or anything but one whole vote per teacher and point.
+    Which of both forms it is follows from the shape. Where both would fit, the name of a safetensors file's tensor
+    decides (``predictions`` or ``counts``), and so does a value of C or above, since no such class exists.
+
+    Args:
+        path: The file.
+        num_classes: C.
+        num_points: P, where known.
+        num_teachers: K, where known.
+
+    Raises:
+        ValueError: The file has another format or shape, or holds anything but one whole vote per teacher and point.
     """
     path = Path(path)
     checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
