@@ -28,7 +28,7 @@ class RoundState:
 
     Attributes:
         student_PC: The guide student's class probabilities on the whole pool; None: there is none.
-        votes: PRIVATE. Of who answers from now on; None: the same as before.
+        votes: PRIVATE. The sensitive values of the coming rounds; None: the same as before.
         feature_PD: Features of the public points, for the next questions; None: the same as before.
     """
 
@@ -63,20 +63,20 @@ def label(
     """Ask at most ``num_queries`` public points, and release the answers.
 
     Args:
-        votes: What those who answer say of the pool.
+        votes: The sensitive values to be opened: votes, cell counts or gradient sums, on the whole pool.
         pool: The public points.
         spec: Public facts of the data.
         mechanism: Answers through noise.
         strategy: Chooses the questions of each round.
         budget: Is charged, and hands out noise.
-        num_queries: At most so many are asked.
-        seed: Of the public choices (the noise has none).
+        num_queries: Largest number of questions.
+        seed: Seeds the public choices (the noise has no seed).
         next_round: Makes what a later round starts from. It sees public points and released labels only; it may encode
             the records again with the features of its student, a function of each record and of what was released.
         feature_PD: Features of the public points, for the first questions.
         write: Writes the release, before the ledger commits it.
         on_votes: PRIVATE. Gets the votes behind the answers, at the end, where there were any.
-        progress: Gets (done, total) questions.
+        progress: Called with (done, total) questions.
 
     Returns:
         The questions asked and their answers.

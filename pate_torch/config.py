@@ -43,7 +43,7 @@ class PrivacyConfig:
     """The account's terms, and what this run may charge to it.
 
     Attributes:
-        delta: Of the account: (epsilon, delta) composes over every release from its data.
+        delta: The account's delta: (epsilon, delta) composes over every release from its data.
         noise: ``torch`` (continuous) or ``discrete`` (exact whole numbers).
         insecure_noise_seed: Makes noise repeatable, and the run not private.
         budget_epsilon: The account's cap, fixed when it opens; None: the cap it has, or ``opening_budget``.
@@ -86,10 +86,10 @@ class RunConfig:
         voters: Who answers: teachers, or the records themselves.
         mechanism: Answers through noise.
         query: Chooses which public points to ask.
-        num_queries: At most so many are asked.
+        num_queries: Largest number of questions.
         privacy: The account's terms.
         root: Where teachers and ledger lie.
-        folder: Of this run.
+        folder: The folder of this run.
         guide_student: Fitted between rounds of questions; None: the student itself, which then goes on from there.
         student: Learns from the released labels; None: labels are all that is wanted.
         teacher: How one network is trained on a shard, and (``baseline``) on all records at once.
@@ -241,7 +241,7 @@ class RunConfig:
         refused here too.
 
         Raises:
-            ValueError: With the key, its value, what is allowed and what to do.
+            ValueError: A choice cannot work; the message gives the key, its value, what is allowed and what to do.
         """
         if self.labels is None:
             refuse_adjacency(data, self.partition.adjacency)

@@ -69,9 +69,9 @@ class RunContext:
     Attributes:
         config: Its choices, completed for its data.
         loaded: Its data.
-        ledger: Where the account is kept.
+        ledger: The ledger that holds the account.
         stages: Reports progress, and times every stage.
-        budget: Of the account; None where nothing is charged.
+        budget: The account's budget; None where nothing is charged.
         reused: The release that is learnt from in place of new labels; None: labels are to be bought.
         paid: The reservations that this run has made.
         forecast: A forecast of the labels from public values, where noise drowns the votes.
@@ -262,11 +262,11 @@ def open_budget(
 
     Args:
         config: The run's choices.
-        ledger: Where the account is kept.
+        ledger: The ledger that holds the account.
         data: Whose account it is.
         planned: Everything that is to be charged.
-        fingerprint: Of the records, or of votes in their place.
-        kind: Of noise; None: the configuration's.
+        fingerprint: Keyed hash of the records, or of votes in their place.
+        kind: Kind of noise; None: the configuration's.
     """
     name, privacy = data.spec.name, config.privacy
     kind = privacy.noise if kind is None else kind
@@ -312,9 +312,9 @@ def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Ma
 
     Args:
         config: The run's choices.
-        name: Of the account.
+        name: Name of the account.
         planned: Everything that is to be charged.
-        known: The accounts there are.
+        known: The accounts that exist, by name.
 
     Raises:
         ValueError: The account is new and the run passes its cap.

@@ -117,11 +117,11 @@ class Pate:
         partition: AddRemove() or ReplaceOne(): what a neighbor is.
         unit: "record" or "group:<what>" (then give unit_id).
         mean: Public constants per channel or feature to normalize by; None: those of the public points.
-        std: Likewise.
+        std: Public standard deviations, likewise.
         second_account: Whether these records may be charged to an account of another name, too.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
-        seed: Of everything but the noise.
+        seed: Seeds everything but the noise.
         insecure_noise_seed: Makes noise repeatable, and what is released not private.
         device: Where networks are trained.
         quiet: Show no progress.
@@ -244,7 +244,7 @@ class Pate:
 
         Args:
             pool_x: The public points, of the form of the private ones.
-            num_queries: At most so many are asked.
+            num_queries: Largest number of questions.
             strategy: Any of ``pate_torch.queries``; None: at random.
             refit: The guide student of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
@@ -353,7 +353,7 @@ class Pate:
         Args:
             other_x: Records of the same kind that no teacher has seen.
             other_y: Their labels.
-            records: At most so many of each side.
+            records: Largest number of records of each side.
         """
         done, (private, spec) = self._released(), self._fitted()
         if self._student is None:
@@ -382,8 +382,8 @@ class Pate:
         Its journal of released answers lies under home, and survives a restart.
 
         Args:
-            num_queries: At most so many questions are answered.
-            calls: See ``PrivateLabeler``.
+            num_queries: Largest number of questions.
+            calls: Largest number of calls; None: one for each question.
         """
         private, spec = self._fitted()
         if isinstance(self.teacher, Voters):

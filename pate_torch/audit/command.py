@@ -65,9 +65,9 @@ class AuditResult:
     Attributes:
         proven: The largest epsilon that the outcomes prove.
         claimed: The epsilon of ``worst_case``.
-        delta: Of both.
-        confidence: With which ``proven`` holds.
-        faults: Faults that need no statistics, such as an answer out of range.
+        delta: The delta at which both epsilons are stated.
+        confidence: Confidence level of ``proven``.
+        faults: Faults that need no statistics, such as events that cost more than was charged.
     """
 
     mechanism: str
@@ -99,8 +99,8 @@ def audit_outcomes(
     Args:
         left: Outcomes of one input, int64 [runs] or [runs, queries], one independent run a row.
         right: Those of its neighbor, in the same form.
-        delta: Of the claim.
-        confidence: Of all bounds together.
+        delta: The delta of the claim.
+        confidence: Joint confidence level of all bounds.
         groups: A number for each column; columns of one number have the same law and share one score.
 
     Returns:
@@ -203,9 +203,9 @@ def audit(
     Args:
         mechanism: What is audited.
         pairs: Neighboring votes to run it on.
-        runs: On each side of each pair.
-        delta: At which both epsilons are stated.
-        confidence: Of the proof, over all pairs.
+        runs: Number of runs on each side of each pair.
+        delta: The delta at which both epsilons are stated.
+        confidence: Confidence level of the proof, over all pairs.
         independent: Whether the answers to different queries are independent given the votes, so that all runs can be
             drawn as rows of one call.
     """
@@ -273,7 +273,7 @@ def _sample(
 
 
 def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
-    """All that a release shows, as one integer per query. one_more: a ballot was added, and its number alone tells."""
+    """All that a release shows, as one integer per query. one_more: a count was added, and its number alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_Q is not None:
         label_Q = label_Q + 1_000 * np.round(np.nan_to_num(answers.score_Q.cpu().numpy(), nan=-1) * 1e9).astype(int)

@@ -136,7 +136,7 @@ class MembershipTest:
     """A recipe for the test.
 
     Attributes:
-        records: At most so many of each kind.
+        records: Largest number of records of each kind.
         held_out: Share of the private units that no teacher learns from, to be the others. 0 takes the test set, which
             costs the teachers nothing but may come from elsewhere.
     """
@@ -221,7 +221,7 @@ def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
 
 
 def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
-    """(members called members, others called members), each by a cut that the other half chose."""
+    """(members called members, others called members), each by a threshold that the other half chose."""
     stream = numpy_stream(seed, "membership", "halves")
     halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, other_O)]
     hits = alarms = 0

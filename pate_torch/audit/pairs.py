@@ -105,8 +105,8 @@ class Setting:
     """How one mechanism is audited: values in place of the YAML's under which it answers and its noise shows.
 
     Attributes:
-        queries: Queries in a run.
-        runs: Runs on each side.
+        queries: Number of queries in a run.
+        runs: Number of runs on each side.
         overrides: Values in place of the YAML's.
     """
 
@@ -157,7 +157,7 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
 
 
 def _ballot_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
-    """One ballot more, or one that has moved: to another class, and (with two questions) to another question."""
+    """One count more, or one that has moved: to another class, and (with two questions) to another question."""
     left_QC = torch.full((queries, 2), 2 * math.ceil(4 * mechanism.sigma))
     ways = {"one more": [(0, 0, 1)]}
     if mechanism.adjacency == "replace_one":

@@ -33,7 +33,7 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
     """The components that ``cfg`` names.
 
     Raises:
-        ValueError: With the offending key, when one cannot be built.
+        ValueError: One cannot be built; the message names its key.
     """
     try:
         resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))

@@ -73,12 +73,12 @@ class DpSgd:
     """A recipe for DP-SGD; epsilon is the plan's ``privacy.target_epsilon``, or else its PATE release's worst case.
 
     Attributes:
-        network: Of the model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
-        options: The network's.
-        steps: Of SGD.
+        network: The model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
+        options: Options of the network.
+        steps: Number of steps of SGD.
         batch_size: Records a step sees on average; None: half the declared number, at most 1024, since a large batch
             drowns less in the noise.
-        momentum: Of SGD.
+        momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
     """
 

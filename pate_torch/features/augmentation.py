@@ -21,11 +21,11 @@ class Affine:
     """Ranges of a random affine map, each drawn uniformly.
 
     Attributes:
-        rotate: In +-degrees.
-        scale: As 1 +- scale.
-        shift: In +-pixels.
-        shear: In +-degrees.
-        flip: Whether half of the images are mirrored.
+        rotate: Rotation in +-degrees.
+        scale: Zoom factor, as 1 +- scale.
+        shift: Translation in +-pixels.
+        shear: Shear in +-degrees.
+        flip: Whether to mirror each image with probability 1/2.
         padding: What lies outside the image: "zeros" for dark backgrounds, "border" or "reflection" for photographs.
     """
 

@@ -41,11 +41,11 @@ class ContrastiveFeatures:
     """A recipe for an encoder: a network without its last linear layer, trained by the contrastive loss.
 
     Attributes:
-        network: See ``networks.build``.
-        network_options: The network's.
-        steps: Of training.
-        batch_size: Points; each gives two copies.
-        temperature: Of the contrastive loss.
+        network: Name of the network, see ``networks.build``.
+        network_options: Options of the network.
+        steps: Number of training steps.
+        batch_size: Points a step; each gives two copies.
+        temperature: Temperature of the contrastive loss.
         projection: Width of the throw-away layers between the features and the loss.
         augment: Geometric ranges, widened by ``strong_view``; None: only cutout and contrast.
         precision: As for students.
@@ -100,9 +100,9 @@ class ContrastiveFeatures:
         Args:
             x_P: Raw public points [P, ...].
             spec: Public facts of the data.
-            seed: Of initialization, batches and distortions.
-            device: Where it is learnt.
-            progress: Gets (done, total) steps.
+            seed: Seeds initialization, batches and distortions.
+            device: Device of the training.
+            progress: Called with (done, total) steps.
         """
         if self.encoders > 1:
             return self._several(x_P, spec, seed, torch.device(device), progress)

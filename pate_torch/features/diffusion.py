@@ -23,9 +23,9 @@ class Diffusion:
     """A recipe for a diffusion map.
 
     Attributes:
-        neighbors: Of the graph, and of a new point.
-        width: Coordinates kept.
-        time: Steps of the lazy walk.
+        neighbors: Number of neighbors in the graph, and of a new point.
+        width: Number of coordinates kept.
+        time: Number of steps of the lazy walk.
     """
 
     neighbors: int = 10

@@ -123,10 +123,10 @@ def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int 
     """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 
     Args:
-        graph: W.
+        graph: The weights W.
         seeds_PC: Non-negative label mass of the labeled points, zero elsewhere.
         alpha: The share of a point's label that comes from its neighbors.
-        iterations: Of the update.
+        iterations: Number of updates.
     """
     checks.between("alpha", alpha, 0, 1, open_=True)
     carried_PC = seeds_PC

@@ -65,7 +65,7 @@ def build(cfg: DictConfig) -> RunConfig:
     """What ``cfg`` (conf/label.yaml) names.
 
     Raises:
-        ValueError: With the offending key.
+        ValueError: A choice cannot work; the message names its key.
     """
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do

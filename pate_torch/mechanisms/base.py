@@ -55,7 +55,7 @@ class VoteMechanism:
         """Refuse a plan that cannot work.
 
         Raises:
-            ValueError: With what would work.
+            ValueError: The plan cannot work; the message says what would.
         """
         checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
@@ -141,7 +141,7 @@ class RecordMechanism(VoteMechanism):
         voters: The choice of ``voters`` whose answers it takes.
         makes: What it makes of them, for messages.
         sigma: Standard deviation of the noise.
-        adjacency: Of the partition.
+        adjacency: The partition's adjacency.
     """
 
     voters: ClassVar[str]
@@ -158,7 +158,7 @@ class RecordMechanism(VoteMechanism):
         """Refuse a plan that cannot work: records that answer for themselves mean num_teachers = 0.
 
         Raises:
-            ValueError: With what would work.
+            ValueError: The plan cannot work; the message says what would.
         """
         if num_teachers:
             what = f"{self.makes} of records, not votes of {num_teachers} teachers"

@@ -74,7 +74,7 @@ class Confident(VoteMechanism):
         """Refuse a threshold that even unanimous teachers pass less than once in a thousand questions.
 
         Raises:
-            ValueError: With what would work.
+            ValueError: The plan cannot work; the message says what would.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:

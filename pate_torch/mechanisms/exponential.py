@@ -19,8 +19,8 @@ class Exponential(VoteMechanism):
     """P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, by Gumbel-max in log space; answers every query.
 
     Attributes:
-        sigma: In votes, such that the zCDP price rho = 1/sigma^2 is that of GNMax with Gaussian noise sigma; the two
-            can be compared at one value.
+        sigma: Noise scale in votes, such that the zCDP price rho = 1/sigma^2 is that of GNMax with Gaussian noise
+            sigma; the two can be compared at one value.
 
     Guarantee: a moved vote takes one from a count and gives one to another, so 2h-bounded range per query, hence pure
     2h and rho = h^2/2 (Cesar & Rogers 2021: a quarter of what pure 2h alone would give), under the shards' adjacency.

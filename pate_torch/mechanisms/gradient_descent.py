@@ -29,11 +29,11 @@ class GradientDescent(RecordMechanism):
         clip_norm: Clipping norm of a record's residual e_y - softmax(z W), at most 1. After a few steps the residuals
             of records that the model is right about are short; the smaller the clipping norm, the more they count,
             beside the noise and beside the others.
-        steps: In each round.
-        first_step_size: Of the first step, in units of a Newton step whose curvature is ``clip_norm`` (a logistic
+        steps: Number of steps in each round.
+        first_step_size: Size of the first step, in units of a Newton step whose curvature is ``clip_norm`` (a logistic
             loss's is at most 1/2 and mostly far less).
-        step_size: Of the later steps, likewise.
-        adjacency: Of the partition.
+        step_size: Size of the later steps, likewise.
+        adjacency: The partition's adjacency.
 
     Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
     sigma in the last round and early_noise_multiplier x sigma before, D the L2 sensitivity of the sum over clip_norm: 1

@@ -23,7 +23,7 @@ class Histogram(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise, in records counted.
-        adjacency: Of the partition.
+        adjacency: The partition's adjacency.
 
     Guarantee: D/sigma-GDP per round, hence rho = D^2/(2 sigma^2) (zCDP), D the L2 sensitivity of the table: 1 under
     adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record's count moves). Discrete

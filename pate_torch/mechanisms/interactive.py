@@ -28,7 +28,7 @@ class Interactive(VoteMechanism):
     Attributes:
         sigma: Standard deviation of the answer's noise, in votes.
         screen_sigma: Standard deviation of the check's noise, in votes.
-        threshold: Of the check, in votes.
+        threshold: Threshold of the check, in votes.
         student_confidence: Probability above which the student's own label is taken.
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query the teachers answer, both

@@ -23,8 +23,8 @@ class SingleStable(VoteMechanism):
     dist = max(0, ceil(gap/2) - 1), in moves of one vote.
 
     Attributes:
-        epsilon: Of *one query*.
-        delta: Of *one query*.
+        epsilon: The epsilon of *one query*.
+        delta: The delta of *one query*.
 
     Guarantee: (epsilon, delta) per query under the shards' adjacency (dist has sensitivity 1). Charged: one Laplace
     coordinate of ratio epsilon, and delta for the winner that differs between neighbors and passes all the same (it
@@ -51,7 +51,7 @@ class SingleStable(VoteMechanism):
         """Refuse an ensemble too small to pass even when unanimous.
 
         Raises:
-            ValueError: With the size that it would have to have.
+            ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         needed = teachers_to_pass(self.threshold)

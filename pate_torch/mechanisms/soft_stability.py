@@ -84,7 +84,7 @@ class SoftStability(SparseVector):
     ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
 
     Attributes:
-        bins: 1/g.
+        bins: Number of bins, 1/g.
 
     Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l + T tests (a query may be tested
     twice), under the shards' adjacency: one teacher moves its scores, and both distances have sensitivity 1.
@@ -107,7 +107,7 @@ class SoftStability(SparseVector):
         """Refuse what ``stability`` refuses, more than one round, and votes of more than two classes.
 
         Raises:
-            ValueError: With what would work.
+            ValueError: The plan cannot work; the message says what would.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if num_classes != 2:

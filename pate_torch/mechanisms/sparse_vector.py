@@ -46,9 +46,9 @@ class Calibration:
     """The scales of one release.
 
     Attributes:
-        scale: lambda, in votes.
-        threshold: w, in votes.
-        blocks: Thresholds that may be drawn, each pure 2/lambda.
+        scale: The noise scale lambda, in votes.
+        threshold: The threshold w, in votes.
+        blocks: Number of thresholds that may be drawn, each pure 2/lambda.
     """
 
     scale: float
@@ -86,9 +86,9 @@ class SparseVector(VoteMechanism):
     Every call of ``release`` starts a fresh block, so T + rounds - 1 blocks are paid for.
 
     Attributes:
-        epsilon: What the whole release may spend.
-        delta: Likewise.
-        max_failures: T, after which it stops.
+        epsilon: The epsilon of the whole release.
+        delta: The delta of the whole release.
+        max_failures: Number of failures, T, after which it stops.
     """
 
     epsilon: float
@@ -119,7 +119,7 @@ class SparseVector(VoteMechanism):
         """Refuse an ensemble too small to pass a test even when unanimous.
 
         Raises:
-            ValueError: With the size that it would have to have.
+            ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         plan = self.calibration(num_queries, rounds)
@@ -151,9 +151,9 @@ class Blocks:
     Args:
         plan: The scales.
         noise: Draws the thresholds.
-        device: Where they lie.
-        failures: That happened in earlier calls.
-        limit: T.
+        device: Device of the noisy distances.
+        failures: Number of failures in earlier calls.
+        limit: Largest number of failures, T.
     """
 
     def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, failures: int, limit: int) -> None:

@@ -140,7 +140,7 @@ class PlanEvaluator:
         pilot: How votes are simulated.
         crowd: Number of teachers -> the vote model to try them on.
         stand_in: Size -> a public data set in place of the private records.
-        num_classes: Of the data set.
+        num_classes: Number of classes.
         account: The data set's; None: there is none.
 
     Raises:

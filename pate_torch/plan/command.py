@@ -98,7 +98,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
     """The plan report for Hydra-style settings.
 
     Args:
-        settings: Of the command line.
+        settings: The settings of the command line.
         output: Folder of the picture; None: ``plans`` under paths.root.
         plot: Whether to draw it.
 
@@ -276,7 +276,7 @@ def _rows(
 def _offered(
     judge: PlanEvaluator, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
 ) -> dict[Choice, RunConfig]:
-    """Records' slopes at the price of the best of these choices of teachers (of the cheapest, where none works)."""
+    """Gradients of records at the price of the best of these choices of teachers (of the cheapest, where none works)."""
     priced = [choice for choice in by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)]
     chosen = best(list(by_choice)) or min(priced, key=lambda choice: choice.epsilon or 0.0, default=None)
     if chosen is None or judge.declared.size is None:

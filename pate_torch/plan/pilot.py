@@ -48,12 +48,12 @@ class Pilot:
     Attributes:
         on: A name in ``PUBLIC``, where a small ensemble is trained; None simulates votes.
         teacher_accuracy: The guess, for an ensemble of ``at_teachers``.
-        at_teachers: None: the number given, or recommended.
+        at_teachers: None: the number of teachers given, or recommended.
         exponent: How fast a teacher's error grows with K.
-        num_classes: Where the data set declares none.
-        questions: How many are tried.
-        teachers: Of the small ensemble.
-        steps: Of each of its teachers.
+        num_classes: Number of classes, where the data set declares none.
+        questions: Number of questions tried.
+        teachers: Number of teachers of the small ensemble.
+        steps: Training steps of each of them.
     """
 
     on: str | None = None
@@ -157,14 +157,14 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The forecast of a release, in shares.
+    """The forecast of a release.
 
     Attributes:
-        answered: Of the questions.
-        right: Of the answers; None: there is no answer.
-        plurality: Of the noiseless pluralities, those right; None: there are none.
-        teacher: Of single votes, those right; None: there are none.
-        questions: How many were tried.
+        answered: Share of the questions that are answered.
+        right: Share of the answers that are right; None: there is no answer.
+        plurality: Share of the noiseless pluralities that are right; None: there are none.
+        teacher: Share of single votes that are right; None: there are none.
+        questions: Number of questions tried.
     """
 
     answered: float
@@ -193,10 +193,10 @@ def simulate_release(
         mechanism: What is tried.
         crowd: The vote model.
         num_teachers: K.
-        num_queries: Of one release.
-        rounds: Of one release.
-        at_least: Questions to try in all.
-        seed: Of votes and noise.
+        num_queries: Number of questions of one release.
+        rounds: Number of rounds of one release.
+        at_least: Least number of questions to try.
+        seed: Seeds votes and noise.
     """
     size = min(num_queries, MOST_QUESTIONS)
     releases = math.ceil(at_least / size)
@@ -230,9 +230,9 @@ def follow(
         descent: The mechanism.
         slopes: The voters.
         data: A public data set in place of the private one.
-        size: Records of the plan.
+        size: Number of records that is planned for.
         features: Makes an encoder of its public points.
-        seed: Of the noise.
+        seed: Seeds the noise.
     """
     part = slice(min(size, len(data.private)))
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])

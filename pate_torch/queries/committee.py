@@ -25,7 +25,7 @@ class Committee:
     """Vote entropy of ridge regressions on bootstrap draws of the answers.
 
     Attributes:
-        members: How many draws.
+        members: Number of draws.
         ridge: Weight of the squared norm.
     """
 

@@ -30,8 +30,8 @@ class Prototypes:
     release cut short has asked about most of the pool.
 
     Attributes:
-        neighbors: Of the graph, and of the measure of density.
-        restarts: Of k-means on the eigenvectors.
+        neighbors: Number of neighbors in the graph, and in the measure of density.
+        restarts: Number of runs of k-means on the eigenvectors.
     """
 
     guided: ClassVar[bool] = False

@@ -49,7 +49,7 @@ def build_report(
         paid: The reservations that this run made; that of labels from before is not among them.
         student: None if labels were released and nothing was trained.
         student_name: As the configuration calls it.
-        ledger: Where the account is kept.
+        ledger: The ledger that holds the account.
         seconds: Time of every stage.
         baselines: Accuracies to compare with.
     """
@@ -135,9 +135,9 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
     """What a report may claim of a folder that holds what these reservations paid for, and of the whole account.
 
     Args:
-        ledger: Where the account is kept.
-        name: Of the account.
-        reservations: Of everything in the folder.
+        ledger: The ledger that holds the account.
+        name: Name of the account.
+        reservations: The reservations for everything in the folder.
         now: Those made by the run that reports.
 
     Returns:

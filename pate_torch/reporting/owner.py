@@ -49,17 +49,17 @@ class OwnerSummary:
 
     Attributes:
         records: How many there were, by what became of them.
-        student_accuracy: On test records that are not public.
-        student_size: How many of them.
+        student_accuracy: Accuracy on test records that are not public.
+        student_size: Number of these test records.
         confusion: The student's counts on them, [truth, predicted].
-        ensemble_accuracy: Of the plurality without noise.
-        teacher_accuracy_mean: Of one teacher, on average.
+        ensemble_accuracy: Accuracy of the plurality without noise.
+        teacher_accuracy_mean: Mean accuracy of the teachers.
         epsilon_exact_data_dependent: Data-dependent epsilon by the exact outcome law.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
-        gap_quantiles: Of the votes between winner and runner-up.
-        nonprivate_accuracy: Of a model trained on all records at once.
+        gap_quantiles: Quantiles of the votes between winner and runner-up.
+        nonprivate_accuracy: Accuracy of a model trained on all records at once.
         membership: The membership test of the student.
-        seconds: Of every stage, also of those whose time tells how many records there are.
+        seconds: Time of every stage, also of those whose time tells how many records there are.
         not_computed: Name of a missing figure -> why it is missing.
         forecast: The forecast of the labels from public values (``chance.foretold``).
     """
@@ -152,8 +152,8 @@ def owner_summary(
         model: The mechanism's law of outcomes, if it has one.
         rounds: Data-dependent prices compose only if no question depends on an earlier answer: of several rounds there
             is none.
-        delta: Of the account.
-        device: Where models predict.
+        delta: The account's delta.
+        device: Device of the predictions.
     """
     missing: dict[str, str] = {}
     accuracy = mean = alone = None
@@ -247,8 +247,8 @@ def attack_student(
         student: The released student.
         nonprivate: The model without privacy; None: there is none.
         events: Everything that the student cost.
-        delta: Of the account.
-        seed: Halves the records.
+        delta: The account's delta.
+        seed: Seeds the halving of the records.
         private_run: Whether the noise was secret; else no bound holds.
         held_out: See ``Membership``.
     """

@@ -57,7 +57,7 @@ class PrivateBoard:
     """PRIVATE. Writes private/tensorboard: the teachers' learning curves and agreement, the questions answered.
 
     Args:
-        folder: Of the events.
+        folder: The folder for the events.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -29,7 +29,7 @@ class ReleaseBoard:
     """Writes release/tensorboard: ``log`` while the student learns, ``write`` once at the end, ``close``.
 
     Args:
-        folder: Of the events.
+        folder: The folder for the events.
         private: Whether the noise was secret.
     """
 

@@ -24,7 +24,7 @@ class Alignment:
     Args:
         problem: Gives the expected shares.
         kind: See ``expected_shares``.
-        decay: Of the mean guess.
+        decay: Decay of the mean guess.
     """
 
     def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:

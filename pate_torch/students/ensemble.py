@@ -26,7 +26,7 @@ class Ensemble:
     Answers are public, so members cost no privacy.
 
     Attributes:
-        members: How many fits.
+        members: Number of fits.
         bootstrap: Whether each but the first learns from as many answers as there are, drawn with replacement.
     """
 

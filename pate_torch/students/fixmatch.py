@@ -33,7 +33,7 @@ class FixMatch(GradientStudent):
     Attributes:
         unlabeled_batch: Public points a step.
         threshold: Confidence from which a guess counts.
-        weight: Of the unlabeled loss.
+        weight: Weight of the unlabeled loss.
         alignment: Share of the guesses that each class should get: ``uniform`` over the classes that have labels
             (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``.
         propagation: Share of the steps over which propagated labels lead, fading linearly (0: never).

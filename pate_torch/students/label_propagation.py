@@ -14,7 +14,7 @@ from pate_torch.students.training import StudentProblem, label_loss
 _ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBORS = 10
 ALPHA = 0.99
-"""How far a few answers must travel, or those of cells that lie in other features (``neighbors.spread``)."""
+"""For a few answers, or those of cells that lie in other features (``neighbors.spread``)."""
 
 
 def propagate(

@@ -26,8 +26,8 @@ def linear_student(
         task: Holds the released model.
         guide: The student whose features they were; None: none.
         representation: Without a guide, the features; None: the points themselves.
-        seed: Of the features.
-        device: Where the student lies.
+        seed: Seed of the features.
+        device: Device of the student.
 
     Raises:
         ValueError: No model was released, or it is of other features.

@@ -35,7 +35,7 @@ class SelfTraining:
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
-        alpha: Of the propagation (``neighbors.spread``).
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.spread``).
         alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
             them.
         num_generations: Students that learn from the first round's answers; each later round adds one.
@@ -123,7 +123,7 @@ class SelfTraining:
         progress: Progress,
         log: Log,
     ) -> Student:
-        """The student of one turn. before: that of the turn before."""
+        """The student of one generation. before: that of the generation before."""
         alpha = self.alpha if turn < self.num_generations else self.alpha_later
         clear = self._clear(told[turn], before, alpha, seed, device)
         algorithm = self.first if before is None else self.then
@@ -140,7 +140,7 @@ class SelfTraining:
     def _clear(
         self, task: StudentTask, before: Student | None, alpha: float, seed: int, device: torch.device
     ) -> StudentTask:
-        """The clearest carried labels. before: the student of the generation before, whose features help."""
+        """The most confident propagated labels. before: the student of the generation before, whose features help."""
         problem = prepare(task, seed, device)
         keep_fraction = self.keep_fraction if before is None else self.keep_fraction_later
         share_PC = propagate(problem, self.representation, problem.target_QC.mean(0), before=before, alpha=alpha)

@@ -73,8 +73,8 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
 
     Args:
         task: Public points and released answers.
-        seed: Of every random choice of the training.
-        device: Where it is trained.
+        seed: Seeds every random choice of the training.
+        device: Device of the training.
         label_noise: Share of wrong labels expected besides the mechanism's flips.
 
     Raises:
@@ -103,7 +103,7 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
 
 
 def _doubted(posterior_QC: Tensor, queries: int, flip: float) -> Tensor:
-    """Beliefs after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
+    """Label posteriors after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
     posterior_QC = posterior_QC.cpu().float()
     if posterior_QC.dim() != 2 or len(posterior_QC) != queries:
         raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {queries} questions")
@@ -154,8 +154,8 @@ class Average:
     """The exponential average of a model's weights and float buffers; young averages forget faster.
 
     Args:
-        model: Is averaged.
-        decay: Of an old average.
+        model: The model that is averaged.
+        decay: Decay of an old average.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -180,8 +180,8 @@ class GradientStudent(ABC):
     """A student trained by gradient descent; a subclass gives the loss.
 
     Attributes:
-        network: See ``networks.build``.
-        network_options: The network's.
+        network: Name of the network, see ``networks.build``.
+        network_options: Options of the network.
         batch_size: Labeled points a step.
         ema: Decay of the averaged weights.
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.

@@ -17,9 +17,9 @@ class Checkpoints:
     """A folder of chunks, each file named by what decides its result (records, recipe, seed): a stale one is not found.
 
     Args:
-        folder: Of the files; PRIVATE.
-        recipe: Of the teachers.
-        seed: Of their training.
+        folder: PRIVATE. The folder for the files.
+        recipe: Recipe of the teachers.
+        seed: Seed of their training.
     """
 
     def __init__(self, folder: Path, recipe: TeacherRecipe, seed: int) -> None:

@@ -41,7 +41,7 @@ class Chunk:
     Attributes:
         x_kS: [k, S, ...], zero past size_k.
         y_kS: [k, S].
-        size_k: Records of each teacher.
+        size_k: Number of records of each teacher.
     """
 
     first: int
@@ -67,8 +67,8 @@ class Trained:
 
     Attributes:
         params: Parameters [k, ...].
-        loss_Pk: Each teacher's curve of its loss, [points, k].
-        accuracy_Pk: Of its accuracy, likewise.
+        loss_Pk: Each teacher's curve of the loss, [points, k].
+        accuracy_Pk: Each teacher's curve of the accuracy, [points, k].
     """
 
     params: stacked.Parameters
@@ -111,9 +111,9 @@ class Feed:
     Args:
         chunk: PRIVATE. The records.
         spec: How they are normalized.
-        recipe: Of the teachers.
-        seed: Of their streams.
-        device: Where the batches lie.
+        recipe: Recipe of the teachers.
+        seed: Seed of their streams.
+        device: Device of the batches.
     """
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:

@@ -58,10 +58,10 @@ class Ensemble:
     """PRIVATE. Teachers with stacked parameters. A teacher whose shard was empty is not trained and votes class 0.
 
     Attributes:
-        network: A description (networks.py).
-        params: [K, ...] each.
+        network: Description of the network (networks.py).
+        params: Stacked parameters, [K, ...] each.
         trained_K: Whether each was trained, bool.
-        spec: Of the points that are asked about.
+        spec: Facts of the points that are asked about.
         trunk: Gives the features that the networks take; None: they take the points.
     """
 
@@ -111,8 +111,8 @@ class Ensemble:
             x: Raw points [Q, ...].
             hear: Takes (start, logits [k, B, C]) of successive points, on the device.
             batch: Points at a time; None: by the device.
-            device: Where the networks are evaluated.
-            progress: Gets (done, total).
+            device: Device of the evaluation.
+            progress: Called with (done, total).
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:

@@ -19,8 +19,8 @@ class Adam:
     """AdamW (Loshchilov and Hutter 2019): decoupled weight decay; Adam where it is 0.
 
     Args:
-        params: Are updated in place.
-        weight_decay: Decoupled.
+        params: Stacked parameters, updated in place.
+        weight_decay: Decoupled weight decay.
     """
 
     def __init__(self, params: list[Tensor], weight_decay: float) -> None:
@@ -54,9 +54,9 @@ class Sgd:
     """Heavy-ball momentum; weight decay added to the gradient.
 
     Args:
-        params: Are updated in place.
-        momentum: Of the heavy ball.
-        weight_decay: Added to the gradient.
+        params: Stacked parameters, updated in place.
+        momentum: Share of the last update that is kept.
+        weight_decay: Weight decay, added to the gradient.
     """
 
     def __init__(self, params: list[Tensor], momentum: float, weight_decay: float) -> None:

@@ -145,13 +145,13 @@ def fit_modules(
     Args:
         factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from
             the teacher's own stream.
-        private: The records.
+        private: The private records.
         spec: How they are normalized.
         shards: Which records each teacher learns from.
-        recipe: Of the training.
-        seed: Of the teachers' streams.
-        device: Where they are trained.
-        progress: Gets (done, total) teachers.
+        recipe: Recipe of the training.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
+        progress: Called with (done, total) teachers.
 
     Raises:
         ValueError: The network has another shape.

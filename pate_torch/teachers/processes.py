@@ -47,15 +47,15 @@ def train_chunks(
     """PRIVATE. Train chunks in worker processes; yields (chunk number, what was learnt) as they finish.
 
     Args:
-        private: The records.
+        private: The private records.
         spec: How they are normalized.
         shards: Which records each teacher learns from.
-        recipe: Of the teachers.
-        seed: Of their streams.
+        recipe: Recipe of the teachers.
+        seed: Seed of their streams.
         chunks: The teachers of each chunk.
         wanted: Numbers of the chunks to train.
-        workers: How many processes.
-        tell: Gets (chunk number, share done) between.
+        workers: Number of processes.
+        tell: Called with (chunk number, share done) in between.
 
     Raises:
         ChildProcessError: A worker died.

@@ -29,7 +29,7 @@ class TeacherRecipe:
 
     Attributes:
         network: A name of ``networks.NETWORKS``.
-        options: The network's.
+        options: Options of the network.
         batch_size: Records a step.
         start: Trunk learnt from public points; None: none.
         backend: How teachers share the machine; all give the same teachers up to rounding.

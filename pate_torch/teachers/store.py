@@ -196,8 +196,8 @@ class TeacherStore:
         """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
 
         Args:
-            identity: Of the teachers.
-            busy: Gets who trains them, before this waits for its end; by then they may be there.
+            identity: Identity of the teachers.
+            busy: Called with who trains them, before this waits for its end; by then they may be there.
         """
         private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
@@ -327,7 +327,7 @@ class TeacherStore:
             manner: Names how they vote, where not on each point by itself; letters and digits.
 
         Raises:
-            ValueError: ``manner`` has other characters, or the cached votes do not fit.
+            ValueError: The cached or the computed votes are not this ensemble's on these points.
         """
         folder = self._folder(name)
         manifest = self._manifest(folder)

@@ -134,16 +134,16 @@ def train(
     """PRIVATE. One teacher per shard, on every rank (torchrun deals the chunks out and shares what they learnt).
 
     Args:
-        private: The records.
+        private: The private records.
         spec: How they are normalized.
         shards: Which records each teacher learns from.
-        recipe: Of the teachers.
-        seed: Of their streams.
-        device: Where they are trained.
+        recipe: Recipe of the teachers.
+        seed: Seed of their streams.
+        device: Device of the training.
         trunk: What the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
         checkpoint_dir: A private folder where finished chunks are kept; a run that was stopped goes on from there, to
             the same bits.
-        progress: Gets (done, total) teachers; those under way by the share of their steps.
+        progress: Called with (done, total) teachers; those under way by the share of their steps.
         log: PRIVATE. Takes learning curves.
         losses: PRIVATE. Takes every teacher's loss at a step.
 

@@ -159,13 +159,13 @@ class Trunk:
         another shard, not even on the shape of a batch.
 
         Args:
-            private: The records.
+            private: The private records.
             shards: Which records each teacher learns from.
-            start: How many copies.
+            start: Gives the number of copies.
             augment: How they are distorted.
-            seed: Of the teachers' streams.
-            device: Where records are encoded.
-            progress: Gets (done, total) shards.
+            seed: Seed of the teachers' streams.
+            device: Device of the encoding.
+            progress: Called with (done, total) shards.
         """
         view = View(affine=augment)
         copies = start.copies if augment is not None else 0
@@ -197,11 +197,11 @@ def encode_shards(
     """PRIVATE. Features of every shard's records, and the shards that hold them.
 
     Args:
-        private: The records.
+        private: The private records.
         shards: Which records each teacher learns from.
         encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
             shard is encoded by itself: see ``Trunk.shards``.
-        progress: Gets (done, total) shards.
+        progress: Called with (done, total) shards.
     """
     features, labels, units, sizes = [], [], [], []
     for teacher in range(shards.num_teachers):

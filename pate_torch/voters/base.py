@@ -33,7 +33,7 @@ class FittedVoters:
 
     Attributes:
         id: A random id: the same voters keep it.
-        answers: What they say of the pool, to be opened by a mechanism alone.
+        answers: Sensitive values on the pool, which only a mechanism opens.
         remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
         feature_PD: Releasable features of the public points, in which records answer; None: they use none.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
@@ -155,7 +155,7 @@ class RecordVoters(VotersBase):
     A subclass defines how they are asked (``ask``).
 
     Attributes:
-        mechanism: The mechanism that prices what they say.
+        mechanism: The mechanism that prices their answers.
     """
 
     mechanism: ClassVar[str]
@@ -207,8 +207,8 @@ class RecordVoters(VotersBase):
             shards: Which hold the records.
             encoder: Normalized points -> features, learnt from the public points or a released student's; None: the
                 normalized points themselves.
-            device: Where records are encoded.
-            progress: Gets (done, total) records.
+            device: Device of the encoding.
+            progress: Called with (done, total) records.
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 

@@ -16,11 +16,11 @@ from pate_torch.features.whitening import Whitening
 from pate_torch.types import LinearModel, Sensitivity
 
 GRID = 1 << 15
-"""Features of length 1 and changes of length 1 are written in units of 1/GRID, rounded towards zero."""
+"""Features of length 1 and residuals of length 1 are written in units of 1/GRID, rounded towards zero."""
 UNIT_NORM = GRID**2
-"""A slope of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+"""A gradient of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
 MIN_CLIP_NORM = 1 / 64
-"""Cuts below would leave a change fewer than 512 units of the grid."""
+"""Clipping norms below would leave a residual fewer than 512 units of the grid."""
 _BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
 _BLOCK = 4096
 
@@ -49,10 +49,11 @@ class GradientSums:
         z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID.
         y_N: PRIVATE. Labels.
         place_PD: Releasable features of the public points.
-        sensitivity: Of ``gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller one scales it.
+        sensitivity: Sensitivity of ``gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller clipping
+            norm scales it.
         scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
         whitening: Releasable. The map by which ``place_PD`` came from features.
-        neighbors: Of the mean-shift step before it; 0: none.
+        neighbors: Number of neighbors of the mean-shift step before it; 0: none.
         asked_Q: The public points whose labels are wanted; None: all.
     """
 
@@ -96,7 +97,7 @@ class GradientSums:
         One unit moves it by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
 
         Args:
-            weight_DC: At which the gradients are taken.
+            weight_DC: Weights at which the gradients are taken.
             clip_norm: Length to which longer residuals e_y - softmax(z W) are clipped, at most 1.
 
         Raises:

@@ -26,8 +26,8 @@ def encode_public(
         data: The run's data.
         shards: Which hold the records.
         encoder: Normalized points -> features; None: the normalized points themselves.
-        device: Where points are encoded.
-        neighbors: Of a mean-shift step of every feature among the public ones; 0: none.
+        device: Device of the encoding.
+        neighbors: Number of public neighbors in a mean-shift step of every feature; 0: none.
 
     Returns:
         PRIVATE records; the encoder, with the mean-shift step; unit-length features of the public points.

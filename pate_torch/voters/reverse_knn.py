@@ -127,7 +127,7 @@ def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
 
 
 def _one_cell_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
-    """(row, class) of each unit's ballot, int64 [U] each: where most of its records lie, the lowest of equals."""
+    """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
     _, unit_N = np.unique(unit_names(private, adjacency), return_inverse=True)
     place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     kept, count = np.unique(place_N2, axis=0, return_counts=True)

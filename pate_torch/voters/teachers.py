@@ -183,7 +183,6 @@ class Teachers(VotersBase):
         together: bool,
     ) -> Votes:
         """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
-
         progress = stages("Counting votes")
 
         def tally(some: Ensemble) -> Tensor:

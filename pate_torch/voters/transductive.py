@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pate_torch.config import RunConfig
 
 _LEFT = 1e-3
-"""What is left, at most, of the weight of longer paths when carrying stops."""
+"""What is left, at most, of the weight of longer paths when propagation stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TransductiveTeachers(Teachers):
     """Each votes on all public points together, over a graph of their features (``features``, else principal axes).
 
     Attributes:
-        neighbors: Of the graph.
+        neighbors: Number of neighbors in the graph.
         alpha: Share of a point's probabilities that comes from its neighbors; 0: none.
         balance: Scale until all classes are equally common among the public points. Wrong where they are known not to
             be.
@@ -110,7 +110,7 @@ class JointVotes:
     """How teachers vote on one pool.
 
     Attributes:
-        graph: Of its points, public.
+        graph: The public graph of its points.
         alpha: See ``TransductiveTeachers``.
         balance: See ``TransductiveTeachers``.
     """
