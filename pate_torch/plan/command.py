@@ -276,7 +276,7 @@ def _rows(
 def _offered(
     judge: PlanEvaluator, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
 ) -> dict[Choice, RunConfig]:
-    """Gradients of records at the price of the best of these choices of teachers (of the cheapest, where none works)."""
+    """Per-record gradients at the price of the best of these choices of teachers (the cheapest, where none works)."""
     priced = [choice for choice in by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)]
     chosen = best(list(by_choice)) or min(priced, key=lambda choice: choice.epsilon or 0.0, default=None)
     if chosen is None or judge.declared.size is None:
