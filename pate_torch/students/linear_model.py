@@ -1,4 +1,4 @@
-"""The released linear model (``mechanism=gradient_descent``) as a student: it was fitted to the private records."""
+"""The released linear model (``mechanism=gradient_descent``) as a student: fitted to private records, with noise."""
 
 from __future__ import annotations
 
