@@ -264,7 +264,10 @@ def _screened(log_law: Array, top: Counts, model: Confident) -> Array:
 
 
 def num_nodes(model: OutcomeModel, num_teachers: int, num_classes: int) -> int:
-    """Number X of nodes of the model's rule, before its six tables of (K + 1) X numbers are made; 0 where it has none."""
+    """Number X of nodes of the model's rule, before it is tabulated; 0 where it has none.
+
+    The tables to come are six of (K + 1) X numbers.
+    """
     if isinstance(model, Exponential):
         return 0
     if isinstance(model, Lnmax):
