@@ -149,7 +149,7 @@ def _findings(one: _Folder, doubts: Mapping[str, Doubt]) -> Iterator[Finding]:
 
 
 def _holds(account: Account, charges: Mapping[str, Charge], doubts: Mapping[str, Doubt]) -> tuple[float, str]:
-    """(epsilon of these charges, infinite where nothing may be claimed; why it is more than they say)."""
+    """Epsilon of these charges (infinite where nothing may be claimed), and why it is more than they say."""
     doubted = max((doubts.get(identity, SOUND) for identity in charges), key=lambda doubt: doubt.factor)
     if any(charge.insecure for charge in charges.values()):
         return math.inf, "seeded noise is part of it"
@@ -170,8 +170,9 @@ def _holds(account: Account, charges: Mapping[str, Charge], doubts: Mapping[str,
 
 
 def _at(head: Any, name: str, entries: tuple[Entry, ...]) -> State | None:
-    """The account as it stood when the ledger's newest entry was ``head`` (None: as it stands); None: it had none, or
-    no such entry.
+    """The account as it stood when the ledger's newest entry was ``head`` (None: as it stands).
+
+    None: it had none, or there is no such entry.
     """
     accounts: dict[str, State] = {}
     for entry in entries:
