@@ -273,8 +273,9 @@ def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> 
 def _minimum_subset(
     vc_dimension: int, teachers: int, num_queries: int, cutoff: int, *, alpha: float, beta: float, resample: bool
 ) -> int:
-    """The n' from which the labels' average error exceeds the best of the class by alpha at most, but with
-    probability beta; for ``_minimum_queries`` queries or more.
+    """The n' from which the labels' average error exceeds the best of the class by at most alpha.
+
+    With probability 1 - beta, for ``_minimum_queries`` queries or more.
 
     h, the relabeling hypothesis: excess error alpha/4 on the sub-sample by the exponential mechanism (probability
     beta/4), alpha/8 more on the distribution (alpha/16 twice, beta/8). The labels: at most T are not h's, if no

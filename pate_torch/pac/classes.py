@@ -51,7 +51,7 @@ def cuts(value_n: Floats) -> Floats:
 
 
 def _below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
-    """sum of weight over {i : value_i < cut}, for every cut; O((n + M) log n)."""
+    """Total weight of {i : value_i < cut}, for every cut; O((n + M) log n)."""
     order = np.argsort(value_n, kind="stable")
     prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
     return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
