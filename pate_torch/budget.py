@@ -45,7 +45,7 @@ class Door(Protocol):
         ...
 
     def covers(self, sensitivity: Sensitivity) -> None:
-        """Refuse, by ValueError, a value under another adjacency than the account's."""
+        """Refuse a value under another adjacency than the account's."""
         ...
 
     def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> AbstractContextManager[Any]:

@@ -96,8 +96,7 @@ class PrivateLabeler:
     """Private answers to any questions, behind one mechanism.
 
     Mechanisms that stop end the block, and the next question opens another. Any thread of the process may ask, one
-    after
-    another.
+    after another.
 
     Args:
         voters: An ``Ensemble``, or a function from points to ``Votes``.
@@ -262,8 +261,15 @@ class PrivateLabeler:
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
         """Choose one hypothesis, by its errors on the private sample, among the dichotomies of the questions so far.
 
-        From then on it answers, for free. Charges a bounded range of ``epsilon`` to the account, once: after a restart
-        the same call finds the choice in the journal. Returns the hypothesis.
+        From then on it answers, for free. After a restart the same call finds the choice in the journal.
+
+        Args:
+            hypotheses: The class.
+            sample: PRIVATE.
+            epsilon: Bounded range of the choice, charged to the account once.
+
+        Returns:
+            The hypothesis.
 
         Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.

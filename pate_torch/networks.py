@@ -296,13 +296,11 @@ class L2Normalize(nn.Module):
 
 
 class MeanShift(nn.Module):
-    """One mean-shift step, [B, D] -> [B, D]: a unit-length feature becomes the weighted mean of its nearest public ones.
+    """Mean-shift step, [B, D] -> [B, D]: a unit-length feature becomes the weighted mean of its nearest public ones.
 
     Of its ``neighbors`` nearest of P public points each weighs d_K^2 - d_k^2: the last one nothing, so that the mean
-    does
-    not jump where one takes the place of another. (Fukunaga and Hostetler 1975: features move to where public points
-    are
-    dense, and classes apart.)
+    does not jump where one takes the place of another. (Fukunaga and Hostetler 1975: features move to where public
+    points are dense, and classes apart.)
     """
 
     def __init__(self, points: int, width: int, neighbors: int) -> None:
@@ -396,10 +394,9 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
     """Draw a network's weights, in place.
 
     He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalization, zero output layer. Drawn
-    in
-    float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every backend, on
-    every device and in every precision. The zero output layer makes the first loss log C exactly. Were the biases zero,
-    too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
+    in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every backend,
+    on every device and in every precision. The zero output layer makes the first loss log C exactly. Were the biases
+    zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     for layer in layers:

@@ -47,8 +47,7 @@ class Sensitive(Protocol):
     """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records.
 
     Records are ``reverse_knn.Records``, who fill in ``CellHistogram``, and ``gradient_sums.GradientSums``, who are
-    asked
-    as often as the mechanism likes.
+    asked as often as the mechanism likes.
     """
 
     def __len__(self) -> int:
@@ -114,7 +113,11 @@ class Mechanism(Protocol):
         ...
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError when the plan cannot work, saying what would."""
+        """Refuse a plan that cannot work.
+
+        Raises:
+            ValueError: It cannot; says what would.
+        """
         ...
 
     @property
@@ -170,7 +173,7 @@ class QueryState:
 
 @runtime_checkable
 class QueryStrategy(Protocol):
-    """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked.
+    """Chooses which public points to ask next.
 
     A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``guided = False``: then no
     student is fitted between its rounds.
@@ -279,7 +282,11 @@ class Checkable(Protocol):
     """A student algorithm that can tell beforehand whether it can take the data."""
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when it cannot, saying what would."""
+        """Refuse data that the algorithm cannot take.
+
+        Raises:
+            ValueError: It cannot; says what would.
+        """
         ...
 
 

@@ -35,8 +35,7 @@ class Sanitiser:
         agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
         confidence: That what is published is at least the true price.
         at_a_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than the
-            labels
-            alone.
+            labels alone.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)

@@ -77,8 +77,7 @@ class PrivateData:
         x: uint8 [N, Ch, H, W] or float32 [N, D].
         y: int64 [N] in 0..C-1.
         unit_id: str [N], the stable name of the privacy unit a record belongs to, fixed when the data are loaded,
-            before
-            anything is removed.
+            before anything is removed.
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
     """
 
@@ -154,8 +153,7 @@ class Dataset:
         pool: The public pool.
         evaluation: The evaluation side.
         adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
-            as
-            private or public as it was.
+            as private or public as it was.
         advice: What to do where a run needs another relation.
         dropped: PRIVATE. How many records were left out, by the reason.
     """

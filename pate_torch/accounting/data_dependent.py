@@ -186,8 +186,7 @@ def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) ->
 
     PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1),
     and only there (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or the theorem
-    does
-    not hold.
+    does not hold.
     """
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
     dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)

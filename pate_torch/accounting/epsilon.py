@@ -25,8 +25,7 @@ class Guarantee:
         delta: Of the account, or as asked.
         route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
             order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the
-            account,
-            where its releases reserved more).
+            account, where its releases reserved more).
         adjacency: Neighboring relation; None: not stated.
         unit: What the privacy unit is; None: not stated.
     """

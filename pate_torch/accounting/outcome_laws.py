@@ -37,8 +37,7 @@ class Laws:
     """PRIVATE. Laws of vote rows and of their neighbors, over O outcomes.
 
     The outcomes are the C labels in the row's (sorted) order, then "no answer" for Confident. Merged: of the classes
-    with
-    one count the third stands for the others too, as far as they are alike in every move; no divergence changes.
+    with one count the third stands for the others too, as far as they are alike in every move; no divergence changes.
 
     Attributes:
         log_p_UO: Law of each row.

@@ -32,15 +32,13 @@ def price(
         votes: Integers [Q, C].
         orders: [A], each above 1.
         adaptive: Whether any question, or when to stop, depended on earlier answers; then prices do not add up (each
-            later
-            query's votes are a function of the noise), so it is refused.
+            later query's votes are a function of the noise), so it is refused.
         method: "theorem" (PATE 2017/2018, forward only) or "exact".
         direction: "forward" or "two_sided".
 
     Raises:
         ValueError: A mechanism without a law of its answers, adaptive questions, a two-sided theorem, and malformed
-            votes
-            or orders.
+            votes or orders.
     """
     if model is None:
         raise checks.fail(

@@ -78,8 +78,7 @@ class SanitisedPrice:
     Attributes:
         plan: Its public parameters.
         rdp: With ``plan.confidence`` (over the noise) at least the forward Renyi price, at ``plan.order``, of the
-            labels
-            released from this data set.
+            labels released from this data set.
     """
 
     plan: Plan
@@ -175,8 +174,7 @@ def choose(
     Args:
         model: Law of one query's answer.
         example_votes: Integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data);
-            never
-            the votes to be priced.
+            never the votes to be priced.
         num_queries: Of the release.
         delta: At which epsilon is compared.
         confidence: P(published >= true price).

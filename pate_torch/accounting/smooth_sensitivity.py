@@ -40,8 +40,7 @@ def local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) 
 
     Raises:
         ValueError: A model without one, malformed votes, or an order at which the conditions fail: use the
-            data-independent
-            price there.
+            data-independent price there.
     """
     grouped, parts = _checked(model, votes, orders)
     total_DA = np.zeros((grouped.num_teachers + 1, np.size(orders)))

@@ -38,8 +38,7 @@ def disagreement_margin(share_Q: Floats, reference_Q: NDArray[np.bool_]) -> Floa
     """Signed margin E[1[h(x) != h*(x)]] - 1/2 over the teachers, float64 [Q].
 
     In [-1/2, 1/2]: -1/2 where all agree with h*. Signed on purpose: for two classes its absolute value *is* the
-    expected
-    margin, whatever h* may be.
+    expected margin, whatever h* may be.
 
     Source: LZCW21 appendix E.
     """

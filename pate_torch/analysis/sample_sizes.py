@@ -267,8 +267,15 @@ def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
 def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:
     """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + penalty.
 
-    For M hypotheses rho = 0 and K = M. penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that
-    for a regularizer that starts at 0. epsilon at most 1, where e^epsilon - 1 <= 2 epsilon.
+    For M hypotheses rho = 0 and K = M.
+
+    Args:
+        n: Private records.
+        epsilon: At most 1, where e^epsilon - 1 <= 2 epsilon.
+        rho: Of the class's covering numbers.
+        log_K: ln K.
+        penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that for a regularizer that starts
+            at 0.
     """
     return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
 

@@ -66,8 +66,7 @@ def by_teachers(
 
     Raises:
         ValueError: A recipe that does not fit the data, or one with a public start (it learns from points that no pair
-            of
-            data sets holds).
+            of data sets holds).
     """
     if recipe.start is not None:
         raise checks.fail("teacher.start", recipe.start.representation.name, "must be null here")
@@ -124,10 +123,8 @@ def on_average_stability(
     """Estimate alpha: (1/n) sum_j E |h_D(x) - h_{D^(j)}(x)|^2 <= alpha^2 for every x.
 
     Draws ``pairs`` pairs from the pool, without replacement within a pair: D of n records, and D with its j-th record,
-    j
-    uniform, replaced by another record; both are trained with the same coins. Use public or synthetic records: on
-    private
-    ones the result is private.
+    j uniform, replaced by another record; both are trained with the same coins. Use public or synthetic records: on
+    private ones the result is private.
 
     Args:
         fit_predict: ``by_teachers`` of a recipe, ``one_by_one`` of any function, or one's own.

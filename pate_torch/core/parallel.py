@@ -35,10 +35,9 @@ def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, 
     """Results of the jobs, in order; on a CPU each job has a thread of its own, elsewhere one follows the other.
 
     On a CPU a job's operations use no other thread, however many processors there are, so that the numbers do not
-    depend
-    on that. For jobs that take about as long as each other and spend their time in torch, which lets other threads go
-    on.
-    (Processes would have to be sent the points and to send back what was learnt.) The first error ends all of them.
+    depend on that. For jobs that take about as long as each other and spend their time in torch, which lets other
+    threads go on. (Processes would have to be sent the points and to send back what was learnt.) The first error ends
+    all of them.
     """
     counts: list[tuple[int, int] | None] = [None] * len(jobs)
     lock, ended = threading.Lock(), threading.Event()

@@ -30,8 +30,7 @@ class ImageFolder:
     """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
 
     x: uint8 [N, channels, size, size]. Neighbors are add_remove: images stand in the order of their paths, which name
-    the
-    class too, so that one replaced by an image of another name, or of another class, moves those between.
+    the class too, so that one replaced by an image of another name, or of another class, moves those between.
 
     Attributes:
         name: Declared name.

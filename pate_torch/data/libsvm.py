@@ -37,8 +37,7 @@ class Libsvm:
         root: The data root.
         seed: Of the split.
         roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which
-            are
-            the units' ids: for replace_one, and for benchmarks).
+            are the units' ids: for replace_one, and for benchmarks).
         fractions: Private, public and test.
         group: "qid" makes the ``qid:`` field the privacy unit.
         classes: The labels; None: those of the public records.

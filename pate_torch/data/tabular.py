@@ -46,8 +46,7 @@ class Csv:
     Attributes:
         name: Declared name.
         path: .csv (also .csv.gz, .bz2, .xz; .tsv with ``separator``) or .parquet, from the working directory or the
-            data
-            root.
+            data root.
         public_path: A public file of public points, which may lack the label when there is a test file.
         test_path: A public file of test records. A role without a file is split off by ``fractions``.
         root: The data root.
@@ -62,8 +61,7 @@ class Csv:
         features: The columns to use; None: all but label, group, id and ``ignore``.
         ignore: Columns not to use.
         categories: {column: [values]}; a column without an entry is numeric if its public values all are, else takes
-            the
-            values these show. A private value outside the categories becomes all zeros.
+            the values these show. A private value outside the categories becomes all zeros.
         max_categories: Most values that public records may show of a column.
         classes: As for categories; private records of another class are dropped.
         missing: What to do with records whose numeric features are empty or not finite: "error", or "drop" each by

@@ -30,8 +30,7 @@ class Tensors:
         class_names: All classes, declared (never read off y, which is private); an integer C names them 0..C-1.
         pool_y: The pool's truth, if known.
         unit_id: Stable names [N] of the privacy units; None names a record by a hash of its content, and equal records
-            are
-            one unit.
+            are one unit.
         unit: "record" or "group:<what>".
         mean: Constants per channel or feature; None: the pool's.
         std: Likewise.

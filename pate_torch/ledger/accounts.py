@@ -85,8 +85,7 @@ class Account:
         """Guarantee of all releases together: what they reserved, composed, or the cap where that is less.
 
         None: a release of the account used seeded noise, and nothing is claimed. Where the owner chose a release after
-        seeing
-        an earlier one, the guarantee is the cap, which the filter keeps.
+        seeing an earlier one, the guarantee is the cap, which the filter keeps.
         """
         return self.claim(self.reserved)
 
@@ -158,7 +157,7 @@ class Charge:
         committed: Whether the answers are written down.
         suspended: Whether it waits to be resumed.
         state: Where it stood then, by a hash.
-        so_far: Events incurred when it was suspended.
+        so_far: Events incurred up to the last record.
         resumed: How often it was.
     """
 

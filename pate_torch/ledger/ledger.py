@@ -336,8 +336,7 @@ class Ledger:
 
         Raises:
             LedgerError: A state that the ledger does not know, which leaves the reservation spent: noise may have been
-                drawn
-                since the last record, or the state is an older one.
+                drawn since the last record, or the state is an older one.
         """
         with self._chain.writing():
             self._catch_up()
@@ -378,8 +377,7 @@ class Ledger:
 
         Raises:
             LedgerError: The incurred events are more than was reserved in any quantity the filter tracks, or the
-                reservation
-                is unknown or committed already; the reservation stands.
+                reservation is unknown or committed already; the reservation stands.
         """
         events = tuple(incurred_events)
         with self._chain.writing():

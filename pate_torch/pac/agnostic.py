@@ -184,8 +184,7 @@ def plan_ag_priv_cl(
             epsilon = 1 five times larger) and, where the failures are few, a sparse vector whose blocks simply add up.
         inner_epsilon: epsilon* of the sharp constants.
         resample: False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after
-            Lemma
-            1), and a record then reaches one teacher, so that nothing is lost to group privacy.
+            Lemma 1), and a record then reaches one teacher, so that nothing is lost to group privacy.
         noise_kind: Of the mechanism.
 
     Raises:

@@ -102,8 +102,7 @@ def convex_exponential_mechanism(
 
     Args:
         loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length
-            ``loss_range``
-            over the whole ball.
+            ``loss_range`` over the whole ball.
         n: Records, public.
         dimension: D.
         loss_range: Length of that interval.
@@ -115,10 +114,8 @@ def convex_exponential_mechanism(
             nearly.
 
     Guarantee: the target distribution is BoundedRange(epsilon), replace-one. What is released is a Markov chain's draw,
-        at
-        total variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is
-        proved
-        there is no price, and nothing is drawn.
+        at total variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is
+        proved there is no price, and nothing is drawn.
     Source: WLF16 Algorithm 1 and Proposition 19 (Applegate & Kannan's chain there); hit-and-run: Lovasz & Vempala 2006.
     """
     if sampler.distance is None:
