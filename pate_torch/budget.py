@@ -75,7 +75,7 @@ class Spending:
     """What one reservation has paid for, within its ``with``.
 
     Attributes:
-        id: Of the reservation.
+        id: Id of the reservation.
         reserved: The events it pays for at worst.
         incurred: The events that came out so far; None: nothing was said of it, and all that was reserved is charged.
         private: Whether its noise is secret.
@@ -168,13 +168,13 @@ class Budget:
     Attributes:
         ledger: Holds the account.
         account: Its name.
-        delta: Of the account.
+        delta: Delta of the account.
         adjacency: Neighboring relation.
         unit: What the privacy unit is.
-        fingerprint: Of the records, or of votes in their place.
-        run: The name of its folder.
-        kind: Of the noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account of
-            its own.
+        fingerprint: Digest of the records, or of votes in their place.
+        run: Name of the run's folder.
+        kind: Kind of noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account
+            of its own.
         insecure_seed: Makes noise repeatable, and the run not private.
         remember: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
     """
@@ -246,9 +246,9 @@ class Budget:
         A release that says nothing of what it incurred is charged in full.
 
         Args:
-            events: Of the worst case.
-            mechanism: That draws the noise, in words.
-            what: The reservation pays for, in words.
+            events: Events of the worst case.
+            mechanism: What draws the noise, in words.
+            what: What the reservation pays for, in words.
 
         Raises:
             ValueError: The account was opened on other terms or of another kind of noise; nothing has been drawn or

@@ -43,7 +43,7 @@ def refuse(
     Args:
         mechanism: Answers the questions.
         num_teachers: Who agree.
-        num_classes: To guess among.
+        num_classes: Classes to guess among.
         forced: The user wants such labels all the same.
         force: How to say so, for the message.
 
@@ -126,7 +126,7 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
     """Warning about a run of teachers, and what would do better; None where there is nothing to say.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
         data: Its public facts are looked at, and whether there are records.
         mechanism: Answers the questions.
         how: Says of a descent how it is asked for; None: by settings of train.py.
@@ -160,10 +160,10 @@ def instead(descent: GradientDescent, size: int | None, num_classes: int, how: s
     beside noise of ``descent.sigma`` slopes on every class: a vote by as many as they are, under the same law.
 
     Args:
-        descent: At the same price.
+        descent: Noisy descent at the same price.
         size: About how many records there are; None: it is not public.
-        num_classes: C.
-        how: To ask the records.
+        num_classes: Number C of classes.
+        how: How the records are asked, in words.
     """
     if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes):
         return SMALLER
@@ -184,8 +184,8 @@ def settings(
     """The settings of train.py that have records answer by slopes in the place of this plan's teachers.
 
     Args:
-        plan: Of the run with teachers.
-        sigma: Of the descent; None: what the target makes it.
+        plan: Plan of the run with teachers.
+        sigma: Noise of the descent; None: what the target makes it.
         declared: Whether the data set says about how many records there are.
         images: Whether its points are images; None: not known.
         questions: How many to ask; None: as the plan has it.

@@ -61,8 +61,8 @@ class Journal:
 
     Args:
         path: Made if there is none.
-        account: That its answers were charged to.
-        spec: Of its points.
+        account: Account that its answers were charged to.
+        spec: Says what its points are.
 
     Raises:
         ValueError: It is damaged, held by another process, or belongs to another account or data.

@@ -104,8 +104,8 @@ class PrivateLabeler:
         budget: An account that is open, on its terms (``Budget.of``).
         journal: The file of released answers: a question asked before is answered from it, free of charge and after a
             restart too.
-        num_queries: The size of a block.
-        calls: In how many turns a block may be asked, at most; None: one question a turn.
+        num_queries: Questions in a block.
+        calls: Most turns in which a block may be asked; None: one question a turn.
         allow_chance: Whether to answer where answers would be no better than chance even if all teachers agreed.
         spec: What points are, where ``voters`` is a function.
         owns_ledger: Whether ``close`` closes the ledger too.
@@ -235,8 +235,8 @@ class PrivateLabeler:
             algorithm: How the student is trained.
             pool_x: More public points without labels, for algorithms that use them.
             at_least: m0, fewer answers than which are refused.
-            seed: Of the training.
-            device: Of the training.
+            seed: Seed of the training.
+            device: Device of the training.
             progress: Told of each step.
         """
         past = self.history

@@ -236,9 +236,9 @@ def voting(
     """A vote of networks of one design; a student only: it is not stacked.
 
     Args:
-        input_shape: Of a point.
-        num_classes: C.
-        members: How many vote.
+        input_shape: Shape of a point.
+        num_classes: Number C of classes.
+        members: Number of networks.
         of: Their name and options; None: logistic regression.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
@@ -327,8 +327,8 @@ def probe(
     """A linear map of the unit-length features beneath another network's last layer; a student only.
 
     Args:
-        input_shape: Of a point.
-        num_classes: C.
+        input_shape: Shape of a point.
+        num_classes: Number C of classes.
         of: The other network's name and options.
         points: Public points among which features are moved.
         neighbors: How many of them, the nearest, move a feature (``MeanShift``); 0: features stay as they are.

@@ -90,9 +90,9 @@ class FeatureRecipe(Protocol):
 
         Args:
             x_P: Raw public points.
-            spec: Of the data.
-            seed: Of the training.
-            device: Of the training.
+            spec: Public facts about the data.
+            seed: Seed of the training.
+            device: Device of the training.
             progress: Told of each step.
         """
         ...
@@ -134,7 +134,7 @@ class Mechanism(Protocol):
 
         Args:
             votes: ``Votes``, or what records say where the mechanism is for these.
-            noise: That was paid for.
+            noise: Noise that was paid for.
             context: What may be known besides the votes.
         """
         ...
@@ -149,7 +149,7 @@ class QueryState:
     """All a query strategy sees: public points, what was asked and answered before, and the student's opinion.
 
     Attributes:
-        spec: Of the data.
+        spec: Public facts about the data.
         pool_x: Public points, [P, ...] as loaded.
         asked_Q: Pool indices already asked, in order.
         label_Q: Their released labels; -1: none.
@@ -199,7 +199,7 @@ class StudentTask:
     """All a student sees.
 
     Attributes:
-        spec: Of the data.
+        spec: Public facts about the data.
         pool_x: Every public point.
         query_Q: Indices of the *answered* points.
         label_Q: Their labels.
@@ -229,8 +229,8 @@ class Student:
     Attributes:
         network: Its buildable description (``networks.describe``).
         module: The weights.
-        spec: Of the data.
-        curves: Of the training, by name: (step, value).
+        spec: Public facts about the data.
+        curves: Training curves, by name: (step, value).
     """
 
     network: dict[str, Any]

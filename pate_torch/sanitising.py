@@ -33,7 +33,7 @@ class Sanitiser:
 
     Attributes:
         agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
-        confidence: That what is published is at least the true price.
+        confidence: Probability that what is published is at least the true price.
         at_a_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than the
             labels alone.
     """
@@ -57,12 +57,12 @@ class Sanitiser:
         """Public parameters of the publication.
 
         Args:
-            mechanism: Of the release.
-            num_queries: Of the release.
-            num_teachers: K.
-            num_classes: C.
-            rounds: In which questions are asked; prices of more than one do not add.
-            delta: Of the account.
+            mechanism: Mechanism of the release.
+            num_queries: Queries of the release.
+            num_teachers: Number K of teachers.
+            num_classes: Number C of classes.
+            rounds: Rounds in which questions are asked; prices of more than one do not add.
+            delta: Delta of the account.
 
         Raises:
             ValueError: The price cannot be sanitised; the message says why.

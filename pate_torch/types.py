@@ -29,9 +29,9 @@ class DataSpec:
 
     Attributes:
         name: Declared name.
-        num_classes: C.
-        input_shape: Of a point.
-        class_names: C of them.
+        num_classes: Number C of classes.
+        input_shape: Shape of a point.
+        class_names: One name for each class.
         mean: Normalization constants per channel (images, after x/255) or per feature; never statistics of private
             records.
         std: Likewise.
@@ -216,11 +216,10 @@ class Shards:
     Attributes:
         index_KS: int64, padded with -1.
         mask_KS: bool.
-        adjacency: That they justify.
+        adjacency: Neighboring relation that they justify.
         unit: What the privacy unit is.
         capped: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its own
-            shard*:
-            the shard stays its own, what is said by each record does not.
+            shard*: the shard stays its own, what is said by each record does not.
     """
 
     index_KS: Tensor
@@ -259,9 +258,9 @@ class Votes:
 
     Attributes:
         counts_QC: Integers, each row sums to ``num_teachers``.
-        num_teachers: K.
-        sensitivity: Of each row. One privacy unit sits in one shard and so moves one teacher: in every row at once, one
-            vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
+        num_teachers: Number K of teachers.
+        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
+            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
     """
 
     counts_QC: Tensor
@@ -323,7 +322,7 @@ class CellHistogram:
 
     Attributes:
         counts_QC: Integers >= 0.
-        sensitivity: Of the *whole* table, however many rows it has (``ONE_COUNT``).
+        sensitivity: Sensitivity of the *whole* table, however many rows it has (``ONE_COUNT``).
         cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
     """
 
@@ -386,7 +385,7 @@ class NoisyCounts:
 
     Attributes:
         counts_QC: int64 [Q, C], in whole votes.
-        sigma: Of the noise, in votes.
+        sigma: Standard deviation of the noise, in votes.
     """
 
     counts_QC: Tensor
@@ -434,7 +433,7 @@ class Answers:
         from_student_Q: Marks labels that are the student's own (interactive).
         noisy: The noisy counts, where the mechanism's price is theirs.
         score_PC: Logits of every public point, where that is what left.
-        model: What gave them.
+        model: The model that gave them.
         spent: The reservation that paid for the noise behind them; None: nothing did, and nothing releases them.
     """
 
@@ -463,7 +462,7 @@ class Release:
     """Releasable. Which public points were asked, and what was answered.
 
     Attributes:
-        id: Of the reservation that paid for it.
+        id: Id of the reservation that paid for it.
         query_Q: Indices into the pool, in order.
         label_Q: int64; NO_ANSWER (-1) for none.
         events: Incurred.
@@ -473,7 +472,7 @@ class Release:
         cell_RP: Of a census, the question (its place in query_Q) in whose cell each public point lies, round by round,
             int64 [R, P].
         score_RPC: Of slopes, the logits of every public point, round by round, float32.
-        model: What gave the last round's.
+        model: The model that gave the last round's.
     """
 
     id: str
@@ -511,7 +510,7 @@ class Release:
 
         Args:
             query_Q: The questions, of which a prefix was answered.
-            answers: To these.
+            answers: Answers to these.
             incurred: Events of all rounds.
             cell_P: Of a census, the question of this round in whose cell each public point lies.
         """

@@ -32,8 +32,8 @@ def smallest_sigma(
 
     Args:
         plan: Noise in votes -> the worst-case events of the whole release; its price must fall as sigma grows.
-        epsilon: Target.
-        delta: Target.
+        epsilon: Target epsilon.
+        delta: Target delta.
         route: None for the smallest valid price, or one route's name ("gdp", "rdp", ...).
 
     Raises:

@@ -21,8 +21,8 @@ class Guarantee:
     """(epsilon, delta)-differential privacy, between neighbors that differ in one privacy unit.
 
     Attributes:
-        epsilon: At ``delta``.
-        delta: Of the account, or as asked.
+        epsilon: Epsilon at ``delta``.
+        delta: Delta of the account, or as asked.
         route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
             order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the
             account, where its releases reserved more).
@@ -50,8 +50,8 @@ def epsilon(
     Not covered: events chosen after seeing earlier answers (``filters.py``). Source: ALGORITHMS of each route.
 
     Args:
-        events: Of the whole release.
-        delta: Target, Delta events included.
+        events: Events of the whole release.
+        delta: Target delta, Delta events included.
         adjacency: Stated in the guarantee.
         unit: Stated in the guarantee.
 

@@ -61,10 +61,10 @@ class Filter:
 
     Attributes:
         kind: "gdp" or "rdp".
-        epsilon: Of the cap.
-        delta: Of the cap.
+        epsilon: Epsilon of the cap.
+        delta: Delta of the cap.
         delta_reserve: The part of delta set aside for failures (Delta events).
-        order: Of an rdp filter; None for gdp.
+        order: Renyi order of an rdp filter; None for gdp.
 
     Raises:
         ValueError: No sum could keep the cap (an rdp order at which even zero divergence converts to more).
@@ -110,8 +110,8 @@ class Filter:
 
         Args:
             planned: Worst-case events of the releases to come.
-            epsilon: Of the cap.
-            delta: Of the cap.
+            epsilon: Epsilon of the cap.
+            delta: Delta of the cap.
             kind: "gdp" or "rdp"; None: whichever suits.
             delta_reserve: None: half of delta if the plan has Delta events, else 0.
         """

@@ -39,8 +39,8 @@ class PriceOfQ:
 
     Attributes:
         orders_A: Renyi orders.
-        num_classes: C.
-        num_teachers: K.
+        num_classes: Number C of classes.
+        num_teachers: Number K of teachers.
         log_tail: ln P(a rival ``gap`` votes behind wins).
         gap_of_log_tail: Its inverse.
         log_dependent: (ln q [V], orders [A]) -> (a-1) beta, [V, A], where the theorem holds.

@@ -175,8 +175,8 @@ def choose(
         model: Law of one query's answer.
         example_votes: Integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data);
             never the votes to be priced.
-        num_queries: Of the release.
-        delta: At which epsilon is compared.
+        num_queries: Queries of the release.
+        delta: Delta at which epsilons are compared.
         confidence: P(published >= true price).
         orders: Renyi orders to choose among.
 

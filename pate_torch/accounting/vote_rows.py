@@ -25,7 +25,7 @@ class VoteRows:
         rows_UC: Distinct rows, counts descending.
         count_U: How many queries have each.
         inverse_Q: Each query's row.
-        num_teachers: K.
+        num_teachers: Number K of teachers.
     """
 
     rows_UC: Counts

@@ -28,7 +28,7 @@ def margin_distribution(votes: Votes, reference_Q: NDArray[np.bool_], bins: int 
     Args:
         votes: Binary.
         reference_Q: Labels of h* (a model trained on everything), bool [Q].
-        bins: Of the histograms.
+        bins: Number of bins of the histograms.
     """
     share = share_of_ones(votes)
     margin, agreement = expected_margin(share), -disagreement_margin(share, reference_Q)

@@ -272,8 +272,8 @@ def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalt
     Args:
         n: Private records.
         epsilon: At most 1, where e^epsilon - 1 <= 2 epsilon.
-        rho: Of the class's covering numbers.
-        log_K: ln K.
+        rho: Exponent of the theorem's sublevel-set condition.
+        log_K: Log of that condition's constant K.
         penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that for a regularizer that starts
             at 0.
     """

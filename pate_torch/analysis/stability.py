@@ -60,7 +60,7 @@ def by_teachers(
 
     Args:
         recipe: How a teacher is trained.
-        spec: Of the data.
+        spec: Public facts about the data.
         label: Whose votes are the scores.
         device: Where teachers are trained.
 
@@ -132,8 +132,8 @@ def on_average_stability(
         y: Their labels, [N].
         points: Where predictions are compared, [Q, ...].
         n: Records in a data set.
-        pairs: How many.
-        seed: Of the draws and the coins.
+        pairs: Number of pairs.
+        seed: Seed of the draws and the coins.
         batch: Pairs trained at once.
 
     Source: BTT18 Definition 5.7.

@@ -31,7 +31,7 @@ def seize(file: int, path: Path, key: str, *, wait: bool = False) -> bool:
 
     Args:
         file: Descriptor.
-        path: Of that file, for messages.
+        path: That file's path, for messages.
         key: The setting that names it, for messages.
         wait: Whether to wait for the other process.
 

@@ -88,7 +88,7 @@ def read(
     """Images and labels as ``open_`` returns them.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         where: The folder of its files.
         download: Whether they may be fetched.
         classes: How many there are.

@@ -43,7 +43,7 @@ def dataset(
     Args:
         kind: Names the random streams.
         name: Declared name.
-        seed: Of the data set.
+        seed: Seed of the data set.
         class_names: All classes.
         batch: Draws a batch of records.
         size: Records in a batch.

@@ -49,8 +49,8 @@ class Glyphs:
         scale: Largest change of size: 1 +- scale.
         shift: Largest shift in pixels.
         noise: Standard deviation of the pixels' noise, of 1.
-        seed: Of the data set itself, not of a run; a record depends on (seed, part, position) alone, so a larger set
-            begins with the smaller one.
+        seed: Seed of the data set itself, not of a run; a record depends on (seed, part, position) alone, so a larger
+            set begins with the smaller one.
     """
 
     name: str = "glyphs"

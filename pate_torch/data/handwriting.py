@@ -47,7 +47,7 @@ class Handwriting:
         shear: Largest shear in degrees.
         scale: Largest change of size: 1 +- scale.
         bend: How far the knots of a smooth displacement lie off, in 160ths of the picture (standard deviation).
-        seed: Of the data set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
+        seed: Seed of the data set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
     """
 
     name: str = "handwriting"

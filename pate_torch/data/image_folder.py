@@ -38,7 +38,7 @@ class ImageFolder:
         public_path: A folder of public images (which may hold unlabeled images directly when there is a test folder).
         test_path: A folder of public test images.
         root: The data root.
-        seed: Of the split.
+        seed: Seed of the split.
         fractions: Private, public and test.
         size: Height and width in pixels.
         channels: 3 (color) or 1 (grey).
@@ -48,7 +48,7 @@ class ImageFolder:
         publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
         publish_test: The owner agrees that figures on test images split off ``path`` are published.
         nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the images are public anyway.
+        benchmark: Whether the images are public data: accuracies on the private side are then shown.
 
     Raises:
         ValueError: Names the file or key, what is allowed and the fix.

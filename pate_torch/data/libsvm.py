@@ -35,7 +35,7 @@ class Libsvm:
         public_path: A public file of public points.
         test_path: A public file of test records.
         root: The data root.
-        seed: Of the split.
+        seed: Seed of the split.
         roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which
             are the units' ids: for replace_one, and for benchmarks).
         fractions: Private, public and test.
@@ -44,12 +44,12 @@ class Libsvm:
         num_features: Declared, or None to read it off the public records; private features beyond are dropped.
         zero_based: Whether indices start at 0; never guessed, since a guess would depend on private records.
         feature_limit: Above so many features, rows are projected by fixed signed hashing.
-        project: To so many dimensions.
+        project: Dimensions they are projected to.
         standardize: Whether features are centered and scaled by the pool's statistics.
         publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
         publish_test: The owner agrees that figures on test records split off ``path`` are published.
         nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the records are public anyway.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
 
     Raises:
         ValueError: Names the key, what is allowed and the fix.

@@ -25,7 +25,7 @@ class AddRemove:
     removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty.
 
     Attributes:
-        name: Of the partition.
+        name: Name of the partition.
         capacity: Most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
             displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
 

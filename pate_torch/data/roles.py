@@ -72,7 +72,7 @@ class Source(Protocol):
 
     @property
     def benchmark(self) -> bool:
-        """Whether the records are public anyway."""
+        """Whether the records are public data: accuracies on the private side are then shown."""
 
     @property
     def nominal_size(self) -> int | None:
@@ -224,7 +224,7 @@ def promise(way: str, *, single: bool, apart: bool, grouped: bool, benchmark: bo
         single: As in ``check_way``.
         apart: Public records have a file of their own.
         grouped: Units of several records.
-        benchmark: Whether the records are public anyway.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
     """
     if way == "position":
         advice = "Use partition=replace_one, or dataset.roles=hash."

@@ -50,7 +50,7 @@ class Csv:
         public_path: A public file of public points, which may lack the label when there is a test file.
         test_path: A public file of test records. A role without a file is split off by ``fractions``.
         root: The data root.
-        seed: Of the split.
+        seed: Seed of the split.
         roles: Who is split off: "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows'
             positions, which are the units' ids: for replace_one).
         fractions: Private, public and test.
@@ -70,7 +70,7 @@ class Csv:
         publish_split: The owner agrees that the public points are split off ``path``, and so become public.
         publish_test: The owner agrees that figures on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the records are public anyway.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
 
     Raises:
         ValueError: Names the key, what is allowed and the fix.

@@ -34,7 +34,7 @@ class Tensors:
         unit: "record" or "group:<what>".
         mean: Constants per channel or feature; None: the pool's.
         std: Likewise.
-        benchmark: Whether the records are public anyway.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
         nominal_size: Publicly declared approximate number of private records.
     """
 

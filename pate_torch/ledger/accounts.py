@@ -47,7 +47,7 @@ class Account:
         filter: Keeps the cap.
         adjacency: Neighboring relation.
         unit: What the privacy unit is.
-        spent: In the filter's quantity.
+        spent: Sum of the charges, in the filter's quantity.
         releases: How many are committed.
         open: How many are only reserved.
         closed: Whether the owner ended its spending.
@@ -104,7 +104,7 @@ class Account:
         epsilon 5 after a release that costs 0.5.
 
         Args:
-            events: Of releases from the account.
+            events: Events of releases from the account.
             capped: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
 
         Returns:
@@ -153,12 +153,12 @@ class Charge:
         insecure: Whether its noise was seeded or off.
         what: What it is, in words.
         run: The run that made it.
-        fingerprint: Of the private data's content.
+        fingerprint: Digest of the private data's content.
         committed: Whether the answers are written down.
         suspended: Whether it waits to be resumed.
-        state: Where it stood then, by a hash.
+        state: Hash of where it stood then.
         so_far: Events incurred up to the last record.
-        resumed: How often it was.
+        resumed: How often it was resumed.
     """
 
     reserved: Spend
@@ -181,8 +181,8 @@ class Claim:
     """What may be said of some reservations together.
 
     Attributes:
-        guarantee: Of what they reserved; None: seeded noise is among them, and nothing may be said.
-        ex_post: Of what they incurred; None as above.
+        guarantee: Guarantee of what they reserved; None: seeded noise is among them, and nothing may be said.
+        ex_post: What they incurred, composed; None as above.
         planned: The events they reserved.
         parts: Their charges, by id.
     """

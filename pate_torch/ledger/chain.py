@@ -48,8 +48,8 @@ class Entry:
     Attributes:
         seq: Its number.
         time: When it was written.
-        kind: Of fact.
-        account: That it concerns.
+        kind: Kind of fact.
+        account: Account that it concerns.
         facts: JSON.
         prev: Hash of the entry before.
         hash: Covers everything here and every entry before.
@@ -102,7 +102,7 @@ class Chain:
         """Let this thread alone use the chain.
 
         Raises:
-            LedgerError: In a copy of the process that opened it.
+            LedgerError: This is a copy of the process that opened it.
         """
         if os.getpid() != self._pid:  # SQLite connections do not survive a fork
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")

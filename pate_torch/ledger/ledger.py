@@ -76,8 +76,8 @@ class Reservation:
 
     Attributes:
         id: Names it in the ledger.
-        account: That it is charged to.
-        events: Of its worst case.
+        account: Account that it is charged to.
+        events: Events of its worst case.
         spend: Their price.
         insecure: Whether its noise is seeded or off.
         incurred: What it had incurred before it was resumed; None: it was not.
@@ -129,7 +129,7 @@ class Ledger:
         """Make other threads of the process wait while this one is in it.
 
         Raises:
-            LedgerError: In another process.
+            LedgerError: This is another process.
         """
         return self._chain.alone()
 
@@ -152,8 +152,8 @@ class Ledger:
 
         Args:
             name: Declared name of the private data.
-            budget_epsilon: Of the cap.
-            delta: Of the cap.
+            budget_epsilon: Epsilon of the cap.
+            delta: Delta of the cap.
             adjacency: Neighboring relation.
             unit: What the privacy unit is.
             planned_events: Choose the filter (``Filter.plan``) when the account opens; ignored afterwards.
@@ -268,13 +268,13 @@ class Ledger:
 
         Args:
             account: By name.
-            events: Of the worst case.
-            fingerprint: Of the private data's content.
-            mechanism: That will draw the noise.
+            events: Events of the worst case.
+            fingerprint: Digest of the private data's content.
+            mechanism: Name of the mechanism that will draw the noise.
             run: The run that makes the release.
             what: What is released, in words.
             noise: Its kind, in words.
-            note: Of the owner.
+            note: Kept with the charge.
             insecure: The noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
 
         Raises:
@@ -372,7 +372,7 @@ class Ledger:
         Args:
             reservation: Or its id.
             incurred_events: As they came out.
-            release_id: Of the release folder.
+            release_id: Id of the release.
             digests: SHA-256 of what was written down, by name.
 
         Raises:
@@ -451,7 +451,7 @@ class Ledger:
         """Recompute every hash, price and total from the entries.
 
         Raises:
-            LedgerError: At the first that is wrong.
+            LedgerError: An entry is wrong; it names the first.
         """
         self._chain.check_file()
         accounts: dict[str, State] = {}

@@ -32,11 +32,11 @@ class Finding:
     """One claim that was too low.
 
     Attributes:
-        folder: Of the release.
+        folder: Folder of the release.
         claim: Which claim.
         said: Epsilon that was claimed.
         holds: Epsilon that may be (infinite: nothing may).
-        why: In words.
+        why: The reason, in words.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class Doubt:
     """A run whose options bounded less than they charged for.
 
     Attributes:
-        why: In words.
+        why: The reason, in words.
         factor: By which a unit moves its values more.
     """
 

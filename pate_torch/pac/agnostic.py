@@ -114,7 +114,7 @@ class AgPrivClPlan:
         draws: No record is resampled more often, except with probability ``draws_tail``.
         draws_tail: That probability.
         per_record: (epsilon_hat, delta_hat), what one resampled record may cost.
-        num_teachers: K.
+        num_teachers: Number K of teachers.
         mechanism: The sparse vector that keeps it.
         total: The (epsilon, delta) proved for the whole, at most what was asked.
         minimum_n: Below so many records no accuracy is promised.
@@ -172,10 +172,10 @@ def plan_ag_priv_cl(
 
     Args:
         n: Private records.
-        num_queries: m.
-        vc_dimension: Of the class.
+        num_queries: Number m of queries.
+        vc_dimension: VC dimension of the class.
         epsilon: Asked for all answers together.
-        delta: Likewise.
+        delta: Delta of the same.
         alpha: Excess error.
         beta: Failure probability.
         num_teachers: None: as the constants have it.
@@ -185,7 +185,7 @@ def plan_ag_priv_cl(
         inner_epsilon: epsilon* of the sharp constants.
         resample: False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after
             Lemma 1), and a record then reaches one teacher, so that nothing is lost to group privacy.
-        noise_kind: Of the mechanism.
+        noise_kind: Kind of noise that the mechanism draws.
 
     Raises:
         ValueError: The sub-sample is empty.
@@ -328,8 +328,8 @@ def ag_priv_cl(
         hypotheses: The class.
         sample: PRIVATE.
         x_Q: [m, D]; the queries may depend on earlier answers, not on the sample.
-        epsilon: Of all answers together.
-        delta: Likewise.
+        epsilon: Epsilon of all answers together.
+        delta: Delta of the same.
         alpha: Excess error.
         beta: Failure probability.
         budget: Pays, and gives the noise.
@@ -399,7 +399,7 @@ class Universal:
     """UnvPrivCl's result.
 
     Attributes:
-        answers: To every query.
+        answers: Answers to every query.
         learner: SSPP's hypothesis; None: the queries ran out before.
     """
 
@@ -429,12 +429,12 @@ def unv_priv_cl(
         hypotheses: The class.
         sample: PRIVATE.
         x_Q: [m, D].
-        epsilon: Of all answers together.
-        delta: Likewise.
+        epsilon: Epsilon of all answers together.
+        delta: Delta of the same.
         alpha: Excess error.
         beta: Failure probability.
         budget: Pays, and gives the noise.
-        share: Of epsilon, for AgPrivCl.
+        share: Share of epsilon that AgPrivCl spends.
         first: m0; None: ceil(32 (d ln(1/alpha) + ln(1/beta)) / alpha).
         **options: Those of ``plan_ag_priv_cl``.
 

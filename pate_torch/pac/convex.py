@@ -25,7 +25,7 @@ class HitAndRun:
     """Hit-and-run in a ball: a uniform direction, then an exact slice along the chord through it.
 
     Attributes:
-        radius: Of the ball.
+        radius: Radius of the ball.
         steps: From the center; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
         distance: A total variation distance to the target that the caller has *proved* for these steps, or None.
     """
@@ -104,9 +104,9 @@ def convex_exponential_mechanism(
         loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length
             ``loss_range`` over the whole ball.
         n: Records, public.
-        dimension: D.
+        dimension: Number D of parameters.
         loss_range: Length of that interval.
-        epsilon: Of the target law.
+        epsilon: Epsilon of the target law.
         sampler: Draws theta.
         budget: Pays, and gives the noise.
         regularizer: g, convex and public.

@@ -29,7 +29,7 @@ class Chosen:
     """A privately chosen hypothesis.
 
     Attributes:
-        hypothesis: Of the class.
+        hypothesis: The chosen one.
         index: Its place among the candidates.
         events: What choosing it cost.
         approximate: It was drawn by a Markov chain, so ``events`` hold only up to the chain's distance from its target.
@@ -81,7 +81,7 @@ def choose(
     Args:
         mean_loss_M: Average over n records of a loss within an interval of length ``loss_range``.
         n: Records, public.
-        epsilon: Of the choice.
+        epsilon: Price of the choice (bounded range).
         budget: Pays, and gives the noise.
         loss_range: Length of that interval.
         regularizer_M: g, a public function of the hypothesis.

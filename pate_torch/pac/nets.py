@@ -67,7 +67,7 @@ def uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: b
     Args:
         alpha: Deviation.
         beta: Failure probability.
-        vc_dimension: Of the class.
+        vc_dimension: VC dimension of the class.
         differences: The same for how often any two hypotheses disagree, Pi being at most squared (NB20 Claim 3.6).
 
     Source: DF20 Lemma 3, with the constants of Vapnik and Chervonenkis.

@@ -43,7 +43,7 @@ def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, 
     Args:
         errors_M: Error *counts* on a private validation split no model was trained on, int [M]; not rates, whose
             denominator is private under add/remove.
-        epsilon: Of the choice.
+        epsilon: Price of the choice (bounded range).
         noise: Paid for.
         adjacency: "replace_one" or "add_remove".
         sensitivity: The most validation records one privacy unit may own.

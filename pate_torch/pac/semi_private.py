@@ -27,8 +27,8 @@ def sspp_private_size(vc_dimension: int, *, epsilon: float, alpha: float, beta: 
     (2 (ln M + ln(3/beta)) / (epsilon n) with M <= sum_{i<=d} C(m, i)), and 2 alpha/4 for uniform convergence.
 
     Args:
-        vc_dimension: d.
-        epsilon: Of the choice.
+        vc_dimension: VC dimension d.
+        epsilon: Price of the choice (bounded range).
         alpha: Excess error.
         beta: Failure probability.
         public: m, if more than ``sspp_public_size``: more points make a larger cover to choose from.
@@ -60,7 +60,7 @@ def sspp(
         hypotheses: The class.
         sample: PRIVATE.
         public_x: [m, D], unlabeled, independent of the sample.
-        epsilon: Of the choice.
+        epsilon: Price of the choice (bounded range).
         budget: Pays, and gives the noise.
         alpha: Excess error of the warning.
         beta: Failure probability of the warning.

@@ -62,7 +62,7 @@ def stability(gamma: float, share: float, constants: str = "paper") -> float:
     gamma-DP alone one gets tanh(gamma/2).) For share = gamma: below 1.25 gamma.
 
     Args:
-        gamma: Of the predictor.
+        gamma: The predictor's parameter.
         share: n'/n, at most gamma.
         constants: "paper" or "sharp".
     """
@@ -264,7 +264,7 @@ class PrivatePredictorPlan:
     Attributes:
         subset: n'.
         eta: Net resolution.
-        num_teachers: Of the realizable learner.
+        num_teachers: Teachers of the realizable learner.
         epsilon: Per prediction, computed.
     """
 
@@ -314,7 +314,7 @@ def private_predictor_size(
     The conditions of DF20 Lemma 8 with explicit constants.
 
     Args:
-        vc_dimension: Of the class.
+        vc_dimension: VC dimension of the class.
         epsilon: Per prediction.
         alpha: Excess error.
         beta: Failure probability.
