@@ -233,7 +233,7 @@ class Budget:
         """Refuse a value under another adjacency than the account's.
 
         Raises:
-            ValueError: Names both.
+            ValueError: Says which partition to use.
         """
         if sensitivity.adjacency not in (None, self.adjacency):
             what = f"is not the account's ({self.adjacency}), for which alone its charges hold"

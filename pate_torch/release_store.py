@@ -58,7 +58,7 @@ def refuse_used_folder(run: Path, reused: str | None = None) -> None:
         reused: The release whose labels are used again, which may lie there from a run that was interrupted.
 
     Raises:
-        ValueError: Names what lies there.
+        ValueError: It does.
     """
     folder, mine = run / "release", None
     signs = ["summary.json", "release.json", "sanitised.json"]
