@@ -37,15 +37,15 @@ BY = "by "
 
 
 class Door(Protocol):
-    """What noise is had through: a ``Budget``, or a ``Rehearsal`` in its place."""
+    """Where noise is had: a ``Budget``, or a ``Rehearsal`` in its place."""
 
     @property
     def kind(self) -> str:
-        """Of the noise."""
+        """Kind of the noise."""
         ...
 
     def covers(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError for a value under another adjacency than the account's."""
+        """Refuse a value under another adjacency than the account's."""
         ...
 
     def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> AbstractContextManager[Any]:
@@ -72,9 +72,13 @@ class _Charged(NoiseSource):
 
 
 class Spending:
-    """What one reservation has paid for, within its ``with``. private: whether its noise is secret.
+    """What one reservation has paid for, within its ``with``.
 
-    incurred: the events that came out so far; None: nothing was said of it, and all that was reserved is charged.
+    Attributes:
+        id: Id of the reservation.
+        reserved: The events it pays for at worst.
+        incurred: The events that came out so far; None: nothing was said of it, and all that was reserved is charged.
+        private: Whether its noise is secret.
     """
 
     def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
@@ -90,14 +94,22 @@ class Spending:
 
     @property
     def noise(self) -> NoiseSource:
-        """The noise that was paid for; RuntimeError where a library draws its own, and once the ``with`` is left."""
+        """The noise that was paid for.
+
+        Raises:
+            RuntimeError: A library draws its own, or the ``with`` has been left.
+        """
         self.live()
         if self._noise is None:
             raise RuntimeError(f"noise: this release's is drawn {self._kind}")
         return self._noise
 
     def admit(self, answers: Answers) -> Answers:
-        """The answers, if this spending paid for them; ValueError for any others, which are not released."""
+        """The answers, if this spending paid for them.
+
+        Raises:
+            ValueError: Any others, which are not released.
+        """
         self.live()
         if type(answers) is not Answers or answers.spent != self.id:
             rehearsed = "of a rehearsal" if isinstance(answers, Rehearsed) else "not drawn with this release's noise"
@@ -131,7 +143,7 @@ class Spending:
         self._state = state
 
     def drew(self) -> None:
-        """Noise was drawn, of which nothing was said yet."""
+        """Note that noise was drawn, of which nothing was said yet."""
         self._unsaid = self._admissible = True
 
     @property
@@ -140,7 +152,11 @@ class Spending:
         return self.reserved if self._unsaid or self.incurred is None else self.incurred
 
     def live(self) -> None:
-        """RuntimeError once the ``with`` has been left: noise drawn afterwards would not be charged."""
+        """Refuse to go on once the ``with`` has been left: noise drawn afterwards would not be charged.
+
+        Raises:
+            RuntimeError: It has been left.
+        """
         if not self._live:
             raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
 
@@ -149,9 +165,18 @@ class Spending:
 class Budget:
     """An account of a private data set, under the terms that a run was built for, which must be the account's own.
 
-    kind, insecure_seed: of the noise (``NoiseSource``); kind "by <library>" where a library draws its own, which then
-    has an account of its own. fingerprint: of the records, or of votes in their place; run: the name of its folder.
-    remember: told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
+    Attributes:
+        ledger: Holds the account.
+        account: Its name.
+        delta: Delta of the account.
+        adjacency: Neighboring relation.
+        unit: What the privacy unit is.
+        fingerprint: Digest of the records, or of votes in their place.
+        run: Name of the run's folder.
+        kind: Kind of noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account
+            of its own.
+        insecure_seed: Makes noise repeatable, and the run not private.
+        remember: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
     """
 
     ledger: Ledger
@@ -177,7 +202,10 @@ class Budget:
     def of(
         cls, ledger: Ledger, account: str, *, fingerprint: str = "", run: str = "", insecure_seed: int | None = None
     ) -> Budget:
-        """On the account's own terms and of its kind of noise: the caller vouches that what is asked is on these."""
+        """A budget on the account's own terms and of its kind of noise.
+
+        The caller vouches that what is asked is on these terms.
+        """
         terms = ledger.account(account)
         return cls(
             ledger=ledger,
@@ -202,7 +230,11 @@ class Budget:
         self.ledger.check(self.account, events)
 
     def covers(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError for a value under another adjacency than the account's."""
+        """Refuse a value under another adjacency than the account's.
+
+        Raises:
+            ValueError: Says which partition to use.
+        """
         if sensitivity.adjacency not in (None, self.adjacency):
             what = f"is not the account's ({self.adjacency}), for which alone its charges hold"
             raise checks.fail("adjacency", sensitivity.adjacency, what, f"Use partition={self.adjacency}.")
@@ -211,9 +243,17 @@ class Budget:
     def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> Iterator[Spending]:
         """Reserve these events, a whole release at its worst, and hand out noise; commit what was incurred at the end.
 
-        what: the reservation pays for, in words. A release that says nothing of what it incurred is charged in full.
-        Raises ValueError where the account was opened on other terms or of another kind of noise, BudgetExceeded where
-        its cap would be passed: nothing has been drawn or charged then.
+        A release that says nothing of what it incurred is charged in full.
+
+        Args:
+            events: Events of the worst case.
+            mechanism: What draws the noise, in words.
+            what: What the reservation pays for, in words.
+
+        Raises:
+            ValueError: The account was opened on other terms or of another kind of noise; nothing has been drawn or
+                charged.
+            BudgetExceeded: Its cap would be passed; likewise.
         """
         self._same_terms()
         reservation = self.ledger.reserve(
@@ -231,7 +271,11 @@ class Budget:
 
     @contextmanager
     def resume(self, reservation: str, state: str) -> Iterator[Spending]:
-        """Go on with a suspended release. LedgerError for a state that the ledger does not know."""
+        """Go on with a suspended release.
+
+        Raises:
+            LedgerError: A state that the ledger does not know.
+        """
         self._same_terms()
         charge = self.ledger.claim(self.account, [reservation]).parts[reservation]
         if charge.insecure is self.private:

@@ -1,4 +1,4 @@
-"""Would a plan's labels be any better than guesses? Foretold from public values alone, before anything is charged.
+"""Whether a plan's labels would be any better than guesses, foretold from public values before anything is charged.
 
 How far teachers agree is private, but not how far they would have to: the noise is public, and with it the lead from
 which its labels are nearer to the truth than to a guess.
@@ -38,7 +38,18 @@ SMALLER = "Ask fewer questions, take more teachers, or spend a larger epsilon."
 def refuse(
     mechanism: Mechanism, *, num_teachers: int, num_classes: int, forced: bool, force: str = "privacy.allow_chance=true"
 ) -> None:
-    """Raise ValueError where labels would be no better than chance even if all teachers agreed on the truth."""
+    """Refuse a plan whose labels would be no better than chance even if all teachers agreed on the truth.
+
+    Args:
+        mechanism: Answers the questions.
+        num_teachers: Who agree.
+        num_classes: Classes to guess among.
+        forced: The user wants such labels all the same.
+        force: How to say so, for the message.
+
+    Raises:
+        ValueError: Labels would be no better than chance.
+    """
     if forced:
         return
     right = right_at(num_teachers, mechanism, num_classes)
@@ -53,7 +64,7 @@ def refuse(
 
 
 def right_at(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:
-    """The probability that an answer names the class that leads every other by ``lead`` votes; None: no law is known.
+    """Probability that an answer names the class that leads every other by ``lead`` votes; None: no law is known.
 
     It is the chance that this class's noisy count exceeds all others, P = E[F(Z + lead)^(C - 1)] over its noise Z ~ F,
     by the midpoints of equally likely parts. Whole numbers of noise follow the same law but for their grain. Mechanisms
@@ -92,7 +103,7 @@ def break_even(mechanism: Mechanism, num_classes: int) -> float | None:
 
 
 def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int) -> str | None:
-    """What is foretold of labels for which teachers must lead by more than ``MOST_LEAD``; None where less will do."""
+    """Warning about labels for which teachers must lead by more than ``MOST_LEAD``; None where less will do."""
     lead = break_even(mechanism, num_classes)
     if lead is None or lead <= MOST_LEAD * num_teachers:
         return None
@@ -108,13 +119,17 @@ Remedy = Callable[["RunConfig", Dataset, GradientDescent], str]
 
 
 class Drowned(UserWarning):
-    """A sentence of ``drowned``, where there is no run to show it."""
+    """The warning of ``drowned``, where there is no run to show it."""
 
 
 def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy | None = None) -> str | None:
-    """What a run of teachers has to fear, and what would do better; None where there is nothing to say.
+    """Warning about a run of teachers, and what would do better; None where there is nothing to say.
 
-    how: says of a descent how it is asked for; None: by settings of train.py.
+    Args:
+        plan: Plan of the run.
+        data: Its public facts are looked at, and whether there are records.
+        mechanism: Answers the questions.
+        how: Says of a descent how it is asked for; None: by settings of train.py.
     """
     drowns = drowned(mechanism, plan.num_teachers, data.spec.num_classes) if plan.num_teachers else None
     if drowns is None:
@@ -139,10 +154,16 @@ def same_price(plan: RunConfig, mechanism: Mechanism) -> GradientDescent | None:
 
 
 def instead(descent: GradientDescent, size: int | None, num_classes: int, how: str) -> str:
-    """What to do where votes drown. size: about how many records there are, where that is public. how: to ask them.
+    """What to do where votes drown in noise.
 
     At best the records of a class lie in one place, and a step parts them from every other class by one slope for each,
     beside noise of ``descent.sigma`` slopes on every class: a vote by as many as they are, under the same law.
+
+    Args:
+        descent: Noisy descent at the same price.
+        size: About how many records there are; None: it is not public.
+        num_classes: Number C of classes.
+        how: How the records are asked, in words.
     """
     if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes):
         return SMALLER
@@ -151,7 +172,7 @@ def instead(descent: GradientDescent, size: int | None, num_classes: int, how: s
 
 
 def typed(plan: RunConfig, data: Dataset, descent: GradientDescent) -> str:
-    """The settings of train.py that have the records of a run answer at the same price."""
+    """The settings of train.py that have the records of a run answer at the same price, as typed."""
     noise = None if plan.privacy.target_epsilon is not None else descent.sigma
     declared = data.spec.nominal_size is not None
     return " ".join(settings(plan, sigma=noise, declared=declared, images=data.spec.is_image, questions=len(data.pool)))
@@ -162,8 +183,12 @@ def settings(
 ) -> tuple[str, ...]:
     """The settings of train.py that have records answer by slopes in the place of this plan's teachers.
 
-    sigma: None: what the target makes it. declared: whether the data set says about how many records there are. images:
-    None: not known.
+    Args:
+        plan: Plan of the run with teachers.
+        sigma: Noise of the descent; None: what the target makes it.
+        declared: Whether the data set says about how many records there are.
+        images: Whether its points are images; None: not known.
+        questions: How many to ask; None: as the plan has it.
     """
     said = ["voters=gradients", "mechanism=gradient_descent", "query=random", "student=self_training"]
     said += [] if declared else ["voters.size=<about how many>"]

@@ -1,4 +1,4 @@
-"""The answers a PrivateLabeler has released, one JSON object a line: public points, labels and what they cost.
+"""Journal of the answers a PrivateLabeler has released, one JSON object a line: public points, labels and their cost.
 
 Releasable, all of it: questions are public and answers are out. A line is on disk before its answers are returned. A
 torn last line is cut off: its answers reached nobody, and the ledger has charged them.
@@ -45,16 +45,27 @@ def decode(plain: dict[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Line:
-    """One entry: ``kind`` is block, answers, close, student or hypothesis."""
+    """One entry.
+
+    Attributes:
+        kind: block, answers, close, student or hypothesis.
+        facts: JSON.
+    """
 
     kind: str
     facts: dict[str, Any]
 
 
 class Journal:
-    """The file at ``path``, made if there is none, held by one process at a time.
+    """The journal file, held by one process at a time.
 
-    Raises ValueError where it is damaged, held by another process, or belongs to another account or data.
+    Args:
+        path: Made if there is none.
+        account: Account that its answers were charged to.
+        spec: Says what its points are.
+
+    Raises:
+        ValueError: It is damaged, held by another process, or belongs to another account or data.
     """
 
     def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
@@ -82,7 +93,7 @@ class Journal:
         return self._content.hexdigest()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _read(self, header: dict[str, Any]) -> Iterator[Line]:

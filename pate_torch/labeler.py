@@ -51,7 +51,12 @@ Classifier = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Releasable. The questions answered so far, x [H, ...], and what was answered, int64 [H] (-1: no answer)."""
+    """Releasable. The questions answered so far.
+
+    Attributes:
+        x: Points, [H, ...].
+        label: What was answered, int64 [H]; -1: no answer.
+    """
 
     x: Tensor
     label: Tensor
@@ -90,17 +95,27 @@ class _Block:
 class PrivateLabeler:
     """Private answers to any questions, behind one mechanism.
 
-    voters: an ``Ensemble``, or a function from points to ``Votes`` (then ``spec`` says what points are). budget: an
-    account that is open, on its terms (``Budget.of``). journal: the file of released answers: a question asked before
-    is answered from it, free of charge and after a restart too. num_queries: the size of a block; calls: in how many
-    turns it may be asked, at most (None: one question a turn). Mechanisms that stop end the block, and the next
-    question opens another. allow_chance: whether to answer where answers would be no better than chance even if all
-    teachers agreed. owns_ledger: ``close`` closes it too. Any thread of the
-    process may ask, one after another.
+    Mechanisms that stop end the block, and the next question opens another. Any thread of the process may ask, one
+    after another.
+
+    Args:
+        voters: An ``Ensemble``, or a function from points to ``Votes``.
+        mechanism: Answers a block.
+        budget: An account that is open, on its terms (``Budget.of``).
+        journal: The file of released answers: a question asked before is answered from it, free of charge and after a
+            restart too.
+        num_queries: Questions in a block.
+        calls: Most turns in which a block may be asked; None: one question a turn.
+        allow_chance: Whether to answer where answers would be no better than chance even if all teachers agreed.
+        spec: What points are, where ``voters`` is a function.
+        owns_ledger: Whether ``close`` closes the ledger too.
+
+    Raises:
+        ValueError: A plan that cannot work.
+        BudgetExceeded: The account does not admit another block.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
-    Raises ValueError for a plan that cannot work, BudgetExceeded where the account does not admit another block.
     """
 
     def __init__(
@@ -147,9 +162,12 @@ class PrivateLabeler:
     # ---- answers ------------------------------------------------------------------------------------------------
 
     def answer(self, x: Tensor) -> Tensor:
-        """Labels of one point (x of the data's shape: a scalar) or a batch, int64; -1 where there is no answer.
+        """Labels of one point or of a batch, int64; -1 where there is no answer.
 
         Free: what was asked before, and everything once a classifier is published. The rest is one turn of a block.
+
+        Args:
+            x: A point (of the data's shape: the label is a scalar) or a batch.
         """
         points, single = self._points(x)
         keys = [journal.key(point) for point in points]
@@ -172,8 +190,9 @@ class PrivateLabeler:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee of all of the account's releases, at its delta: what blocks reserved, composed, or the cap
-        where that is less; infinite once noise was seeded. What was used of it: ``ledger.account(...).ex_post``.
+        """The guarantee of all of the account's releases, at its delta: what blocks reserved, composed, or the cap.
+
+        The smaller of the two; infinite once noise was seeded. What was used of it: ``ledger.account(...).ex_post``.
         """
         guarantee = self.ledger.spent(self.account)
         return math.inf if guarantee is None else guarantee.epsilon
@@ -210,8 +229,15 @@ class PrivateLabeler:
     ) -> Student:
         """Train a student on the answers so far, save it beside the journal, and answer by it from now on, for free.
 
-        pool_x: more public points without labels, for algorithms that use them. at_least: m0, fewer answers than which
-        are refused. It sees released values only, so it costs nothing (BTT18 Algorithm 5).
+        It sees released values only, so it costs nothing (BTT18 Algorithm 5).
+
+        Args:
+            algorithm: How the student is trained.
+            pool_x: More public points without labels, for algorithms that use them.
+            at_least: m0, fewer answers than which are refused.
+            seed: Seed of the training.
+            device: Device of the training.
+            progress: Told of each step.
         """
         past = self.history
         answered = past.label != NO_ANSWER
@@ -235,8 +261,15 @@ class PrivateLabeler:
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
         """Choose one hypothesis, by its errors on the private sample, among the dichotomies of the questions so far.
 
-        From then on it answers, for free. Charges a bounded range of ``epsilon`` to the account, once: after a restart
-        the same call finds the choice in the journal. Returns the hypothesis.
+        From then on it answers, for free. After a restart the same call finds the choice in the journal.
+
+        Args:
+            hypotheses: The class.
+            sample: PRIVATE.
+            epsilon: Bounded range of the choice, charged to the account once.
+
+        Returns:
+            The hypothesis.
 
         Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.

@@ -26,7 +26,7 @@ Description = dict[str, Any]
 
 
 class Residual(nn.Module):
-    """shortcut(x) + branch(x)."""
+    """A residual block: shortcut(x) + branch(x)."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -233,13 +233,24 @@ class Voting(nn.Module):
 def voting(
     input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Members of one design; ``of``: their name and options. A student only: it is not stacked."""
+    """A vote of networks of one design; a student only: it is not stacked.
+
+    Args:
+        input_shape: Shape of a point.
+        num_classes: Number C of classes.
+        members: Number of networks.
+        of: Their name and options; None: logistic regression.
+    """
     design = {"name": "logistic", "options": {}, **(of or {})}
     return Voting([build(design["name"], input_shape, num_classes, **design["options"]) for _ in range(members)])
 
 
 def last_linear(network: nn.Module) -> str:
-    """The name of a network's classifier: its last linear layer. Raises ValueError where there is none."""
+    """Name of a network's classifier: its last linear layer.
+
+    Raises:
+        ValueError: There is none.
+    """
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
         raise ValueError("representation: the network needs a last linear layer apart from its trunk")
@@ -253,8 +264,10 @@ def remove_head(network: nn.Module) -> nn.Module:
 
 
 def feature_extractor(network: nn.Module) -> nn.Module:
-    """A copy of what a network sees before its last layer, of all members side by side where it is a vote of several;
-    the points themselves where there is no such layer.
+    """A copy of a network up to its last layer, whose inputs are the features.
+
+    Of a vote of several, the features of all members side by side; of a network without such a layer, the points
+    themselves.
     """
     if isinstance(network, Voting):
         return ConcatFeatures([feature_extractor(member) for member in network.members])
@@ -276,18 +289,18 @@ class ConcatFeatures(nn.Module):
 
 
 class L2Normalize(nn.Module):
-    """Rows of length 1."""
+    """Scales rows to length 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x.float().flatten(1), dim=1)
 
 
 class MeanShift(nn.Module):
-    """Where the public points around it lie, of a feature of unit length: [B, D] -> [B, D].
+    """Mean-shift step, [B, D] -> [B, D]: a unit-length feature becomes the weighted mean of its nearest public ones.
 
-    The mean of its ``neighbors`` nearest of P public points, each weighing d_K^2 - d_k^2: the last one nothing, so
-    that the mean does not jump where one takes the place of another. (A step of mean shift, Fukunaga and Hostetler
-    1975: features move to where public points are dense, and classes apart.)
+    Of its ``neighbors`` nearest of P public points each weighs d_K^2 - d_k^2: the last one nothing, so that the mean
+    does not jump where one takes the place of another. (Fukunaga and Hostetler 1975: features move to where public
+    points are dense, and classes apart.)
     """
 
     def __init__(self, points: int, width: int, neighbors: int) -> None:
@@ -311,8 +324,14 @@ def probe(
     points: int = 0,
     neighbors: int = 0,
 ) -> nn.Module:
-    """A linear map of the unit-length features beneath another network's last layer; ``of``: its name and options.
-    ``neighbors``: the features are moved among those of so many of the public ``points``. A student only.
+    """A linear map of the unit-length features beneath another network's last layer; a student only.
+
+    Args:
+        input_shape: Shape of a point.
+        num_classes: Number C of classes.
+        of: The other network's name and options.
+        points: Public points among which features are moved.
+        neighbors: How many of them, the nearest, move a feature (``MeanShift``); 0: features stay as they are.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
     trunk = feature_extractor(build(design["name"], input_shape, num_classes, **design["options"])).eval()
@@ -340,7 +359,8 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
     """A network of that name for inputs [B, *input_shape], uninitialized in the sense of ``initialize``.
 
-    Raises ValueError for an unknown name or option, and for data the network cannot take.
+    Raises:
+        ValueError: An unknown name or option, or data the network cannot take.
     """
     checks.one_of("network", name, BUILDERS)
     checks.integer("num_classes", num_classes, low=2)
@@ -371,12 +391,12 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalization, zero output layer; in
-    place.
+    """Draw a network's weights, in place.
 
-    Drawn in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every
-    backend, on every device and in every precision. The zero output layer makes the first loss log C exactly. Were the
-    biases zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
+    He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalization, zero output layer. Drawn
+    in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every backend,
+    on every device and in every precision. The zero output layer makes the first loss log C exactly. Were the biases
+    zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     for layer in layers:
@@ -399,5 +419,5 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """How many numbers a network learns."""
+    """Number of parameters that a network learns."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -27,17 +27,27 @@ def silent(*_: object) -> None:
 
 @runtime_checkable
 class DatasetSource(Protocol):
-    """Loads one data set. Raises ValueError when it cannot be found, naming the folder and the switch."""
+    """Loads one data set."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Declared name."""
+        ...
 
-    def load(self) -> Dataset: ...
+    def load(self) -> Dataset:
+        """The private, public and evaluation sides.
+
+        Raises:
+            ValueError: The data cannot be found; names the folder and the switch.
+        """
+        ...
 
 
 class Sensitive(Protocol):
-    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records (``reverse_knn.Records``, who
-    fill in ``CellHistogram``, and ``gradient_sums.GradientSums``, who are asked as often as the mechanism likes).
+    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records.
+
+    Records are ``reverse_knn.Records``, who fill in ``CellHistogram``, and ``gradient_sums.GradientSums``, who are
+    asked as often as the mechanism likes.
     """
 
     def __len__(self) -> int:
@@ -46,11 +56,13 @@ class Sensitive(Protocol):
 
     @property
     def num_teachers(self) -> int:
-        """0 where records answer for themselves."""
+        """Number of teachers; 0 where records answer for themselves."""
         ...
 
     @property
-    def num_classes(self) -> int: ...
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        ...
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -67,18 +79,28 @@ class FeatureRecipe(Protocol):
     """Makes features of points, from the public ones alone: a frozen dataclass of choices."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As settings and reports call it."""
+        ...
 
     def learn(
         self, x_P: Tensor, spec: DataSpec, *, seed: int, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> nn.Module:
-        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D]. x_P: raw public points."""
+        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
+
+        Args:
+            x_P: Raw public points.
+            spec: Public facts about the data.
+            seed: Seed of the training.
+            device: Device of the training.
+            progress: Told of each step.
+        """
         ...
 
 
 @runtime_checkable
 class Mechanism(Protocol):
-    """A noisy answer to votes. A frozen keyword-only dataclass; every method is pure but for the noise drawn.
+    """A noisy answer to votes: a frozen keyword-only dataclass, every method pure but for the noise drawn.
 
     ``worst_case`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is charged
     before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls. One that looks at
@@ -86,22 +108,35 @@ class Mechanism(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As settings and reports call it."""
+        ...
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError when the plan cannot work, saying what would."""
+        """Refuse a plan that cannot work.
+
+        Raises:
+            ValueError: It cannot; says what would.
+        """
         ...
 
     @property
     def priced_for(self) -> Sensitivity:
-        """Of the values that ``worst_case`` prices; ``release`` opens no value that says more of itself."""
+        """Sensitivity of the values that ``worst_case`` prices; ``release`` opens no value that says more of itself."""
         ...
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]: ...
+    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+        """Events of a whole release at its worst."""
+        ...
 
     def release(self, votes: Any, noise: Any, context: Context) -> Answers:
-        """votes: ``Votes``, or what records say where the mechanism is for these. The answers are marked by the source
-        of the noise (``NoiseSource.marked``): others are not released."""
+        """Answers of one round, marked by the source of the noise (``NoiseSource.marked``): others are not released.
+
+        Args:
+            votes: ``Votes``, or what records say where the mechanism is for these.
+            noise: Noise that was paid for.
+            context: What may be known besides the votes.
+        """
         ...
 
     def outcome_model(self) -> OutcomeModel | None:
@@ -113,10 +148,16 @@ class Mechanism(Protocol):
 class QueryState:
     """All a query strategy sees: public points, what was asked and answered before, and the student's opinion.
 
-    pool_x: [P, ...] as loaded; asked_Q: pool indices already asked, in order; label_Q: their released labels (-1 none);
-    student_PC: the current student's class probabilities on the whole pool, or None before the first round;
-    feature_PD: a representation learnt from public points without labels, or None; ``remaining``: queries still
-    allowed; ``rounds_left`` including this one; ``seed`` names its own stream.
+    Attributes:
+        spec: Public facts about the data.
+        pool_x: Public points, [P, ...] as loaded.
+        asked_Q: Pool indices already asked, in order.
+        label_Q: Their released labels; -1: none.
+        remaining: Queries still allowed.
+        rounds_left: Including this one.
+        seed: Names the strategy's own stream.
+        student_PC: The current student's class probabilities on the whole pool; None: before the first round.
+        feature_PD: A representation learnt from public points without labels, or None.
     """
 
     spec: DataSpec
@@ -132,17 +173,21 @@ class QueryState:
 
 @runtime_checkable
 class QueryStrategy(Protocol):
-    """Chooses which public points to ask next. ``rounds``: how many times it wants to be asked.
+    """Chooses which public points to ask next.
 
     A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``guided = False``: then no
     student is fitted between its rounds.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As settings and reports call it."""
+        ...
 
     @property
-    def rounds(self) -> int: ...
+    def rounds(self) -> int:
+        """Number of times it wants to be asked."""
+        ...
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices (int64, distinct, none asked before, at most ``state.remaining``)."""
@@ -151,13 +196,19 @@ class QueryStrategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StudentTask:
-    """All a student sees. pool_x: every public point; query_Q: indices of the *answered* points; label_Q: their labels.
+    """All a student sees.
 
-    ``flip_probability``: a public estimate of how often a released label is not the ensemble's choice, or None.
-    ``guide``: the student of all rounds but the last, by the same recipe; None: there is none. ``model``: the linear
-    model that gave the last round's answers, in the guide's features; None: no model did.
-    ``posterior_QC``: how far the released noisy counts speak for each class, rows summing to 1; None: only labels were
-    released. ``round_Q``: the round, from 0, in which each was asked; None: all in one.
+    Attributes:
+        spec: Public facts about the data.
+        pool_x: Every public point.
+        query_Q: Indices of the *answered* points.
+        label_Q: Their labels.
+        flip_probability: A public estimate of how often a released label is not the ensemble's choice, or None.
+        posterior_QC: How far the released noisy counts speak for each class, rows summing to 1; None: only labels were
+            released.
+        round_Q: The round, from 0, in which each was asked; None: all in one.
+        guide: The student of all rounds but the last, by the same recipe; None: there is none.
+        model: The linear model that gave the last round's answers, in the guide's features; None: no model did.
     """
 
     spec: DataSpec
@@ -173,7 +224,14 @@ class StudentTask:
 
 @dataclass(frozen=True, eq=False)
 class Student:
-    """A trained student. ``network``: its buildable description (see networks.py); ``module``: the weights."""
+    """A trained student.
+
+    Attributes:
+        network: Its buildable description (``networks.describe``).
+        module: The weights.
+        spec: Public facts about the data.
+        curves: Training curves, by name: (step, value).
+    """
 
     network: dict[str, Any]
     module: nn.Module
@@ -202,7 +260,9 @@ class StudentAlgorithm(Protocol):
     """Trains a student on released labels and unlabeled public points."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As settings and reports call it."""
+        ...
 
     def fit(
         self,
@@ -212,7 +272,9 @@ class StudentAlgorithm(Protocol):
         device: torch.device,
         progress: Progress = silent,
         log: Log = silent,
-    ) -> Student: ...
+    ) -> Student:
+        """The trained student."""
+        ...
 
 
 @runtime_checkable
@@ -220,7 +282,11 @@ class Checkable(Protocol):
     """A student algorithm that can tell beforehand whether it can take the data."""
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when it cannot, saying what would."""
+        """Refuse data that the algorithm cannot take.
+
+        Raises:
+            ValueError: It cannot; says what would.
+        """
         ...
 
 
@@ -235,4 +301,6 @@ class HypothesisClass(Protocol):
         """Every labeling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
         ...
 
-    def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray: ...
+    def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray:
+        """The labels of x [n, D], bool [n]."""
+        ...

@@ -46,14 +46,19 @@ def digest(pool: PublicPool) -> str:
 
 
 def key(facts: Mapping[str, Any]) -> str:
-    """What makes two releases the same: questions, mechanism and teachers. Public facts only."""
+    """Key of a release: two with the same questions, mechanism and teachers have the same one. Public facts only."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def refuse_used_folder(run: Path, reused: str | None = None) -> None:
-    """Raise ValueError where the run's folder holds another release: its claim would not cover what lies there.
+    """Refuse a run's folder that holds another release: the run's claim would not cover what lies there.
 
-    reused: the release whose labels are used again, which may lie there from a run that was interrupted.
+    Args:
+        run: The folder.
+        reused: The release whose labels are used again, which may lie there from a run that was interrupted.
+
+    Raises:
+        ValueError: It does.
     """
     folder, mine = run / "release", None
     signs = ["summary.json", "release.json", "sanitised.json"]
@@ -188,9 +193,13 @@ def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int)
 def read(
     root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any], Student | None]:
-    """(the release called ``release_id``, for this pool; its record; the student that guided it, if it was kept).
+    """Read the release called ``release_id``, for this pool.
 
-    Raises ValueError when it is missing, damaged, foreign, or not what the ledger was charged for.
+    Returns:
+        The release, its record, and the student that guided it, if it was kept.
+
+    Raises:
+        ValueError: It is missing, damaged, foreign, or not what the ledger was charged for.
     """
     folder, record = run_folders.find_release(root, release_id)
     return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
@@ -199,7 +208,10 @@ def read(
 def find_same(
     root: Path, same: str, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any], Student | None] | None:
-    """A release with the same key, if there is one: the same questions need not be paid for twice."""
+    """The release with the same key, as ``read`` returns it; None: there is none.
+
+    The same questions need not be paid for twice.
+    """
     for folder, record in run_folders.releases(root):
         if record.get("key") == same and record.get("private") is True and record.get("dataset") == spec.name:
             return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)

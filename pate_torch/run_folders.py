@@ -44,7 +44,11 @@ def run_folder(root: object, dataset: object, mechanism: object) -> str:
 
 
 def checked_root(root: object) -> Path:
-    """The folder of all runs. ValueError for an empty one: it would be the working directory, closed to others."""
+    """The folder of all runs.
+
+    Raises:
+        ValueError: An empty one: it would be the working directory, closed to others.
+    """
     if not isinstance(root, str) or not root.strip():
         fix = "Set PATE_HOME or paths.root, or unset both (outputs)."
         raise checks.fail("paths.root", root, "must be the path of a folder", fix)
@@ -53,9 +57,10 @@ def checked_root(root: object) -> Path:
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """A run's folder for this process alone; what a killed run left half written there is gone.
+    """Hold a run's folder for this process alone; what a killed run left half written there is gone.
 
-    Raises ValueError where another run is writing it.
+    Raises:
+        ValueError: Another run is writing it.
     """
 
     def refuse(holder: str) -> None:
@@ -87,7 +92,11 @@ def _safe(name: object, key: str = "PATE_RUN_ID") -> str:
 
 
 def checked_id(key: str, value: object) -> str:
-    """An id of ours (16 hexadecimal digits), so that no id can be a path."""
+    """An id of this project (16 hexadecimal digits), so that no id can be a path.
+
+    Raises:
+        ValueError: Anything else.
+    """
     text = str(value)
     if not _ID.fullmatch(text):
         raise checks.fail(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
@@ -109,7 +118,11 @@ def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
-    """The release called ``release_id``. Raises ValueError when there is none."""
+    """The release called ``release_id``, as ``releases`` yields it.
+
+    Raises:
+        ValueError: There is none.
+    """
     wanted = checked_id("labels", release_id)
     for folder, record in releases(root):
         if record["release_id"] == wanted:

@@ -29,10 +29,13 @@ from pate_torch.types import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class Sanitiser:
-    """agreement: public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
+    """How a run's data-dependent price is published.
 
-    confidence: that what is published is at least the true price. at_a_loss: publish even where, for votes like
-    these guesses, labels and publication would be dearer than the labels alone.
+    Attributes:
+        agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
+        confidence: Probability that what is published is at least the true price.
+        at_a_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than the
+            labels alone.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
@@ -51,7 +54,19 @@ class Sanitiser:
     def plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
     ) -> publication.Plan:
-        """Public parameters of the publication. ValueError where the price cannot be sanitised, saying why."""
+        """Public parameters of the publication.
+
+        Args:
+            mechanism: Mechanism of the release.
+            num_queries: Queries of the release.
+            num_teachers: Number K of teachers.
+            num_classes: Number C of classes.
+            rounds: Rounds in which questions are asked; prices of more than one do not add.
+            delta: Delta of the account.
+
+        Raises:
+            ValueError: The price cannot be sanitised; the message says why.
+        """
         model = mechanism.outcome_model()
         fix = "Set sanitiser=none: the data-independent price is published in any case."
         if model is None:
@@ -86,6 +101,7 @@ class Sanitiser:
 
     @staticmethod
     def worst_case(plan: publication.Plan) -> tuple[Event, ...]:
+        """Events of the publication."""
         return (plan.event,)
 
     def publish(
@@ -97,7 +113,11 @@ class Sanitiser:
         delta: float,
         folder: Path,
     ) -> tuple[float, str]:
-        """Charge, draw, write ``sanitised.json``: (epsilon of labels and publication together, the reservation)."""
+        """Charge, draw the noise and write ``sanitised.json``.
+
+        Returns:
+            Epsilon of labels and publication together, and the reservation's id.
+        """
         model = mechanism.outcome_model()
         assert model is not None
         with budget.spend(self.worst_case(plan), mechanism="sanitised price", what=PRICE) as spending:

@@ -27,9 +27,16 @@ LABEL_UNIT = "label of one record"
 class DataSpec:
     """Public facts about a data set, fixed before any record is read (or read from its public part).
 
-    ``mean``/``std``: normalization constants per channel (images, after x/255) or per feature; never statistics of
-    private records. ``benchmark``: a public benchmark, whose private-side accuracies may be shown.
-    ``nominal_size``: publicly declared approximate number of private records, or None.
+    Attributes:
+        name: Declared name.
+        num_classes: Number C of classes.
+        input_shape: Shape of a point.
+        class_names: One name for each class.
+        mean: Normalization constants per channel (images, after x/255) or per feature; never statistics of private
+            records.
+        std: Likewise.
+        benchmark: A public benchmark, whose private-side accuracies may be shown.
+        nominal_size: Publicly declared approximate number of private records, or None.
     """
 
     name: str
@@ -50,6 +57,7 @@ class DataSpec:
 
     @property
     def is_image(self) -> bool:
+        """Whether points are images."""
         return len(self.input_shape) == 3
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -63,10 +71,14 @@ class DataSpec:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrivateData:
-    """PRIVATE. x: uint8 [N, Ch, H, W] or float32 [N, D]; y: int64 [N] in 0..C-1; unit_id: str [N].
+    """PRIVATE. Labeled records.
 
-    ``unit_id`` is the stable name of the privacy unit a record belongs to, fixed when the data are loaded, before
-    anything is removed; ``unit`` says what it is ("record", "group:<column>" or LABEL_UNIT).
+    Attributes:
+        x: uint8 [N, Ch, H, W] or float32 [N, D].
+        y: int64 [N] in 0..C-1.
+        unit_id: str [N], the stable name of the privacy unit a record belongs to, fixed when the data are loaded,
+            before anything is removed.
+        unit: What it is ("record", "group:<column>" or LABEL_UNIT).
     """
 
     x: Tensor
@@ -92,10 +104,12 @@ class PrivateData:
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Public points without labels. x as in PrivateData, [Q, ...].
+    """Public points without labels.
 
-    split: the share of the owner's file that these were, before the owner made it public; 0 where they came from
-    elsewhere.
+    Attributes:
+        x: As in PrivateData, [Q, ...].
+        split: The share of the owner's file that these were, before the owner made it public; 0 where they came from
+            elsewhere.
     """
 
     x: Tensor
@@ -110,10 +124,14 @@ class PublicPool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Labels for measuring, which never reach a student: a test set, and the truth about the public pool (if known).
+    """Labels for measuring, which never reach a student.
 
-    public: whether figures on the test set may be published. Where it was split off a private file they are the
-    owner's, as everything else that no noise protects.
+    Attributes:
+        x: Test records.
+        y: Their labels.
+        pool_y: The truth about the public pool, if known.
+        public: Whether figures on the test set may be published. Where it was split off a private file they are the
+            owner's, as everything else that no noise protects.
     """
 
     x: Tensor
@@ -127,11 +145,17 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """What a source loads: the private side, the public pool, the evaluation side and the public facts.
+    """What a source loads.
 
-    adjacencies: the neighboring relations under which one unit's change leaves every other record where it was, and as
-    private or public as it was. advice: what to do where a run needs another relation. dropped: PRIVATE. How many
-    records were left out, by the reason.
+    Attributes:
+        spec: The public facts.
+        private: The private side.
+        pool: The public pool.
+        evaluation: The evaluation side.
+        adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
+            as private or public as it was.
+        advice: What to do where a run needs another relation.
+        dropped: PRIVATE. How many records were left out, by the reason.
     """
 
     spec: DataSpec
@@ -152,10 +176,15 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """How far one privacy unit moves a value, at most, under ``adjacency``; stated by whoever makes the value.
+    """How far one privacy unit moves a value, at most; stated by whoever makes the value.
 
     Over the whole value, in its own numbers (votes, ballots, lengths of slopes); infinite where nothing bounds it.
-    adjacency: None where the distances hold under whichever the shards justify.
+
+    Attributes:
+        l1: L1 distance.
+        l2: L2 distance.
+        linf: Largest change of one number.
+        adjacency: Neighboring relation; None: the distances hold under whichever the shards justify.
     """
 
     l1: float
@@ -182,10 +211,15 @@ ONE_VOTE = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
-    """PRIVATE. Disjoint shards: index_KS int64 (padded with -1), mask_KS bool, and the adjacency they justify.
+    """PRIVATE. Disjoint shards.
 
-    capped: records beyond a shard's capacity were dropped, so that a unit more may displace others *of its own shard*:
-    the shard stays its own, what is said by each record does not.
+    Attributes:
+        index_KS: int64, padded with -1.
+        mask_KS: bool.
+        adjacency: Neighboring relation that they justify.
+        unit: What the privacy unit is.
+        capped: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its own
+            shard*: the shard stays its own, what is said by each record does not.
     """
 
     index_KS: Tensor
@@ -207,6 +241,7 @@ class Shards:
 
     @property
     def num_teachers(self) -> int:
+        """Number K of teachers."""
         return self.index_KS.shape[0]
 
     def of(self, teacher: int) -> Tensor:
@@ -219,10 +254,13 @@ class Shards:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Votes:
-    """PRIVATE. counts_QC: integers, each row sums to ``num_teachers``; one teacher, one vote.
+    """PRIVATE. Vote counts: one teacher, one vote.
 
-    sensitivity: of each row. One privacy unit sits in one shard and so moves one teacher: in every row at once, one
-    vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
+    Attributes:
+        counts_QC: Integers, each row sums to ``num_teachers``.
+        num_teachers: Number K of teachers.
+        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
+            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
     """
 
     counts_QC: Tensor
@@ -252,6 +290,7 @@ class Votes:
 
     @property
     def num_classes(self) -> int:
+        """Number C of classes."""
         return self.counts_QC.shape[1]
 
     def take(self, index_Q: Tensor) -> Votes:
@@ -279,10 +318,12 @@ class Votes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellHistogram:
-    """PRIVATE. counts_QC: integers >= 0, how many ballots name each (question, class); one unit, one ballot.
+    """PRIVATE. How many ballots name each (question, class); one unit, one ballot.
 
-    sensitivity: of the *whole* table, however many rows it has (``ONE_COUNT``).
-    cell_P: releasable. The row in whose cell each public point lies, int64 [P].
+    Attributes:
+        counts_QC: Integers >= 0.
+        sensitivity: Sensitivity of the *whole* table, however many rows it has (``ONE_COUNT``).
+        cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
     """
 
     counts_QC: Tensor
@@ -301,6 +342,7 @@ class CellHistogram:
 
     @property
     def num_classes(self) -> int:
+        """Number C of classes."""
         return self.counts_QC.shape[1]
 
     def take(self, index_Q: Tensor) -> CellHistogram:
@@ -319,13 +361,16 @@ ONE_COUNT = {
 
 
 def one_vector(adjacency: str, size: int) -> Sensitivity:
-    """Of a sum of ``size`` numbers to which every unit adds a vector of length at most 1: that, or the other for it."""
+    """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
+
+    One unit more or less moves it by that vector; one replaced, by that and the other in its place.
+    """
     times = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
     return Sensitivity(l1=times * math.sqrt(size), l2=times, linf=times, adjacency=adjacency)
 
 
 def of_each_record(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
-    """Of a value to which every record of all shards contributes by itself, where that would be ``sensitivity``.
+    """Sensitivity of a value that every record of all shards adds to by itself, where that would be ``sensitivity``.
 
     With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
     """
@@ -336,18 +381,23 @@ def of_each_record(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
 
 @dataclass(frozen=True, eq=False)
 class NoisyCounts:
-    """Releasable. counts_QC: int64 [Q, C], vote counts with noise, in whole votes. sigma: of the noise, in votes."""
+    """Releasable. Vote counts with noise.
+
+    Attributes:
+        counts_QC: int64 [Q, C], in whole votes.
+        sigma: Standard deviation of the noise, in votes.
+    """
 
     counts_QC: Tensor
     sigma: float
 
     def split(self, sizes: Sequence[int]) -> list[NoisyCounts]:
-        """So many rows each; all of them where no sizes are given."""
+        """Parts of so many rows each; all rows where no sizes are given."""
         return [NoisyCounts(part, self.sigma) for part in self.counts_QC.split(list(sizes) or [len(self.counts_QC)])]
 
     @staticmethod
     def joined(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
-        """Those of several rounds; None where one has none."""
+        """Counts of several rounds together; None where one has none."""
         known = [part for part in parts if part is not None]
         if not known or len(known) < len(parts):
             return None
@@ -356,11 +406,14 @@ class NoisyCounts:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Releasable. Logits z W + b of a point whose features z, of length 1, are taken under the student of the round
-    before: its guide, or what was learnt from the public points alone.
+    """Releasable. Logits z W + b of a point with features z, of length 1.
+
+    Features are taken under the student of the round before: its guide, or what was learnt from the public points
+    alone.
 
     Attributes:
-        weight_DC: W, float32. bias_C: b, float32.
+        weight_DC: W, float32.
+        bias_C: b, float32.
         neighbors: Public points among which features are moved first (``networks.MeanShift``); 0: none.
     """
 
@@ -371,13 +424,17 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a mechanism lets out for one batch of queries: int64 labels [Q], NO_ANSWER (-1) for none, and what it cost.
+    """What a mechanism lets out for one batch of queries, and what it cost.
 
-    ``events`` are those actually incurred. spent: the reservation that paid for the noise behind them; None: nothing
-    did, and nothing releases them. ``score_Q`` (soft mechanisms) is a released score in [0, 1], NaN where
-    unanswered. ``from_student_Q`` (interactive) marks labels that are the student's own. ``noisy``: the noisy counts,
-    where the mechanism's price is theirs. ``score_PC``: logits of every public point, and ``model``: what gave them,
-    where that is what left.
+    Attributes:
+        label_Q: int64; NO_ANSWER (-1) for none.
+        events: Those actually incurred.
+        score_Q: A released score in [0, 1] (soft mechanisms), NaN where unanswered.
+        from_student_Q: Marks labels that are the student's own (interactive).
+        noisy: The noisy counts, where the mechanism's price is theirs.
+        score_PC: Logits of every public point, where that is what left.
+        model: The model that gave them.
+        spent: The reservation that paid for the noise behind them; None: nothing did, and nothing releases them.
     """
 
     label_Q: Tensor
@@ -391,6 +448,7 @@ class Answers:
 
     @property
     def answered_Q(self) -> Tensor:
+        """Whether each question has an answer, bool [Q]."""
         return self.label_Q != NO_ANSWER
 
 
@@ -401,12 +459,20 @@ class Rehearsed(Answers):
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Releasable. Which public points were asked (query_Q, indices into the pool, in order), and what was answered.
+    """Releasable. Which public points were asked, and what was answered.
 
-    noisy: the noisy counts behind the labels, where they were released too. rounds: how many were asked in each round;
-    empty: all in one. cell_RP: of a census, the question (its place in query_Q) in whose cell each public point lies,
-    round by round, int64 [R, P]. score_RPC: of slopes, the logits of every public point, round by round, float32.
-    model: what gave the last round's.
+    Attributes:
+        id: Id of the reservation that paid for it.
+        query_Q: Indices into the pool, in order.
+        label_Q: int64; NO_ANSWER (-1) for none.
+        events: Incurred.
+        planned: Reserved.
+        noisy: The noisy counts behind the labels, where they were released too.
+        rounds: How many were asked in each round; empty: all in one.
+        cell_RP: Of a census, the question (its place in query_Q) in whose cell each public point lies, round by round,
+            int64 [R, P].
+        score_RPC: Of slopes, the logits of every public point, round by round, float32.
+        model: The model that gave the last round's.
     """
 
     id: str
@@ -422,7 +488,7 @@ class Release:
 
     @classmethod
     def empty(cls, id: str, planned: tuple[Event, ...]) -> Release:
-        """Nothing asked yet."""
+        """The release in which nothing was asked yet."""
         nothing = torch.zeros(0, dtype=torch.int64)
         return cls(id, nothing, nothing, (), planned)
 
@@ -440,7 +506,14 @@ class Release:
     def extended(
         self, query_Q: Tensor, answers: Answers, incurred: tuple[Event, ...], cell_P: Tensor | None
     ) -> Release:
-        """With one more round: of the questions ``query_Q``, a prefix was answered. incurred: of all rounds."""
+        """The release with one more round.
+
+        Args:
+            query_Q: The questions, of which a prefix was answered.
+            answers: Answers to these.
+            incurred: Events of all rounds.
+            cell_P: Of a census, the question of this round in whose cell each public point lies.
+        """
         shown = len(answers.label_Q)
         noisy = [answers.noisy] if not self.rounds else [self.noisy, answers.noisy]
         return replace(
@@ -457,11 +530,12 @@ class Release:
 
     @property
     def answered_Q(self) -> Tensor:
+        """Whether each question has an answer, bool [Q]."""
         return self.label_Q != NO_ANSWER
 
     @property
     def census_rounds(self) -> int:
-        """How often every record answered for itself; 0 where teachers did."""
+        """Number of rounds in which every record answered for itself; 0 where teachers did."""
         said = self.cell_RP if self.score_RPC is None else self.score_RPC
         return 0 if said is None else len(said)
 
@@ -483,9 +557,13 @@ def _one_more(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:
 class Context:
     """All a mechanism may know besides the votes; public by type.
 
-    ``student_QC``: the student's own class probabilities on these queries (interactive). ``num_queries``: the total
-    planned for this release, over all rounds; ``rounds``: how many calls it is planned in; ``turn``: which of them this
-    is, from 0. ``failures``: how many "no answer"s have been released so far.
+    Attributes:
+        num_queries: The total planned for this release, over all rounds.
+        rounds: How many calls it is planned in.
+        turn: Which of them this is, from 0.
+        failures: How many "no answer"s have been released so far.
+        answered: How many questions have been answered so far.
+        student_QC: The student's own class probabilities on these queries (interactive).
     """
 
     num_queries: int

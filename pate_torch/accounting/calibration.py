@@ -16,7 +16,7 @@ _MARGIN = 1e-11  # relative: what is returned still fits after the rounding of w
 
 
 def price(events: Iterable[Event], delta: float, route: str | None = None) -> float:
-    """Epsilon by one named route, or the smallest (None)."""
+    """Epsilon of the events by one named route, or the smallest over all routes (``route=None``)."""
     values = routes(events, delta)
     if route is None or set(values) == {"none"}:
         return min(values.values())
@@ -30,9 +30,14 @@ def smallest_sigma(
 ) -> float:
     """Smallest noise sigma for which ``plan(sigma)`` costs at most epsilon, accurate to 1e-9 and never below.
 
-    ``plan``: noise in votes -> the worst-case events of the whole release; its price must fall as sigma grows.
-    ``route``: None for the smallest valid price, or one route's name ("gdp", "rdp", ...). Raises ValueError when no
-    sigma up to 1e12 reaches epsilon.
+    Args:
+        plan: Noise in votes -> the worst-case events of the whole release; its price must fall as sigma grows.
+        epsilon: Target epsilon.
+        delta: Target delta.
+        route: None for the smallest valid price, or one route's name ("gdp", "rdp", ...).
+
+    Raises:
+        ValueError: No sigma up to 1e12 reaches epsilon.
     """
     target = checks.positive("epsilon", epsilon) * (1 - _MARGIN)
     checks.delta("delta", delta)

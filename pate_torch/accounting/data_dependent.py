@@ -1,6 +1,6 @@
 """Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
 
-What they bound is the *forward* divergence D_a(M(D) || M(D')) alone, D being the data at hand; the reverse can exceed
+The theorems bound the *forward* divergence D_a(M(D) || M(D')) alone, D being the data at hand; the reverse can exceed
 it. ``exact.py`` computes both. Every price here is a function of private votes: for the data's owner, never published
 (``sanitised_release.py``), and additive only for queries that do not depend on earlier answers.
 
@@ -27,9 +27,16 @@ _CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache
 def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
     """Forward Renyi price of all the queries together, float64 [A].
 
-    votes: integers [Q, C], rows summing to K. orders: [A], each above 1. Confident: the threshold's price plus GNMax's
-    for *every* question asked (neither the realised nor the expected number of answers is valid).
-    Raises ValueError for malformed votes or orders.
+    For Confident: the threshold's price plus GNMax's for *every* question asked (neither the realised nor the expected
+    number of answers is valid).
+
+    Args:
+        model: Law of one query's answer.
+        votes: Integers [Q, C], rows summing to K.
+        orders: [A], each above 1.
+
+    Raises:
+        ValueError: Malformed votes or orders.
     """
     grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
     total_A = np.zeros_like(orders_A)
@@ -88,7 +95,10 @@ def data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
 
 
 def gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
-    """ln sum_{i != top} P(N(0, 2 sigma^2) > n_top - n_i), at most ln(1 - 1/C), [U] (PATE 2018, Prop. 7)."""
+    """Bound on ln P(another answer) of GNMax, [U] (PATE 2018, Prop. 7).
+
+    ln sum_{i != top} P(N(0, 2 sigma^2) > n_top - n_i), at most ln(1 - 1/C).
+    """
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     # Gaps are integers: a table costs K evaluations instead of Q (C-1).
     table = log_ndtr(-np.arange(gaps_UC.max() + 1) / (math.sqrt(2) * sigma))
@@ -96,20 +106,23 @@ def gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
 
 
 def lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
-    """ln sum_{i != top} (2 + g d_i) / (4 e^{g d_i}), g = 1/scale, at most ln(1 - 1/C), [U] (PATE 2017, Lemma 4)."""
+    """Bound on ln P(another answer) of LNMax, [U] (PATE 2017, Lemma 4).
+
+    ln sum_{i != top} (2 + g d_i) / (4 e^{g d_i}), g = 1/scale, at most ln(1 - 1/C).
+    """
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     x = np.arange(gaps_UC.max() + 1) / scale
     return _capped(_logsumexp_rows((np.log((2 + x) / 4) - x)[gaps_UC]), rows_UC)
 
 
 def exponential_log_q(rows_UC: Counts, rate: float) -> Array:
-    """ln of the exact probability of any other answer, P(c) proportional to exp(rate n_c), [U]."""
+    """Exact ln P(another answer) of the exponential mechanism, P(c) proportional to exp(rate n_c), [U]."""
     log_odds_U = _logsumexp_rows(-rate * (rows_UC[:, :1] - rows_UC[:, 1:]).astype(np.float64))
     return _capped(log_odds_U - np.logaddexp(0, log_odds_U), rows_UC)
 
 
 def threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
-    """ln of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]; exact at any distance from it."""
+    """Log-probability of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]; exact however far apart."""
     return log_ndtr(-np.abs(top_U - threshold) / sigma)
 
 
@@ -126,8 +139,9 @@ def _capped(log_q_U: Array, rows_UC: Counts) -> Array:
 
 
 def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
-    """PATE 2018, Theorem 6 with the orders of Prop. 10, and a/sigma^2 wherever that is smaller or all there is, [U, A].
+    """Renyi curve of GNMax from q, by PATE 2018, Theorem 6 with the orders of Prop. 10, [U, A].
 
+    It is the data-independent a/sigma^2 wherever that is smaller or the theorem does not hold.
     mu2 = sigma sqrt(ln 1/q), mu1 = mu2 + 1, e_i = mu_i/sigma^2; for a <= mu1, mu2 > 1, q e^{e2} < 1 and
     ln q <= (mu2 - 1) e2 - mu2 ln( mu1/(mu1-1) mu2/(mu2-1) ):
     R(a) = ln[ (1-q) A^{a-1} + q B^{a-1} ]/(a-1), A = (1-q)/(1 - (q e^{e2})^{1 - 1/mu2}), B = e^{e1} q^{-1/(mu1-1)}.
@@ -145,7 +159,7 @@ def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
 
 
 def gnmax_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
-    """Where the theorem holds, apart from a <= mu1. Once true it stays true as q falls.
+    """Where the theorem holds, apart from a <= mu1; once true it stays true as q falls.
 
     With L = ln 1/q the conditions read sqrt(L) > 1/sigma (both the first two) and
     2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ): the left side rises with L and the right side falls.
@@ -168,10 +182,11 @@ def gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
 
 
 def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) -> Array:
-    """PATE 2017, Theorem 3, for any epsilon-DP mechanism that answers otherwise with probability at most q, [U, A].
+    """Renyi curve, [U, A], of an epsilon-DP mechanism that answers otherwise with probability at most q.
 
-    R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1), and only there
-    (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or all there is.
+    PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1),
+    and only there (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or the theorem
+    does not hold.
     """
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
     dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)

@@ -18,10 +18,16 @@ NO_ROUTE = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy, by ``route``, for neighbors of ``adjacency`` that differ in one ``unit``.
+    """(epsilon, delta)-differential privacy, between neighbors that differ in one privacy unit.
 
-    Routes: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best order), "zcdp" (closed form),
-    "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the account, where its releases reserved more).
+    Attributes:
+        epsilon: Epsilon at ``delta``.
+        delta: Delta of the account, or as asked.
+        route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
+            order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the
+            account, where its releases reserved more).
+        adjacency: Neighboring relation; None: not stated.
+        unit: What the privacy unit is; None: not stated.
     """
 
     epsilon: float
@@ -42,7 +48,15 @@ def epsilon(
     """The smallest epsilon of a release with these events, fixed beforehand, at this delta.
 
     Not covered: events chosen after seeing earlier answers (``filters.py``). Source: ALGORITHMS of each route.
-    Raises ValueError for an unknown event, and where the Delta events alone pass delta.
+
+    Args:
+        events: Events of the whole release.
+        delta: Target delta, Delta events included.
+        adjacency: Stated in the guarantee.
+        unit: Stated in the guarantee.
+
+    Raises:
+        ValueError: An unknown event, or Delta events that alone pass delta.
     """
     values = routes(events, delta)
     route = min(values, key=lambda name: values[name])
@@ -50,7 +64,7 @@ def epsilon(
 
 
 def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
-    """Epsilon by every route that applies to these events, exact routes first. {"none": 0.0} for no events.
+    """Epsilon by every route that applies to these events, exact routes first; {"none": 0.0} for no events.
 
     Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
     """
@@ -105,7 +119,10 @@ def delta(events: Iterable[Event], epsilon: float) -> float:
 
 
 def total_rho(events: Iterable[Event]) -> float | None:
-    """Sum of zCDP prices; None where an event has no finite one. epsilon-DP is eps^2/2, bounded range eta^2/8."""
+    """Sum of zCDP prices; None where an event has no finite one.
+
+    An epsilon-DP event has eps^2/2, one of bounded range eta^2/8.
+    """
     parts = []
     for event in merged(events):
         match event:

@@ -1,6 +1,6 @@
-"""What a mechanism *did*, as a small closed set of frozen facts; never an epsilon.
+"""Privacy events: what a mechanism *did*, as a small closed set of frozen facts; never an epsilon.
 
-A mechanism compiles to events, the accountant composes events: a new mechanism needs no change there.
+A mechanism compiles to events and the accountant composes events, so a new mechanism needs no change there.
 Every event prices the change of one privacy unit (one teacher's vote moves in every query at once; see
 ``types.Votes``), and holds under the adjacency of the shards it was computed from.
 """
@@ -47,9 +47,12 @@ class Gaussian(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(_Event):
-    """One real coordinate plus Laplace noise; ``ratio`` = sensitivity / scale, so ratio-DP (pure).
+    """One real coordinate plus Laplace noise: ratio-DP (pure).
 
     A moved vote touches two coordinates by one each: LNMax(scale b) is two of these per query, ratio 1/b.
+
+    Attributes:
+        ratio: Sensitivity / scale.
     """
 
     ratio: float
@@ -98,7 +101,13 @@ class ZCDP(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpCurve(_Event):
-    """Renyi DP known at some orders only; elsewhere it counts as infinite. ``source`` names the theorem."""
+    """Renyi DP known at some orders only; elsewhere it counts as infinite.
+
+    Attributes:
+        orders: Renyi orders.
+        rdp: The divergence at each.
+        source: Names the theorem.
+    """
 
     orders: tuple[float, ...]
     rdp: tuple[float, ...]
@@ -148,7 +157,10 @@ _KINDS: dict[str, type[Any]] = {
 def merged(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal facts joined into one with their counts summed, zero counts dropped, in order of first appearance.
 
-    Every route starts here, so this is where anything but an event is refused (ValueError): never priced as zero.
+    Every route starts here, so this is where anything but an event is refused: never priced as zero.
+
+    Raises:
+        ValueError: Something that is not an event.
     """
     counts: dict[Event, int] = {}
     for event in events:
@@ -166,7 +178,11 @@ def to_json(events: Iterable[Event]) -> str:
 
 
 def from_json(text: str) -> tuple[Event, ...]:
-    """Inverse of ``to_json``. An unknown kind or field raises ValueError: it is never priced as zero."""
+    """Inverse of ``to_json``.
+
+    Raises:
+        ValueError: An unknown kind or field, which is never priced as zero.
+    """
     rows = json.loads(text)
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise checks.fail("events", text[:80], "must be a JSON list of objects")

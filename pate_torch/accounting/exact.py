@@ -1,4 +1,4 @@
-"""Data-dependent Renyi prices, exactly: the released answer is a categorical variable, so compute its divergence.
+"""Exact data-dependent Renyi prices: the released answer is a categorical variable, so its divergence is computed.
 
 Per query and order, the largest divergence over all moves of one vote; summed over queries (an upper bound, since one
 neighbor fixes every query's move). *Forward* is D_a(M(D) || M(D')), what the published theorems bound; *two-sided* is
@@ -35,7 +35,7 @@ _ANCHORS = 10  # every 10th order is computed for every move, the others only fo
 
 @dataclass(frozen=True, eq=False)
 class Bracket:
-    """lower <= true value <= upper, [A] or [U, A]."""
+    """Bounds on a price: lower <= true value <= upper, [A] or [U, A]."""
 
     lower: Array
     upper: Array
@@ -44,8 +44,14 @@ class Bracket:
 def exact_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike, direction: Direction = "two_sided") -> Bracket:
     """Renyi price of all the queries together, [A]; at most the data-independent one.
 
-    votes: integers [Q, C], rows summing to K. orders: [A], each above 1.
-    Raises ValueError for malformed votes or orders.
+    Args:
+        model: Law of one query's answer.
+        votes: Integers [Q, C], rows summing to K.
+        orders: [A], each above 1.
+        direction: "forward" or "two_sided".
+
+    Raises:
+        ValueError: Malformed votes or orders.
     """
     grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
     each = exact_rows(model, grouped.rows_UC, orders_A, direction)
@@ -59,7 +65,7 @@ def affordable(model: OutcomeModel, votes: ArrayLike) -> bool:
 
 
 def estimate(model: OutcomeModel, rows_UC: Counts) -> tuple[float, float]:
-    """(seconds of one core, bytes) of ``exact_rows`` at ``rdp.ORDERS``, both rather too much (measured in 2026).
+    """(Seconds of one core, bytes) of ``exact_rows`` at ``rdp.ORDERS``, both rather too much (measured in 2026).
 
     Of rows with G distinct counts, K votes and X quadrature nodes: 6 (K + 1) X table entries of 0.1 us and 16 bytes,
     G^3 X multiplications of 1 ns, and G^2 neighbors of at most min(C, 3G) outcomes each, of 1.2 us and, as many as are
@@ -144,7 +150,7 @@ def _first_is_the_rest(log_law: Array) -> tuple[Array, Array]:
 
 
 def _worst(log_p_MO: Array, log_q_MO: Array, row_M: Counts, starts_U: Counts, orders_A: Array) -> Array:
-    """max over each row's moves of ln S(a), S(a) = sum_o p_o (p_o/q_o)^{a-1}, [U, A]; orders ascending.
+    """Largest ln S(a) over each row's moves, S(a) = sum_o p_o (p_o/q_o)^{a-1}, [U, A]; orders ascending.
 
     ln S is convex in a (Hoelder), so between two anchor orders a move lies below its chord: it is computed there only
     if its chord rises above the moves that are worst at the anchors.
@@ -180,7 +186,10 @@ def _worst(log_p_MO: Array, log_q_MO: Array, row_M: Counts, starts_U: Counts, or
 
 
 def _log_s(log_p_MO: Array, log_q_MO: Array, orders_A: Array) -> Array:
-    """ln sum_o p_o (p_o/q_o)^{a-1}, [M, A], as ln(1 + sum_o p_o ((p_o/q_o)^{a-1} - 1)): the sum is often tiny."""
+    """Log of sum_o p_o (p_o/q_o)^{a-1}, [M, A].
+
+    Computed as ln(1 + sum_o p_o ((p_o/q_o)^{a-1} - 1)): the sum is often tiny.
+    """
     powers_A = orders_A - 1
     log_ratio_MO = log_p_MO - log_q_MO
     p_MO = np.exp(log_p_MO)

@@ -12,8 +12,8 @@ anything is drawn. Everything that is released then satisfies (epsilon, delta) o
 
 Not covered, and so not offered: the best order *after* an adaptive run (the order would depend on the answers, and
 each order's filter bounds its own sum only); the smaller of two filters, or a change from one to the other, for the
-same reason. Failure probabilities (Delta events) add up apart, within ``delta_reserve``, also fixed at opening: the
-bad events happen with that probability at most, whatever the choices in between.
+same reason. Failure probabilities (Delta events) add up separately, within ``delta_reserve``, also fixed at opening:
+the bad events happen with that probability at most, whatever the choices in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ KINDS = ("gdp", "rdp")
 
 @dataclass(frozen=True)
 class Spend:
-    """What a filter adds up: mu^2 or the divergence at its order, and the failure probability."""
+    """What a filter adds up.
+
+    Attributes:
+        scalar: mu^2, or the divergence at the filter's order.
+        delta: Failure probability.
+    """
 
     scalar: float = 0.0
     delta: float = 0.0
@@ -45,16 +50,24 @@ class Spend:
 
     @staticmethod
     def sum(parts: Iterable[Spend]) -> Spend:
-        """Exactly rounded, so that the order of charges does not matter."""
+        """Exactly rounded sum, so that the order of charges does not matter."""
         spends = list(parts)
         return Spend(math.fsum(s.scalar for s in spends), math.fsum(s.delta for s in spends))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """A cap of (epsilon, delta), the quantity that keeps it (``kind``, ``order``) and the failures it allows.
+    """A cap of (epsilon, delta) and the quantity that keeps it.
 
-    Raises ValueError where no sum could keep the cap (an rdp order at which even zero divergence converts to more).
+    Attributes:
+        kind: "gdp" or "rdp".
+        epsilon: Epsilon of the cap.
+        delta: Delta of the cap.
+        delta_reserve: The part of delta set aside for failures (Delta events).
+        order: Renyi order of an rdp filter; None for gdp.
+
+    Raises:
+        ValueError: No sum could keep the cap (an rdp order at which even zero divergence converts to more).
     """
 
     kind: str
@@ -93,8 +106,14 @@ class Filter:
         """The filter that suits what is planned: gdp if all is Gaussian, else rdp at the order that fits most of it.
 
         The order maximizes capacity / planned divergence, which for Gaussian plans is the order that converts best
-        at the cap, and which lets a plan calibrated to the cap through. ``delta_reserve``: half of delta if the plan
-        has Delta events, else 0.
+        at the cap, and which lets a plan calibrated to the cap through.
+
+        Args:
+            planned: Worst-case events of the releases to come.
+            epsilon: Epsilon of the cap.
+            delta: Delta of the cap.
+            kind: "gdp" or "rdp"; None: whichever suits.
+            delta_reserve: None: half of delta if the plan has Delta events, else 0.
         """
         facts = merged(planned)
         smooth = tuple(e for e in facts if not isinstance(e, Delta))
@@ -118,7 +137,11 @@ class Filter:
         return float((self.epsilon - rdp.conversion(self.order, left))[0])
 
     def price(self, events: Iterable[Event]) -> Spend:
-        """What these events add. Raises ValueError for an event this filter cannot bound."""
+        """What these events add to the sum.
+
+        Raises:
+            ValueError: An event this filter cannot bound.
+        """
         facts = merged(events)
         smooth = tuple(e for e in facts if not isinstance(e, Delta))
         failure = math.fsum(e.count * e.delta for e in facts if isinstance(e, Delta))

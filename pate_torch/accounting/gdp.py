@@ -26,7 +26,7 @@ _SLACK = 1e-13  # relative: a root is found to 1e-14, and the safe side of it is
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """ln delta of a mu-GDP mechanism at epsilon >= 0."""
+    """Exact ln delta of a mu-GDP mechanism at epsilon >= 0."""
     checks.non_negative("epsilon", epsilon)
     checks.positive("mu", mu)
     x = epsilon / mu
@@ -75,7 +75,7 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def total_mu(events: Iterable[Event]) -> float | None:
-    """mu of the composed events when all are Gaussian (Delta events aside), else None; 0 for none."""
+    """The mu of the composed events when all are Gaussian (Delta events aside), else None; 0 for none."""
     facts = [e for e in merged(events) if not isinstance(e, Delta)]
     if not all(isinstance(e, Gaussian) for e in facts):
         return None
@@ -98,7 +98,7 @@ def pure_to_mu(epsilon: float) -> float:
 
 
 def dominating_mu(event: Event) -> float | None:
-    """mu of one such event, by the Gaussian that dominates it; None where only Renyi bounds are known."""
+    """The mu of the Gaussian that dominates one such event; None where only Renyi bounds are known."""
     match event:
         case Gaussian():
             return event.mu
@@ -126,7 +126,7 @@ def _objective(delta: float) -> Callable[[float, float], float]:
 
 
 def _log_mills(y: float) -> float:
-    """ln of (1 - Phi(y)) / phi(y)."""
+    """Log of (1 - Phi(y)) / phi(y)."""
     if y > -20:
         return float(np.log(erfcx(y / math.sqrt(2)))) + 0.5 * math.log(math.pi / 2)
     return float(log_ndtr(-y)) + y * y / 2 + _HALF_LOG_2PI

@@ -1,4 +1,4 @@
-"""The law of one answer, exactly: of a vote row, and of every neighbor of it (one vote moved between two classes).
+"""Exact law of one answer: of a vote row, and of every neighbor of it (one vote moved between two classes).
 
 Noisy maxima: P(c) = integral of f(x - n_c) prod_{j != c} F(x - n_j) dx over the winning score x, with f and F the
 noise's density and distribution function. Nodes in x serve all classes and all neighbors at once: a neighbor's
@@ -34,11 +34,16 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Laws:
-    """PRIVATE. log_p_UO: law of each row; log_q_MO: law of neighbor m of row row_M[m] (moves sorted by row).
+    """PRIVATE. Laws of vote rows and of their neighbors, over O outcomes.
 
-    O outcomes: the C labels in the row's (sorted) order, then "no answer" for Confident. Merged: of the classes with
-    one count the third stands for the others too, as far as they are alike in every move; no divergence changes.
-    ``error``: relative error of every probability here (quadrature, proved; and an allowance for rounding).
+    The outcomes are the C labels in the row's (sorted) order, then "no answer" for Confident. Merged: of the classes
+    with one count the third stands for the others too, as far as they are alike in every move; no divergence changes.
+
+    Attributes:
+        log_p_UO: Law of each row.
+        log_q_MO: Law of each neighbor, moves sorted by row.
+        row_M: Neighbor m is one of row row_M[m].
+        error: Relative error of every probability here (quadrature, proved; and an allowance for rounding).
     """
 
     log_p_UO: Array
@@ -51,8 +56,14 @@ class Laws:
 class Rule:
     """A quadrature rule over scores x, tabulated by count n = 0..K and node X.
 
-    log_mass = ln( weight f(x - n)/F(x - n) ), log_cdf = ln F(x - n); ``fewer`` and ``more`` are the factors by which
-    F(x - n) and f(x - n) change when n loses or gains a vote.
+    Attributes:
+        log_mass_NX: ln( weight f(x - n)/F(x - n) ).
+        log_cdf_NX: ln F(x - n).
+        cdf_fewer_NX: Factor by which F(x - n) changes when n loses a vote.
+        cdf_more_NX: The same when n gains a vote.
+        pdf_fewer_NX: Factor by which f(x - n) changes when n loses a vote.
+        pdf_more_NX: The same when n gains a vote.
+        error: Relative error of the rule.
     """
 
     log_mass_NX: Array
@@ -65,11 +76,15 @@ class Rule:
 
     @property
     def num_nodes(self) -> int:
+        """Number X of nodes."""
         return int(self.log_cdf_NX.shape[1])
 
 
 def supported(model: OutcomeModel, num_teachers: int, num_classes: int) -> bool:
-    """False where noise is so small (a query's price beyond hundreds) that ratios of probabilities leave float64."""
+    """Whether the law can be computed: not where noise is so small that ratios of probabilities leave float64.
+
+    A query's price is beyond hundreds there.
+    """
     match model:
         case Gnmax(sigma=sigma) | Confident(sigma=sigma):
             return num_teachers / sigma**2 < 500 and 1 / sigma < 5
@@ -82,10 +97,20 @@ def supported(model: OutcomeModel, num_teachers: int, num_classes: int) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Kinds:
-    """PRIVATE. The G distinct counts of sorted rows (fewer: size 0), the outcomes to keep, and the distinct moves.
+    """PRIVATE. The G distinct counts of sorted rows, the outcomes to keep, and the distinct moves.
 
-    count_UG; size_UG: classes of each count; group_UO: of each outcome; log_weight_UO: ln of how many classes it is.
     A move of row u takes a vote from a class of count g to one of count h, which are the outcomes a and b.
+
+    Attributes:
+        count_UG: Distinct counts of each row.
+        size_UG: Classes of each count; 0 where a row has fewer than G.
+        group_UO: Which count each outcome has.
+        log_weight_UO: ln of how many classes an outcome stands for.
+        u_M: Row of each move.
+        g_M: Count that loses a vote.
+        h_M: Count that gains it.
+        a_M: Outcome that loses a vote.
+        b_M: Outcome that gains it.
     """
 
     count_UG: Counts
@@ -238,7 +263,10 @@ def _screened(log_law: Array, top: Counts, model: Confident) -> Array:
 
 
 def num_nodes(model: OutcomeModel, num_teachers: int, num_classes: int) -> int:
-    """X of the model's rule, before it is tabulated (six tables of (K + 1) X numbers); 0 where there is none."""
+    """Number X of nodes of the model's rule, before it is tabulated; 0 where it has none.
+
+    The tables to come are six of (K + 1) X numbers.
+    """
     if isinstance(model, Exponential):
         return 0
     if isinstance(model, Lnmax):
@@ -255,7 +283,7 @@ def _rule(model: Gnmax | Confident | Lnmax, num_teachers: int, num_classes: int)
 
 @functools.lru_cache(maxsize=8)
 def gaussian_rule(sigma: float, num_teachers: int, num_classes: int) -> Rule:
-    """The trapezoidal rule of step h sigma, relative error at most 2 exp(-2 pi^2/(C h^2)) for every law at once.
+    """Trapezoidal rule of step h sigma, relative error at most 2 exp(-2 pi^2/(C h^2)) for every law at once.
 
     Proof. On the line Im z = w, |phi(x + iw)| = e^{w^2/2} phi(x), and |Phi(x + iw)| <= e^{w^2/2} Phi(x) (integrate phi
     along the line). An integrand of one phi and C - 1 Phi therefore grows by e^{C w^2/2} at most, *relative to the

@@ -1,4 +1,4 @@
-"""What one query of a mechanism releases, as a categorical law of its votes: what data-dependent prices are made of.
+"""The law of one query's answer, as a categorical law of its votes: what data-dependent prices are made of.
 
 Only for mechanisms whose answers are independent categorical draws given the votes. Interactive (its baseline is
 learnt from earlier answers), the sparse vector and discrete noise have no entry here: they have the
@@ -15,7 +15,7 @@ from pate_torch.core import checks
 
 @dataclass(frozen=True, kw_only=True)
 class Gnmax:
-    """argmax(n + N(0, sigma^2 I)); sigma in votes."""
+    """Gaussian noisy maximum: argmax(n + N(0, sigma^2 I)); sigma in votes."""
 
     sigma: float
 
@@ -25,7 +25,7 @@ class Gnmax:
 
 @dataclass(frozen=True, kw_only=True)
 class Lnmax:
-    """argmax(n + Lap(scale)); scale in votes."""
+    """Laplace noisy maximum: argmax(n + Lap(scale)); scale in votes."""
 
     scale: float
 
@@ -35,7 +35,7 @@ class Lnmax:
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """P(c) proportional to exp(rate * n_c); rate per vote."""
+    """Exponential mechanism: P(c) proportional to exp(rate * n_c); rate per vote."""
 
     rate: float
 

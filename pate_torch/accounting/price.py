@@ -27,11 +27,18 @@ def price(
 ) -> Array:
     """Upper bound on the Renyi divergence at this data set's votes, all queries together, float64 [A].
 
-    votes: integers [Q, C]. orders: [A], each above 1. adaptive: whether any question, or when to stop, depended on
-    earlier answers; then prices do not add up (each later query's votes are a function of the noise), so it is refused.
-    method: "theorem" (PATE 2017/2018, forward only) or "exact". direction: "forward" or "two_sided".
-    Raises ValueError for a mechanism without a law of its answers (None), adaptive questions, a two-sided theorem, and
-    malformed votes or orders.
+    Args:
+        model: Law of one query's answer; None: the mechanism has none.
+        votes: Integers [Q, C].
+        orders: [A], each above 1.
+        adaptive: Whether any question, or when to stop, depended on earlier answers; then prices do not add up (each
+            later query's votes are a function of the noise), so it is refused.
+        method: "theorem" (PATE 2017/2018, forward only) or "exact".
+        direction: "forward" or "two_sided".
+
+    Raises:
+        ValueError: A mechanism without a law of its answers, adaptive questions, a two-sided theorem, and malformed
+            votes or orders.
     """
     if model is None:
         raise checks.fail(

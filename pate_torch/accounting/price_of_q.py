@@ -35,10 +35,17 @@ _GRID = 2048
 
 @dataclass(frozen=True, eq=False)
 class PriceOfQ:
-    """beta(q) of one query of a noisy maximum at each order, and what bounds its change. All of it public.
+    """Price beta(q) of one query of a noisy maximum at each order, and what bounds its change; all of it public.
 
-    log_tail: ln P(a rival ``gap`` votes behind wins), with its inverse; log_dependent(ln q [V], orders [A]): (a-1) beta
-    [V, A] where the theorem holds; independent_A: beta from q0 on.
+    Attributes:
+        orders_A: Renyi orders.
+        num_classes: Number C of classes.
+        num_teachers: Number K of teachers.
+        log_tail: ln P(a rival ``gap`` votes behind wins).
+        gap_of_log_tail: Its inverse.
+        log_dependent: (ln q [V], orders [A]) -> (a-1) beta, [V, A], where the theorem holds.
+        independent_A: beta from q0 on.
+        log_q0_A: ln q0.
     """
 
     orders_A: Array
@@ -51,13 +58,13 @@ class PriceOfQ:
     log_q0_A: Array
 
     def __call__(self, log_q_V: Array) -> Array:
-        """beta, [V, A]."""
+        """Price beta of one query at ln q [V], [V, A]."""
         # Beyond every q0 the theorem's value is not used, and may not exist.
         dependent_VA = self.log_dependent(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A) / (self.orders_A - 1)
         return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.independent_A)
 
     def moved(self, log_q: Array, votes: float) -> Array:
-        """ln q after every gap has grown by ``votes``: ln B_L for 2, ln B_U for -2.
+        """Log-probability ln q after every gap has grown by ``votes``: ln B_L for 2, ln B_U for -2.
 
         Given q = sum u_i, the sum of the moved tails is extreme for equal u_i: the tails of a shifted log-concave law
         are a concave (or convex) function of the tails.
@@ -67,10 +74,12 @@ class PriceOfQ:
 
     @property
     def log_q1_A(self) -> Array:
+        """Log of q1 = B_L(q0), at each order."""
         return self.moved(self.log_q0_A, 2)
 
     @property
     def plateau_A(self) -> Array:
+        """Largest local sensitivity, beta(q0) - beta(q1), at each order."""
         return self.independent_A - np.diagonal(self(self.log_q1_A))
 
     def conditions_A(self) -> NDArray[np.bool_]:
@@ -113,7 +122,7 @@ class PriceOfQ:
         return bound_UDA
 
     def price(self, rows_UC: Counts) -> Array:
-        """beta of these rows, [U, A]."""
+        """Price beta of these rows, [U, A]."""
         return self(_log_q(rows_UC[:, :1] - rows_UC[:, 1:], self.log_tail))
 
 
@@ -153,6 +162,11 @@ class PriceOfTop:
 def price_parts(
     model: OutcomeModel, orders_A: Array, num_teachers: int, num_classes: int
 ) -> tuple[PriceOfQ, list[PriceOfTop]]:
+    """Prices whose sum bounds one query's, each with a bound on its local sensitivity: the maximum's and the screen's.
+
+    Raises:
+        ValueError: A model without such a bound.
+    """
     match model:
         case Gnmax(sigma=sigma):
             return _gnmax(sigma, orders_A, num_teachers, num_classes), []
@@ -221,7 +235,7 @@ def _lnmax(scale: float, orders_A: Array, num_teachers: int, num_classes: int) -
 
 
 def _crossing(log_dependent: Curve, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
-    """ln q0: the largest ln q up to the theorem's limit at which its value is below the data-independent one, [A]."""
+    """Log of q0: the largest q up to the theorem's limit at which its value is below the data-independent one, [A]."""
 
     def too_high_A(log_q_A: Array) -> NDArray[np.bool_]:
         return np.diagonal(log_dependent(log_q_A, orders_A)) >= (orders_A - 1) * independent_A

@@ -27,8 +27,10 @@ ORDERS.setflags(write=False)
 def curve(events: Iterable[Event], orders: ArrayLike = ORDERS) -> Array:
     """Renyi divergence of the composed events at each order, [A]; infinite where a curve is unknown.
 
-    ``Delta`` events add nothing here: their failure probability is taken from delta, apart (``epsilon.py``).
-    Raises ValueError for an order at or below 1 and for anything that is not an event.
+    ``Delta`` events add nothing here: their failure probability is taken from delta separately (``epsilon.py``).
+
+    Raises:
+        ValueError: An order at or below 1, or anything that is not an event.
     """
     a = _orders(orders)
     total = np.zeros_like(a)
@@ -39,7 +41,7 @@ def curve(events: Iterable[Event], orders: ArrayLike = ORDERS) -> Array:
 
 
 def laplace(ratio: float, orders: ArrayLike) -> Array:
-    """Lap(b) against Lap(b) moved by s, ratio = s/b (Mironov 2017, table II).
+    """Curve of Lap(b) against Lap(b) moved by s, ratio = s/b (Mironov 2017, table II).
 
     R(a) = ln[ a/(2a-1) e^((a-1)r) + (a-1)/(2a-1) e^(-ar) ] / (a-1).
     """
@@ -52,9 +54,9 @@ def laplace(ratio: float, orders: ArrayLike) -> Array:
 
 
 def randomized_response(epsilon: float, orders: ArrayLike) -> Array:
-    """The pair that dominates every epsilon-DP mechanism (Kairouz, Oh & Viswanath 2015), p = e^eps/(1 + e^eps).
+    """Curve of the pair that dominates every epsilon-DP mechanism (Kairouz, Oh & Viswanath 2015).
 
-    R(a) = ln[ p e^((a-1)eps) + (1-p) e^(-(a-1)eps) ] / (a-1), at most min(eps, a eps^2/2).
+    R(a) = ln[ p e^((a-1)eps) + (1-p) e^(-(a-1)eps) ] / (a-1), p = e^eps/(1 + e^eps), at most min(eps, a eps^2/2).
     """
     a = _orders(orders)
     x = (a - 1) * epsilon
@@ -66,7 +68,7 @@ def randomized_response(epsilon: float, orders: ArrayLike) -> Array:
 
 
 def bounded_range(eta: float, orders: ArrayLike) -> Array:
-    """The tight curve of an eta-bounded-range mechanism: at most min(eta, a eta^2/8) (Cesar & Rogers 2021).
+    """Tight curve of an eta-bounded-range mechanism: at most min(eta, a eta^2/8) (Cesar & Rogers 2021).
 
     The likelihood ratio L of neighbors lies in [e^(t-eta), e^t] for some t in [0, eta] and has mean 1; L -> L^a is
     convex, so E[L^a] is largest with all mass on the two ends. Maximized over t in closed form, with
@@ -163,7 +165,7 @@ def _values(orders: ArrayLike, rdp: ArrayLike) -> Array:
 
 
 def expm1_less_linear(x: Array) -> Array:
-    """e^x - 1 - x >= 0, without cancellation near 0."""
+    """Value of e^x - 1 - x >= 0, without cancellation near 0."""
     small = np.abs(x) < 0.5
     near = np.where(small, x, 0.0)
     series = np.zeros_like(near)

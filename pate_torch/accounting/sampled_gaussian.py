@@ -15,8 +15,9 @@ _REACH = 16.0
 
 
 def sampled_gaussian(rate: float, noise_multiplier: float, steps: int) -> RdpCurve:
-    """``steps`` releases of a sum in which a record moves at most 1, seen with probability ``rate``, plus N(0, z^2).
+    """Renyi curve of ``steps`` noisy sums of sampled records.
 
+    A record moves a sum by at most 1 and is in it with probability ``rate``; the noise is N(0, noise_multiplier^2).
     R(a) = ln E_{x ~ N(0, z^2)} [ (1 - q + q e^{(2x - 1)/(2 z^2)})^a ] / (a - 1), q the rate and z the noise multiplier.
 
     Guarantee: the divergences of both directions, for add_remove, at the orders of ``rdp.ORDERS``: the reverse one is

@@ -31,8 +31,14 @@ SOURCE = "smooth sensitivity (PATE 2018, B)"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Public parameters. order: the one Renyi order of the release; decay: beta of the smooth sensitivity;
-    sigma: noise in units of the smooth sensitivity; confidence: P(published >= true price)."""
+    """Public parameters of the publication.
+
+    Attributes:
+        order: The one Renyi order of the release.
+        decay: beta of the smooth sensitivity.
+        sigma: Noise in units of the smooth sensitivity.
+        confidence: P(published >= true price).
+    """
 
     order: float
     decay: float
@@ -59,7 +65,7 @@ class Plan:
 
     @property
     def event(self) -> RdpCurve:
-        """What is charged: the same proof's price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
+        """The event charged: the same proof's price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (sanitised_release_cost(a, self.decay, self.sigma, self.shift) for a in orders)
         return RdpCurve(orders=tuple(orders), rdp=tuple(costs), source=SOURCE)
@@ -67,14 +73,20 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedPrice:
-    """What may be published. rdp: with ``plan.confidence`` (over the noise) at least the forward Renyi price, at
-    ``plan.order``, of the labels released from this data set; ``cost``: what publishing it adds."""
+    """A data-dependent price that may be published.
+
+    Attributes:
+        plan: Its public parameters.
+        rdp: With ``plan.confidence`` (over the noise) at least the forward Renyi price, at ``plan.order``, of the
+            labels released from this data set.
+    """
 
     plan: Plan
     rdp: float
 
     @property
     def cost(self) -> RdpCurve:
+        """Renyi price, at ``plan.order``, that publishing it adds."""
         return self.plan.event
 
     def epsilon(self, delta: float) -> float:
@@ -85,7 +97,7 @@ class SanitisedPrice:
 def sanitised_release_cost(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
     """Renyi price, at ``order``, of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
 
-    With k = 1 - a (1 - e^{-2b}) > 0 (ValueError otherwise) and m the shift:
+    With k = 1 - a (1 - e^{-2b}) > 0 and m the shift:
 
         R = a (e^{-b} + m (1 - e^{-b}))^2 / (2 sigma^2 k) - (a b + ln(k)/2) / (a - 1).
 
@@ -99,6 +111,9 @@ def sanitised_release_cost(order: float, decay: float, sigma: float, shift: floa
 
     The printed formula, a e^{2b}/sigma^2 + (a b - ln(1 - 2ab)/2)/(a-1) for a < 1/(2b), has a first term that is too
     small near the end of its range and a second one that is too large throughout.
+
+    Raises:
+        ValueError: k <= 0, where the price is infinite.
     """
     if checks.number("order", order) <= 1:
         raise checks.fail("order", order, "must be above 1")
@@ -117,13 +132,20 @@ def sanitised_release_cost(order: float, decay: float, sigma: float, shift: floa
 
 
 def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool) -> SanitisedPrice:
-    """Publish an upper bound on the forward price of all queries. votes: PRIVATE integers [Q, C].
+    """Publish an upper bound on the forward price of all queries.
 
-    z: one fresh standard normal from the run's noise source; charge ``plan.cost`` before drawing it. adaptive: whether
-    questions depended on earlier answers, which is refused.
+    Args:
+        plan: Public parameters.
+        model: Law of one query's answer.
+        votes: PRIVATE integers [Q, C].
+        z: One fresh standard normal from the run's noise source; charge ``plan.cost`` before drawing it.
+        adaptive: Whether questions depended on earlier answers, which is refused.
+
+    Raises:
+        ValueError: The sensitivity is not bounded (then use the data-independent price).
+
     Guarantee: Renyi DP by the curve ``plan.event``; one privacy unit moves one vote in every query.
     Source: PATE 2018, appendix B, cost corrected.
-    Raises ValueError where the sensitivity is not bounded (then use the data-independent price).
     """
     if checks.boolean("adaptive", adaptive):
         raise checks.fail("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
@@ -149,8 +171,17 @@ def choose(
 ) -> Plan:
     """The plan whose published epsilon would be smallest in the median, for votes like ``example_votes``.
 
-    example_votes: integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data); never
-    the votes to be priced. Raises ValueError when no order is usable.
+    Args:
+        model: Law of one query's answer.
+        example_votes: Integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data);
+            never the votes to be priced.
+        num_queries: Queries of the release.
+        delta: Delta at which epsilons are compared.
+        confidence: P(published >= true price).
+        orders: Renyi orders to choose among.
+
+    Raises:
+        ValueError: No order is usable.
     """
     checks.integer("num_queries", num_queries, low=1)
     orders_A = vote_rows.validated_orders(orders)
@@ -191,7 +222,7 @@ def forecast(plan: Plan, model: OutcomeModel, example_votes: ArrayLike, *, num_q
 
 
 def imagined_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
-    """One row per public guess of the winner's share of the votes; the rest spread evenly. Integers [Q', C]."""
+    """One vote row per public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
     checks.integer("num_teachers", num_teachers, low=1)
     checks.integer("num_classes", num_classes, low=2)
     rows = np.zeros((len(agreement), num_classes), dtype=np.int64)

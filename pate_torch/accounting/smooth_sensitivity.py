@@ -1,8 +1,9 @@
-"""How fast the data-dependent price of a release changes with the votes: local and smooth sensitivity.
+"""Local and smooth sensitivity of the data-dependent price: how fast it changes with the votes.
 
-Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``price_of_q.py``. Between neighboring
-data sets a vote may move in every query at once, so sensitivities at equal distance add up.
+Between neighboring data sets a vote may move in every query at once, so sensitivities at equal distance add up.
 Everything computed from votes here is PRIVATE.
+
+Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``price_of_q.py``.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def published_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) ->
 def local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
     """Bound on the local sensitivity of ``published_price`` within d = 0..K moves in every query at once, [D, A].
 
-    Raises ValueError for a model without one, for malformed votes, and for an order at which the conditions fail: use
-    the data-independent price there.
+    Raises:
+        ValueError: A model without one, malformed votes, or an order at which the conditions fail: use the
+            data-independent price there.
     """
     grouped, parts = _checked(model, votes, orders)
     total_DA = np.zeros((grouped.num_teachers + 1, np.size(orders)))
@@ -53,7 +55,10 @@ def local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) 
 
 
 def smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
-    """max_d e^{-decay d} LS(d), [A]: changes by a factor of at most e^{decay} between neighboring data sets."""
+    """Smooth sensitivity max_d e^{-decay d} LS(d), [A].
+
+    It changes by a factor of at most e^{decay} between neighboring data sets.
+    """
     checks.positive("decay", decay)
     bound_DA = np.asarray(local_DA, dtype=np.float64)
     return (np.exp(-decay * np.arange(len(bound_DA)))[:, None] * bound_DA).max(0)

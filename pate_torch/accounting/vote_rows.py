@@ -19,7 +19,14 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VoteRows:
-    """rows_UC: distinct rows, counts descending; count_U: how many queries have each; inverse_Q: each query's row."""
+    """PRIVATE. Distinct sorted vote rows.
+
+    Attributes:
+        rows_UC: Distinct rows, counts descending.
+        count_U: How many queries have each.
+        inverse_Q: Each query's row.
+        num_teachers: Number K of teachers.
+    """
 
     rows_UC: Counts
     count_U: Counts
@@ -31,6 +38,7 @@ class VoteRows:
 
     @property
     def num_classes(self) -> int:
+        """Number C of classes."""
         return int(self.rows_UC.shape[1])
 
     def __repr__(self) -> str:
@@ -40,7 +48,8 @@ class VoteRows:
 def group(votes: ArrayLike) -> VoteRows:
     """Integer votes [Q, C], every row summing to the same K >= 1, as distinct sorted rows.
 
-    Raises ValueError for anything else; the message never shows a count.
+    Raises:
+        ValueError: Anything else; the message never shows a count.
     """
     votes_QC = np.asarray(votes)
     if votes_QC.ndim != 2 or votes_QC.shape[0] < 1 or votes_QC.shape[1] < 2:

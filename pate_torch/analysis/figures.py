@@ -1,4 +1,4 @@
-"""LZCW21's Figures 3 and 4 from votes. PRIVATE for private votes."""
+"""LZCW21's Figures 3 and 4 from votes; PRIVATE for private votes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 def margin_distribution(votes: Votes, reference_Q: NDArray[np.bool_], bins: int = 25) -> Figure:
     """Figure 3: the empirical distribution of the expected margin, of the agreement with h*, and the curve nu(xi).
 
-    reference_Q: h*'s labels, bool [Q] (a model trained on everything).
+    Args:
+        votes: Binary.
+        reference_Q: Labels of h* (a model trained on everything), bool [Q].
+        bins: Number of bins of the histograms.
     """
     share = share_of_ones(votes)
     margin, agreement = expected_margin(share), -disagreement_margin(share, reference_Q)

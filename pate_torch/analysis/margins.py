@@ -22,9 +22,10 @@ def share_of_ones(votes: Votes) -> Floats:
 
 
 def expected_margin(share_Q: Floats) -> Floats:
-    """|share - 1/2|, the plug-in estimate of Delta_{n/K}(x) = |E[h(x)] - 1/2|, in [0, 1/2], float64 [Q].
+    """Plug-in estimate |share - 1/2| of Delta_{n/K}(x) = |E[h(x)] - 1/2|, in [0, 1/2], float64 [Q].
 
     Biased upwards by at most 1/(2 sqrt K) where the teachers are undecided.
+
     Source: LZCW21 equation (4).
     """
     share = np.asarray(share_Q, dtype=np.float64)
@@ -34,9 +35,11 @@ def expected_margin(share_Q: Floats) -> Floats:
 
 
 def disagreement_margin(share_Q: Floats, reference_Q: NDArray[np.bool_]) -> Floats:
-    """E[1[h(x) != h*(x)]] - 1/2 over the teachers, in [-1/2, 1/2]: -1/2 where all agree with h*, float64 [Q].
+    """Signed margin E[1[h(x) != h*(x)]] - 1/2 over the teachers, float64 [Q].
 
-    Signed on purpose: for two classes its absolute value *is* the expected margin, whatever h* may be.
+    In [-1/2, 1/2]: -1/2 where all agree with h*. Signed on purpose: for two classes its absolute value *is* the
+    expected margin, whatever h* may be.
+
     Source: LZCW21 appendix E.
     """
     share = np.asarray(share_Q, dtype=np.float64)
@@ -44,7 +47,7 @@ def disagreement_margin(share_Q: Floats, reference_Q: NDArray[np.bool_]) -> Floa
 
 
 def high_margin_curve(margin_Q: Floats, xi_X: Floats) -> Floats:
-    """nu(xi) = the fraction of points with margin at most xi, float64 [X]: the problem is (nu(xi), xi)-high-margin.
+    """Fraction nu(xi) of points with margin at most xi, float64 [X]: the problem is (nu(xi), xi)-high-margin.
 
     Source: LZCW21 Definition 17, which prints P[Delta > xi] <= nu for P[Delta <= xi] <= nu.
     """

@@ -1,4 +1,4 @@
-"""What the theorems ask for, or promise, in numbers; each function is named after its theorem.
+"""Sample sizes and error bounds of the theorems, in numbers; each function is named after its theorem.
 
 Where a theorem hides a constant in O(.), the function takes it as ``constant`` (1 by default): such a value is a rate
 to compare with, not a promise. d: VC dimension; m: public points or queries; K: teachers; T: failures allowed.
@@ -28,27 +28,29 @@ def btt18_corollary_3_9(m: int, T: float, *, epsilon: float, delta: float, beta:
 
 
 def btt18_theorem_3_11(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
-    """K = 136 ln(4mT/min(delta, beta/2)) sqrt(T ln(2/delta))/epsilon: all but T queries answered, if each teacher
-    gives their winner with probability 3/4."""
+    """Teachers K with which all but T queries are answered, if each teacher gives their winner with probability 3/4.
+
+    K = 136 ln(4mT/min(delta, beta/2)) sqrt(T ln(2/delta))/epsilon.
+    """
     return _teachers(m, T, epsilon, delta, beta)
 
 
 def btt18_corollary_4_1(m: int, *, alpha: float, gamma: float, beta: float) -> float:
-    """T = 3 ((gamma + alpha) m + sqrt(m ln(m/beta)/2)); the misclassification rate is at most T/m."""
+    """Unstable queries T = 3 ((gamma + alpha) m + sqrt(m ln(m/beta)/2)); the misclassification rate is at most T/m."""
     return _cutoff(gamma + alpha, m, beta)
 
 
 def btt18_lemma_4_2(mistakes: float, share: float) -> float:
-    """At most B/xi of the queries are got wrong by more than a share xi of teachers that make B mistakes each."""
+    """Number of queries, at most B/xi, got wrong by more than a share xi of teachers that make B mistakes each."""
     return mistakes / share
 
 
 def btt18_theorem_4_3(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
 ) -> float:
-    """n, realizable: C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha).
+    """Private records n in the realizable case, for m >= 4 ln(1/(alpha beta))/alpha^2 as in Theorem 4.4.
 
-    For m >= 4 ln(1/(alpha beta))/alpha^2, as Theorem 4.4.
+    C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha).
     """
     T = btt18_corollary_4_1(m, alpha=alpha, gamma=0.0, beta=beta)
     size = d * math.log(1 / alpha) + math.log(m / beta)
@@ -58,7 +60,10 @@ def btt18_theorem_4_3(
 def btt18_theorem_4_4(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, gamma: float, constant: float = 1.0
 ) -> float:
-    """n, agnostic: C (d + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha^2)."""
+    """Private records n in the agnostic case.
+
+    C (d + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha^2).
+    """
     T = btt18_corollary_4_1(m, alpha=alpha, gamma=gamma, beta=beta)
     return constant * (d + math.log(m / beta)) * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha**2
 
@@ -78,18 +83,20 @@ def btt18_theorem_4_7(*, alpha: float, gamma: float) -> float:
 
 
 def btt18_theorem_5_6(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
-    """The distance at which a soft query's histogram is answered: 32 ln(8mT/min(delta, beta)) sqrt(4T ln(2/delta))
-    / epsilon."""
+    """The distance at which a soft query's histogram is answered.
+
+    32 ln(8mT/min(delta, beta)) sqrt(4T ln(2/delta)) / epsilon.
+    """
     return 32 * math.log(8 * m * T / min(delta, beta)) * math.sqrt(4 * T * math.log(2 / delta)) / epsilon
 
 
 def btt18_lemma_5_8(n: int, *, alpha: float) -> float:
-    """4 alpha sqrt(2n): so close to its expectation is the score of an alpha-stable learner, three times in four."""
+    """Distance 4 alpha sqrt(2n) of an alpha-stable learner's score from its expectation, kept three times in four."""
     return 4 * alpha * math.sqrt(2 * n)
 
 
 def btt18_lemma_5_13(scale: float, threshold: float, *, beta: float) -> int:
-    """K with which a private learner is (nu', beta)-strong where its base learner is nu-weak.
+    """Teachers K with which a private learner is (nu', beta)-strong where its base learner is nu-weak.
 
     K = 3 (sqrt(5) lambda ln(2/beta) + w), and 72 ln(2/beta) at least, as the proof has it; nu' and the bin width are
     those of Theorem 5.14.
@@ -101,8 +108,10 @@ def btt18_lemma_5_13(scale: float, threshold: float, *, beta: float) -> int:
 def btt18_theorem_5_14(
     m: int, T: float, *, epsilon: float, delta: float, beta: float, n_shard: int, alpha: float, nu: float
 ) -> tuple[float, float, float]:
-    """(K, bin width, error of each score): 136 ln(8mT/min(beta, delta)) sqrt(2T ln(2/delta))/epsilon,
-    16 alpha sqrt(2n') + nu, and half the width."""
+    """Teachers K, bin width and error of each score, for soft labels.
+
+    136 ln(8mT/min(beta, delta)) sqrt(2T ln(2/delta))/epsilon, 16 alpha sqrt(2n') + nu, and half the width.
+    """
     K = 136 * math.log(8 * m * T / min(beta, delta)) * math.sqrt(2 * T * math.log(2 / delta)) / epsilon
     width = 16 * alpha * math.sqrt(2 * n_shard) + nu
     return K, width, width / 2
@@ -118,20 +127,23 @@ def lzcw21_algorithm_2(m: int, T: int, *, epsilon: float, delta: float) -> tuple
 
 
 def lzcw21_lemma_3(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
-    """K at which all queries but at most T, those with a margin below K/3, get the majority's answer."""
+    """Teachers K at which all queries but at most T, those with a margin below K/3, get the majority's answer."""
     return _teachers(m, T, epsilon, delta, beta)
 
 
 def lzcw21_lemma_4(mistakes: float) -> float:
-    """3B: so many queries at most are got wrong by K/3 or more of teachers that make B mistakes each."""
+    """Number of queries, at most 3B, got wrong by K/3 or more of teachers that make B mistakes each."""
     return 3 * mistakes
 
 
 def lzcw21_theorem_5(
     m: int, d: int, n: int, *, epsilon: float, delta: float, best: float = 0.0, constant: float = 1.0
 ) -> float:
-    """Error of PATE-PSQ: C (d^2 m ln(1/delta)/(n epsilon)^2 + sqrt(d/m)) realizable (best = 0), else
-    13 best + C (m^{1/3} (d/(n epsilon))^{2/3} + sqrt(d/m))."""
+    """Error of PATE-PSQ; realizable for best = 0.
+
+    Realizable: C (d^2 m ln(1/delta)/(n epsilon)^2 + sqrt(d/m)). Agnostic:
+    13 best + C (m^{1/3} (d/(n epsilon))^{2/3} + sqrt(d/m)).
+    """
     if best == 0:
         return constant * (d**2 * m * math.log(1 / delta) / (n * epsilon) ** 2 + math.sqrt(d / m))
     return 13 * best + constant * (m ** (1 / 3) * (d / (n * epsilon)) ** (2 / 3) + math.sqrt(d / m))
@@ -140,8 +152,10 @@ def lzcw21_theorem_5(
 def lzcw21_theorem_10(
     m: int, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0
 ) -> tuple[float, float]:
-    """(T, excess error) under Tsybakov noise tau: C (m^{2-tau} (d/(n epsilon))^tau)^{2/(4-3 tau)}, and
-    C (d/m + (m d^2/(n epsilon)^2)^{tau/(4-3 tau)})."""
+    """(T, excess error) under Tsybakov noise tau.
+
+    C (m^{2-tau} (d/(n epsilon))^tau)^{2/(4-3 tau)}, and C (d/m + (m d^2/(n epsilon)^2)^{tau/(4-3 tau)}).
+    """
     T = constant * (m ** (2 - tau) * (d / (n * epsilon)) ** tau) ** (2 / (4 - 3 * tau))
     return T, constant * (d / m + (m * (d / (n * epsilon)) ** 2) ** (tau / (4 - 3 * tau)))
 
@@ -152,7 +166,7 @@ def lzcw21_remark_12(d: int, n: int, *, epsilon: float, tau: float) -> float:
 
 
 def lzcw21_lemma_13(d: int, n: int, K: int, *, gamma: float, tau: float, constant: float = 1.0) -> float:
-    """Every teacher's disagreement with h*: C ((d K ln(n/d) + ln(K/gamma))/n)^{tau/(2-tau)}."""
+    """Bound on every teacher's disagreement with h*: C ((d K ln(n/d) + ln(K/gamma))/n)^{tau/(2-tau)}."""
     return constant * ((d * K * math.log(n / d) + math.log(K / gamma)) / n) ** (tau / (2 - tau))
 
 
@@ -181,28 +195,30 @@ def lzcw21_theorem_19(m: int, T: float, d: int, *, approximation: float, constan
 
 
 def lzcw21_theorem_20(m: int, T: float, d: int, K: int, *, gamma: float) -> float:
-    """The same for a student that is itself a vote of K hypotheses: 4T/m + 5 (K d + ln(4/gamma))/m."""
+    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (K d + ln(4/gamma))/m."""
     return 4 * T / m + 5 * (K * d + math.log(4 / gamma)) / m
 
 
 def lzcw21_theorem_22(
     d: int, *, epsilon: float, delta: float, n: int, alpha: float, gamma: float, theta: float, constant: float = 1.0
 ) -> tuple[float, float]:
-    """(queries, K) of PATE with active queries: C theta (1 + ln(1/alpha)) (d ln theta + ln(2 ln(1/alpha)/gamma)), and
-    the K of Theorem 28 for so many queries. theta: the disagreement coefficient."""
+    """(Queries, K) of PATE with active queries; theta is the disagreement coefficient.
+
+    C theta (1 + ln(1/alpha)) (d ln theta + ln(2 ln(1/alpha)/gamma)), and the K of Theorem 28 for so many queries.
+    """
     slack = d * math.log(theta) + math.log(2 * math.log(1 / alpha) / gamma)
     queries = constant * theta * (1 + math.log(1 / alpha)) * slack
     return queries, lzcw21_theorem_28(queries, n, epsilon=epsilon, delta=delta)
 
 
 def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> float:
-    """K of Gaussian PATE: 6 sqrt(ln 2n) (sqrt(m ln(1/delta)) + sqrt(m ln(1/delta) + epsilon m))/epsilon."""
+    """Teachers K of Gaussian PATE: 6 sqrt(ln 2n) (sqrt(m ln(1/delta)) + sqrt(m ln(1/delta) + epsilon m))/epsilon."""
     L = m * math.log(1 / delta)
     return 6 * math.sqrt(math.log(2 * n)) * (math.sqrt(L) + math.sqrt(L + epsilon * m)) / epsilon
 
 
 def lzcw21_theorem_28_error(m: float, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0) -> float:
-    """Its excess error under Tsybakov noise tau: C (d/m + (d sqrt(m)/(n epsilon))^{tau/(2-tau)})."""
+    """Excess error of Gaussian PATE under Tsybakov noise tau: C (d/m + (d sqrt(m)/(n epsilon))^{tau/(2-tau)})."""
     return constant * (d / m + (d * math.sqrt(m) / (n * epsilon)) ** (tau / (2 - tau)))
 
 
@@ -220,8 +236,10 @@ def lzcw21_theorem_22_error(
 def nb20_theorem_3_3(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
 ) -> float:
-    """n of AgPrivCl: C (d ln(1/alpha) + ln(m/beta)) ln^{3/2}(2/delta) ln(m alpha/min(delta, beta/2))
-    max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2). With constants, and the least m: ``pac.agnostic.plan_ag_priv_cl``.
+    """Private records n of AgPrivCl; with constants, and the least m: ``pac.agnostic.plan_ag_priv_cl``.
+
+    C (d ln(1/alpha) + ln(m/beta)) ln^{3/2}(2/delta) ln(m alpha/min(delta, beta/2))
+    max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2).
     """
     logs = math.log(2 / delta) ** 1.5 * math.log(m * alpha / min(delta, beta / 2))
     size = (d * math.log(1 / alpha) + math.log(m / beta)) * max(1.0, math.sqrt(m) * alpha**1.5)
@@ -237,24 +255,31 @@ def nb20_theorem_4_1(
 
 
 def df20_theorem_1(d: int, *, gamma: float, alpha: float, beta: float, constant: float = 1.0) -> float:
-    """n of the stable predictor: C (d ln(d/alpha)/(gamma alpha) + (d + ln(1/beta))/alpha^2)."""
+    """Private records n of the stable predictor: C (d ln(d/alpha)/(gamma alpha) + (d + ln(1/beta))/alpha^2)."""
     return constant * (d * math.log(d / alpha) / (gamma * alpha) + (d + math.log(1 / beta)) / alpha**2)
 
 
 def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
-    """No gamma-stable learner has expected error alpha <= 1/4 with n below (d - 1)/(8 gamma alpha)."""
+    """Smallest n, (d - 1)/(8 gamma alpha), of a gamma-stable learner with expected error alpha <= 1/4."""
     return (d - 1) / (8 * gamma * alpha)
 
 
 def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:
     """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + penalty.
 
-    For M hypotheses rho = 0 and K = M. penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that
-    for a regularizer that starts at 0. epsilon at most 1, where e^epsilon - 1 <= 2 epsilon.
+    For M hypotheses rho = 0 and K = M.
+
+    Args:
+        n: Private records.
+        epsilon: At most 1, where e^epsilon - 1 <= 2 epsilon.
+        rho: Exponent of the theorem's sublevel-set condition.
+        log_K: Log of that condition's constant K.
+        penalty: sup g - inf g, as in the proof of Lemma 30; the printed sup |g| is that for a regularizer that starts
+            at 0.
     """
     return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
 
 
 def wlf16_theorem_18(failure: float) -> int:
-    """a = ceil(ln(3/failure)) folds for candidates, and one more to choose among them."""
+    """Number a = ceil(ln(3/failure)) of folds for candidates; one more chooses among them."""
     return math.ceil(math.log(3 / failure))

@@ -28,7 +28,7 @@ FitPredict = Callable[[NDArray[np.generic], NDArray[np.generic], NDArray[np.gene
 
 
 def one_by_one(fit_predict: Callable[..., Floats]) -> FitPredict:
-    """Lifts ``fit_predict(x [n, ...], y [n], points, coin) -> [Q]`` to a batch, one model after another."""
+    """Lift ``fit_predict(x [n, ...], y [n], points, coin) -> [Q]`` to a batch, one model after another."""
 
     def batched(
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
@@ -54,10 +54,19 @@ def by_teachers(
 ) -> FitPredict:
     """The learner that trains this project's teachers: a batch of data sets is trained as one stack of teachers.
 
-    Scores are votes: 1.0 where the class voted for is ``label``, else 0.0. x: uint8 images or rows, as ``spec`` says;
-    y: class numbers. The coins name the streams of initialization, batches and distortions, as a teacher's number does.
-    Raises ValueError for a recipe that does not fit the data, and for one with a public start (it learns from points
-    that no pair of data sets holds).
+    It takes x as uint8 images or rows (as ``spec`` says) and y as class numbers. Scores are votes: 1.0 where the class
+    voted for is ``label``, else 0.0. The coins name the streams of initialization, batches and distortions, as a
+    teacher's number does.
+
+    Args:
+        recipe: How a teacher is trained.
+        spec: Public facts about the data.
+        label: Whose votes are the scores.
+        device: Where teachers are trained.
+
+    Raises:
+        ValueError: A recipe that does not fit the data, or one with a public start (it learns from points that no pair
+            of data sets holds).
     """
     if recipe.start is not None:
         raise checks.fail("teacher.start", recipe.start.representation.name, "must be null here")
@@ -85,9 +94,13 @@ def by_teachers(
 
 @dataclass(frozen=True, eq=False)
 class OnAverageStability:
-    """alpha: the largest over points of the root mean square change; alpha_Q per point; error: its standard error.
+    """Measured on-average stability of a learner.
 
-    ``half_width``: 4 alpha sqrt(2 n), within which three in four models predict of their expectation (BTT18 Lemma 5.8).
+    Attributes:
+        alpha: The largest over points of the root mean square change.
+        alpha_Q: Per point.
+        error: Standard error of alpha.
+        half_width: 4 alpha sqrt(2 n), within which three in four models predict of their expectation (BTT18 Lemma 5.8).
     """
 
     alpha: float
@@ -107,12 +120,22 @@ def on_average_stability(
     seed: int,
     batch: int = 64,
 ) -> OnAverageStability:
-    """Estimates alpha: (1/n) sum_j E |h_D(x) - h_{D^(j)}(x)|^2 <= alpha^2 for every x.
+    """Estimate alpha: (1/n) sum_j E |h_D(x) - h_{D^(j)}(x)|^2 <= alpha^2 for every x.
 
-    fit_predict: ``by_teachers`` of a recipe, ``one_by_one`` of any function, or one's own.
-    Draws ``pairs`` pairs from the pool (x [N, ...], y [N]), without replacement within a pair: D of n records, and D
-    with its j-th record, j uniform, replaced by another record; both are trained with the same coins. Needs N > n.
-    Use public or synthetic records: on private ones the result is private.
+    Draws ``pairs`` pairs from the pool, without replacement within a pair: D of n records, and D with its j-th record,
+    j uniform, replaced by another record; both are trained with the same coins. Use public or synthetic records: on
+    private ones the result is private.
+
+    Args:
+        fit_predict: ``by_teachers`` of a recipe, ``one_by_one`` of any function, or one's own.
+        x: Records of the pool, [N, ...], N > n.
+        y: Their labels, [N].
+        points: Where predictions are compared, [Q, ...].
+        n: Records in a data set.
+        pairs: Number of pairs.
+        seed: Seed of the draws and the coins.
+        batch: Pairs trained at once.
+
     Source: BTT18 Definition 5.7.
     """
     checks.integer("n", n, low=1)

@@ -46,7 +46,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file; anything else (pickles too) is a ValueError that names the file."""
+    """The tensors of a safetensors file.
+
+    Raises:
+        ValueError: Anything else (pickles too); the message names the file.
+    """
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:

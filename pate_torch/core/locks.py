@@ -1,7 +1,7 @@
-"""Places that one process holds at a time, and what killed ones left half written there.
+"""Folders and files that one process holds at a time, and what killed processes left half written there.
 
-A place is held by a lock on a file beside it. The system lets go of it when its process ends, however that ends; the
-file goes with whoever lets go in good order, so that one which nobody holds is of a process that was killed.
+A place is held by a lock on a file beside it. The system releases the lock when its process ends, however that ends;
+the file is removed by whoever releases it in good order, so a file that nobody holds is of a process that was killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ _open: set[int] = set()
 def seize(file: int, path: Path, key: str, *, wait: bool = False) -> bool:
     """Lock an open file for this process, until it is closed; False where another has it and this does not wait.
 
-    Raises ValueError, which names ``key``, where files cannot be locked: two runs could overwrite each other's.
+    Args:
+        file: Descriptor.
+        path: That file's path, for messages.
+        key: The setting that names it, for messages.
+        wait: Whether to wait for the other process.
+
+    Raises:
+        ValueError: Files cannot be locked there: two runs could overwrite each other's.
     """
     if fcntl is None:
         raise _unlockable(key, path, "this system has no flock")
@@ -49,7 +56,13 @@ def _unlockable(key: str, path: Path, why: str) -> ValueError:
 
 @contextlib.contextmanager
 def hold(path: Path, key: str, *, busy: Callable[[str], object]) -> Iterator[None]:
-    """Hold the place that the lock file ``path`` stands for. busy: told who has it, before this waits for its end."""
+    """Hold the place that a lock file stands for.
+
+    Args:
+        path: The lock file.
+        key: The setting that names it, for messages.
+        busy: Told who has it, before this waits for its end.
+    """
     taken = _take(path, key, wait=False)
     if taken is None:
         busy(_holder(path))
@@ -61,14 +74,17 @@ def hold(path: Path, key: str, *, busy: Callable[[str], object]) -> Iterator[Non
 
 @contextlib.contextmanager
 def try_hold(path: Path, key: str) -> Iterator[bool]:
-    """As ``hold``, without waiting: whether it is held."""
+    """Like ``hold``, without waiting: whether it is held."""
     taken = _take(path, key, wait=False)
     with contextlib.nullcontext() if taken is None else _letting_go(path, taken):
         yield taken is not None
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files below that were never finished. Only whoever holds the place can know that nobody will."""
+    """Remove the files below that were never finished; only for the process that holds the place.
+
+    No other can know that nobody will finish them.
+    """
     for file in folder.rglob(".*"):
         if _HALF_WRITTEN.fullmatch(file.name) and file.is_file():
             file.unlink(missing_ok=True)

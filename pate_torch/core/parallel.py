@@ -1,4 +1,4 @@
-"""How many threads torch's operations get, and what runs side by side."""
+"""Number of threads that torch's operations get, and jobs that run side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @contextmanager
 def one_thread(when: bool = True) -> Iterator[None]:
-    """Operations of this thread run alone, where ``when``.
+    """Run torch operations of this thread in it alone, shared out to no other, if ``when``.
 
     Small operations gain little from being shared out, and wait for each other a hundred times longer than they work
     once the machine has something else to do.
@@ -32,11 +32,12 @@ def one_thread(when: bool = True) -> Iterator[None]:
 
 
 def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:
-    """What each job gives, in order. On a CPU each has a thread, and its operations have no other, however many
-    processors there are: the numbers do not hang on that. Elsewhere one follows the other.
+    """Results of the jobs, in order; on a CPU each job has a thread of its own, elsewhere one follows the other.
 
-    For jobs that take about as long as each other and spend their time in torch, which lets other threads go on.
-    (Processes would have to be sent the points and to send back what was learnt.) The first error ends all of them.
+    On a CPU a job's operations use no other thread, however many processors there are, so that the numbers do not
+    depend on that. For jobs that take about as long as each other and spend their time in torch, which lets other
+    threads go on. (Processes would have to be sent the points and to send back what was learnt.) The first error ends
+    all of them.
     """
     counts: list[tuple[int, int] | None] = [None] * len(jobs)
     lock, ended = threading.Lock(), threading.Event()

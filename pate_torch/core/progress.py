@@ -69,10 +69,15 @@ class _Stage:
 
 
 class Stages:
-    """A factory of stages that share one display. ``quiet`` shows nothing; ``stream`` defaults to standard error.
+    """A factory of stages that share one display.
 
     In a pipe a stage prints at most one line per tenth of its work, and one each ``every`` seconds where a tenth
     takes longer, so that a log of an hour's run stays readable.
+
+    Args:
+        quiet: Show nothing.
+        stream: Where to; None: standard error.
+        every: Seconds between lines of a slow stage in a pipe.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, every: float = 60.0) -> None:
@@ -113,7 +118,7 @@ class Stages:
         return stage
 
     def say(self, line: str) -> None:
-        """One line that is no stage: what was found and reused, for instance."""
+        """Print one line that is no stage: what was found and reused, for instance."""
         if self.live is not None:
             self.live.console.print(Text(line))
         elif not self.quiet:
@@ -160,6 +165,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        """Add the time spent within this ``with`` to the stage."""
         began = time.monotonic()
         yield
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - began, 3)

@@ -19,7 +19,7 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def member(seed: int, k: int) -> int:
-    """The seed of the k-th of several students or encoders of one kind; the first is what it would be alone."""
+    """Seed of the k-th of several students or encoders of one kind; the first has the seed it would have alone."""
     return seed if k == 0 else derive(seed, "student", "member", k)
 
 

@@ -1,4 +1,4 @@
-"""What the public image benchmarks share: one fixed split, normalization from the public pool, one error if missing."""
+"""Common parts of the public image benchmarks: one fixed split, public normalization, one error if missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def check_counts(public: int, test: int, private: int | None = None) -> None:
-    """The configurable sizes of the three parts."""
+    """Refuse sizes of the three parts that are not positive."""
     checks.integer("dataset.public", public, low=1)
     checks.integer("dataset.test", test, low=1)
     if private is not None:
@@ -85,7 +85,18 @@ def assemble(
 def read(
     name: str, where: Path, download: bool, classes: int, open_: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Images and labels by ``open_``; one ValueError says what is missing (and the switch), unreadable or unfetched."""
+    """Images and labels as ``open_`` returns them.
+
+    Args:
+        name: Name of the benchmark.
+        where: The folder of its files.
+        download: Whether they may be fetched.
+        classes: How many there are.
+        open_: Reads the files.
+
+    Raises:
+        ValueError: Files that are missing (it names the switch), unreadable or could not be fetched.
+    """
     try:
         x, y = open_()
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -39,8 +39,16 @@ class _ArraysOnly(pickle.Unpickler):
 class Cifar10:
     """32x32 color photographs in the pickled batches of ``cifar-10-batches-py``.
 
-    path, root: the folder that holds ``cifar-10-batches-py`` (path first). ``private``: the first so many training
-    images (None: all). Downloads are checked by torchvision; files already there are read as they are.
+    Downloads are checked by torchvision; files already there are read as they are.
+
+    Attributes:
+        name: Declared name.
+        path: The folder that holds ``cifar-10-batches-py``.
+        root: The same, where ``path`` is None.
+        download: Whether to fetch missing files.
+        private: The first so many training images; None: all.
+        public: The first so many test images.
+        test: The test images after these.
 
     Source: Krizhevsky 2009.
     """

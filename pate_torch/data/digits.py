@@ -21,7 +21,7 @@ _SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not 
 class Digits:
     """1,100 private, 450 public and 247 test records, drawn once by a fixed permutation of the file's positions.
 
-    x: uint8 [N, 1, 8, 8], the file's 0..16 scaled to 0..255. Unit ids are positions in the original file.
+    Images are uint8 [N, 1, 8, 8], the file's 0..16 scaled to 0..255. Unit ids are positions in the original file.
 
     Source: UCI Optical Recognition of Handwritten Digits (test part), as shipped by scikit-learn.
     """

@@ -1,4 +1,4 @@
-"""What data sets drawn from fonts share: a character in a picture, and records in whole batches."""
+"""Common parts of data sets drawn from fonts: a character in a picture, and records in whole batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 
 
 def picture(character: str, font: ImageFont.FreeTypeFont, size: int) -> np.ndarray:
-    """A character, white on black and centered by its box, float32 [size, size]."""
+    """Draw a character, white on black and centered by its box, float32 [size, size]."""
     left, top, right, bottom = font.getbbox(character)
     image = Image.new("L", (size, size))
     corner = ((size - left - right) / 2, (size - top - bottom) / 2)
@@ -38,7 +38,19 @@ def dataset(
     public: int,
     test: int,
 ) -> Dataset:
-    """So many records of each part, drawn by ``batch``, ``size`` at a time, from streams named after ``kind``."""
+    """A data set of ``private``, ``public`` and ``test`` drawn records.
+
+    Args:
+        kind: Names the random streams.
+        name: Declared name.
+        seed: Seed of the data set.
+        class_names: All classes.
+        batch: Draws a batch of records.
+        size: Records in a batch.
+        private: Records of the private side.
+        public: Public points.
+        test: Test records.
+    """
 
     def records(part: str, count: int) -> tuple[Tensor, Tensor]:
         # Whole batches are drawn, and the last one cut, so that the count changes no record.

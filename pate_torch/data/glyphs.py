@@ -37,9 +37,20 @@ _OVERSAMPLING = 2
 class Glyphs:
     """The first ``num_classes`` of 0-9A-Z in 16 fonts, uint8 [N, 1, size, size], white on black.
 
-    private, public, test: how many records of each. rotate, shear (degrees), scale (1 +- scale), shift (pixels): the
-    ranges of the distortion; noise: standard deviation of the pixels' noise, of 1. seed: of the data set itself, not
-    of a run; a record depends on (seed, part, position) alone, so a larger set begins with the smaller one.
+    Attributes:
+        name: Declared name.
+        private: Private records.
+        public: Public points.
+        test: Test records.
+        num_classes: At most 36.
+        size: Height and width in pixels.
+        rotate: Largest rotation in degrees.
+        shear: Largest shear in degrees.
+        scale: Largest change of size: 1 +- scale.
+        shift: Largest shift in pixels.
+        noise: Standard deviation of the pixels' noise, of 1.
+        seed: Seed of the data set itself, not of a run; a record depends on (seed, part, position) alone, so a larger
+            set begins with the smaller one.
     """
 
     name: str = "glyphs"

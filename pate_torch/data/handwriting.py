@@ -1,8 +1,8 @@
-"""Digits of handwriting fonts, distorted: image records about as hard as MNIST's, made offline, on which choices can be
-made that MNIST must not make.
+"""Digits of handwriting fonts, distorted: image records about as hard as MNIST's, made offline.
 
-A digit is drawn in a font, its strokes thickened, turned, sheared, stretched and bent smoothly, then centered by its
-mass. Fonts are as common as words are (Zipf), so that some styles are rare. Records are independent draws.
+Choices can be made on them that MNIST must not make. A digit is drawn in a font, its strokes thickened, turned,
+sheared, stretched and bent smoothly, then centered by its mass. Fonts are as common as words are (Zipf), so that some
+styles are rare. Records are independent draws.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ _KNOTS = 6  # of a bend, each way
 
 @dataclass(frozen=True, kw_only=True)
 class Handwriting:
-    """0 to 9 in every font of a folder, uint8 [N, 1, 28, 28], white on black.
+    """Digits 0 to 9 in every font of a folder, uint8 [N, 1, 28, 28], white on black.
 
-    path: the folder; its ``SUFFIXES`` files are fonts, and those without ten different digits are left out. private,
-    public, test: how many records of each. rotate, shear (degrees), scale (1 +- scale): ranges of the distortion; bend:
-    how far the knots of a smooth displacement lie off, in 160ths of the picture (standard deviation). seed: of the data
-    set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
+    Attributes:
+        name: Declared name.
+        path: The folder; its ``SUFFIXES`` files are fonts, and those without ten different digits are left out.
+        root: The folder, where ``path`` is None.
+        private: Private records.
+        public: Public points.
+        test: Test records.
+        rotate: Largest rotation in degrees.
+        shear: Largest shear in degrees.
+        scale: Largest change of size: 1 +- scale.
+        bend: How far the knots of a smooth displacement lie off, in 160ths of the picture (standard deviation).
+        seed: Seed of the data set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
     """
 
     name: str = "handwriting"
@@ -61,7 +69,11 @@ class Handwriting:
         self._distortion()
 
     def load(self) -> Dataset:
-        """Raises ValueError where there is no folder, or no font in it has ten different digits."""
+        """Draw the records.
+
+        Raises:
+            ValueError: There is no folder, or no font in it has ten different digits.
+        """
         atlas = _atlas(locations.existing("dataset.path", self.path, self.root))
         order = torch.randperm(len(atlas), generator=rng.torch_stream(self.seed, "handwriting", "fonts"))
         return drawn.dataset(

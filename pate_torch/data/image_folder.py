@@ -29,16 +29,29 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bi
 class ImageFolder:
     """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
 
-    path: the folder of class folders, from the working directory or the data root; public_path, test_path: folders
-    of public images for these roles (a public one may hold unlabeled images directly when there is a test folder).
-    publish_split, publish_test: what the owner agrees to where these images are split off ``path`` (see ``Csv``).
-    channels: 3 (color) or 1 (grey). group: a regular expression on the file name whose first bracket (or whole
-    match) names the privacy unit, e.g. ``^(patient[0-9]+)_``; otherwise the unit is the file's path in the folder.
-    classes: the class folders, or None for those that public images show.
-    Neighbors are add_remove: images stand in the order of their paths, which name the class too, so that one replaced
-    by an image of another name, or of another class, moves those between.
+    x: uint8 [N, channels, size, size]. Neighbors are add_remove: images stand in the order of their paths, which name
+    the class too, so that one replaced by an image of another name, or of another class, moves those between.
 
-    x: uint8 [N, channels, size, size]. Raises ValueError naming the file or key, what is allowed and the fix.
+    Attributes:
+        name: Declared name.
+        path: The folder of class folders, from the working directory or the data root.
+        public_path: A folder of public images (which may hold unlabeled images directly when there is a test folder).
+        test_path: A folder of public test images.
+        root: The data root.
+        seed: Seed of the split.
+        fractions: Private, public and test.
+        size: Height and width in pixels.
+        channels: 3 (color) or 1 (grey).
+        group: A regular expression on the file name whose first bracket (or whole match) names the privacy unit, e.g.
+            ``^(patient[0-9]+)_``; None: the unit is the file's path in the folder.
+        classes: The class folders; None: those that public images show.
+        publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
+        publish_test: The owner agrees that figures on test images split off ``path`` are published.
+        nominal_size: Publicly declared approximate number of private records.
+        benchmark: Whether the images are public data: accuracies on the private side are then shown.
+
+    Raises:
+        ValueError: Names the file or key, what is allowed and the fix.
     """
 
     name: str = "image_folder"

@@ -30,10 +30,15 @@ class LabelsOnly:
 
     @property
     def name(self) -> str:
+        """Declared name of the source; what is loaded from a public benchmark has "_labels" added."""
         return self.source.name
 
     def load(self) -> Dataset:
-        """Raises ValueError for grouped units: a group owns several labels."""
+        """Load the source, and move the private features into the pool.
+
+        Raises:
+            ValueError: Grouped units: a group owns several labels.
+        """
         data = self.source.load()
         private, evaluation = data.private, data.evaluation
         if private.unit != "record":

@@ -27,16 +27,33 @@ _MOST_FEATURES = 2**24
 class Libsvm:
     """Rows ``label index:value ...``; private, public and test by ``fractions``, or from files of their own.
 
-    path: the file, from the working directory or the data root; public_path, test_path: public files for these roles.
-    publish_split, publish_test: what the owner agrees to where these rows are split off ``path`` (see ``Csv``).
-    roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which are
-    the units' ids: for replace_one, and for benchmarks). group: "qid" makes the ``qid:`` field the privacy unit.
-    num_features: declared, or None to read it off the public records; private features beyond are dropped.
-    Above ``feature_limit`` features, rows are projected to ``project`` dimensions by fixed signed hashing.
-    classes: the labels, or None to read them off the public records. zero_based: whether indices start at
-    0; never guessed, since a guess would depend on private records.
+    x: float32 [N, D].
 
-    x: float32 [N, D]. Raises ValueError naming the key, what is allowed and the fix.
+    Attributes:
+        name: Declared name.
+        path: The file, from the working directory or the data root.
+        public_path: A public file of public points.
+        test_path: A public file of test records.
+        root: The data root.
+        seed: Seed of the split.
+        roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which
+            are the units' ids: for replace_one, and for benchmarks).
+        fractions: Private, public and test.
+        group: "qid" makes the ``qid:`` field the privacy unit.
+        classes: The labels; None: those of the public records.
+        num_features: Declared, or None to read it off the public records; private features beyond are dropped.
+        zero_based: Whether indices start at 0; never guessed, since a guess would depend on private records.
+        feature_limit: Above so many features, rows are projected by fixed signed hashing.
+        project: Dimensions they are projected to.
+        standardize: Whether features are centered and scaled by the pool's statistics.
+        publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
+        publish_test: The owner agrees that figures on test records split off ``path`` are published.
+        nominal_size: Publicly declared approximate number of private records.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
+
+    Raises:
+        ValueError: Names the key, what is allowed and the fix.
+
     Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206); the 80/2/18 split, LZCW21 section 6.
     """
 

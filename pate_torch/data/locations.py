@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def data_root(root: str | os.PathLike[str] | None) -> Path:
-    """``root``; where it is None the environment variable PATE_DATA; where that is unset, ``data``."""
+    """Folder of all data sets: ``root``, else the environment variable PATE_DATA, else ``data``."""
     return _path("data_root", root or os.environ.get(ENVIRONMENT) or DEFAULT_ROOT)
 
 
@@ -31,7 +31,16 @@ def _path(key: str, path: str | os.PathLike[str]) -> Path:
 
 
 def existing(key: str, path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | None) -> Path:
-    """A user's file or folder, taken from the working directory or else from the data root. ValueError if missing."""
+    """A user's file or folder, taken from the working directory or else from the data root.
+
+    Args:
+        key: The setting that names it, for messages.
+        path: As the user wrote it.
+        root: The data root.
+
+    Raises:
+        ValueError: It is missing.
+    """
     if not path:
         raise checks.fail(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
     given = _path(key, path)

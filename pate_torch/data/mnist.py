@@ -17,8 +17,17 @@ from pate_torch.types import Dataset
 class Mnist:
     """28x28 grey digits: the training file is private, the first ``public`` test images the pool, the next the test.
 
-    path, root: the folder that holds ``MNIST/raw`` (path first). ``private``: the first so many training images
-    (None: all). Raises ValueError naming the folder and ``dataset.download=true`` when the files are not there.
+    Attributes:
+        name: Declared name.
+        path: The folder that holds ``MNIST/raw``.
+        root: The same, where ``path`` is None.
+        download: Whether to fetch missing files.
+        private: The first so many training images; None: all.
+        public: The first so many test images.
+        test: The test images after these.
+
+    Raises:
+        ValueError: The files are not there; it names the folder and ``dataset.download=true``.
 
     Source: LeCun, Cortes, Burges; the split of Papernot et al. 2017 (arXiv 1610.05755, section 4).
     """

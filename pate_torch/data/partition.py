@@ -24,11 +24,13 @@ class AddRemove:
     Neighbors differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
     removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty.
 
-    capacity: most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
-    displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
+    Attributes:
+        name: Name of the partition.
+        capacity: Most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
+            displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
 
     Guarantee: adding or removing one unit changes one row of ``Shards`` (apart from the padding's width when
-    capacity is None).
+        capacity is None).
     """
 
     name: str = "add_remove"
@@ -41,7 +43,11 @@ class AddRemove:
             checks.integer("partition.capacity", self.capacity, low=1)
 
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
-        """index_KS into ``private``; ValueError when there are fewer units than teachers."""
+        """Shards as indices into ``private``.
+
+        Raises:
+            ValueError: Fewer units than teachers.
+        """
         if private.unit == LABEL_UNIT:
             raise checks.fail(
                 "partition",
@@ -72,7 +78,11 @@ class ReplaceOne:
     adjacency: ClassVar[str] = "replace_one"
 
     def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
-        """index_KS into ``private``; ValueError for group units or fewer records than teachers."""
+        """Shards as indices into ``private``.
+
+        Raises:
+            ValueError: Group units, or fewer records than teachers.
+        """
         if private.unit not in ("record", LABEL_UNIT):
             raise checks.fail(
                 "partition",
@@ -88,18 +98,21 @@ class ReplaceOne:
 
 
 class Deals(Protocol):
-    """A partition."""
+    """A partition: deals privacy units to shards."""
 
     @property
-    def adjacency(self) -> str: ...
+    def adjacency(self) -> str:
+        """Neighboring relation that its shards justify."""
 
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards: ...
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+        """Disjoint shards, one for each teacher."""
 
 
 def deal(partition: Deals, private: PrivateData, num_teachers: int, seed: int) -> Shards:
     """The shards of a partition, held to what it says: a partition may be a user's own.
 
-    Raises ValueError where they justify another adjacency or unit, or a unit stands in two of them.
+    Raises:
+        ValueError: The shards justify another adjacency or unit, or a unit stands in two of them.
     """
     shards = partition.shards(private, num_teachers, seed)
     said = (partition.adjacency, private.unit)

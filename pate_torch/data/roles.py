@@ -31,33 +31,56 @@ class Source(Protocol):
     """What the sources of an owner's own files have in common."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Declared name."""
+
     @property
-    def path(self) -> str | None: ...
+    def path(self) -> str | None:
+        """The main file or folder, which is private."""
+
     @property
-    def public_path(self) -> str | None: ...
+    def public_path(self) -> str | None:
+        """The public points' own file or folder."""
+
     @property
-    def test_path(self) -> str | None: ...
+    def test_path(self) -> str | None:
+        """The test records' own file or folder."""
+
     @property
-    def root(self) -> str | None: ...
+    def root(self) -> str | None:
+        """The data root."""
+
     @property
-    def fractions(self) -> Sequence[float]: ...
+    def fractions(self) -> Sequence[float]:
+        """Private, public and test."""
+
     @property
-    def group(self) -> str | None: ...
+    def group(self) -> str | None:
+        """What names the privacy unit; None: a record is one."""
+
     @property
-    def classes(self) -> Sequence[Any] | None: ...
+    def classes(self) -> Sequence[Any] | None:
+        """Declared classes; None: those of the public side."""
+
     @property
-    def publish_split(self) -> bool: ...
+    def publish_split(self) -> bool:
+        """Whether the owner agrees that public points are split off ``path``."""
+
     @property
-    def publish_test(self) -> bool: ...
+    def publish_test(self) -> bool:
+        """Whether the owner agrees that figures on test records split off ``path`` are published."""
+
     @property
-    def benchmark(self) -> bool: ...
+    def benchmark(self) -> bool:
+        """Whether the records are public data: accuracies on the private side are then shown."""
+
     @property
-    def nominal_size(self) -> int | None: ...
+    def nominal_size(self) -> int | None:
+        """Publicly declared approximate number of private records."""
 
 
 def check(source: Source) -> None:
-    """The choices that all sources share."""
+    """Refuse choices, of those that all sources share, that cannot be."""
     locations.check_name(source.name)
     check_fractions(source.fractions)
     for key in ("publish_split", "publish_test", "benchmark"):
@@ -69,7 +92,8 @@ def check(source: Source) -> None:
 def files(source: Source) -> dict[int, tuple[str, Path]]:
     """The key and the place of every file (or folder) there is, by the role it was given for (PRIVATE: the main one).
 
-    Raises ValueError for one that is missing, and where private records would become public without a word.
+    Raises:
+        ValueError: One is missing, or private records would become public without a word.
     """
     given = {
         PRIVATE: ("dataset.path", source.path),
@@ -100,7 +124,7 @@ def _split(source: Source) -> tuple[float, float]:
 
 
 def public_roles(source: Source) -> tuple[int, ...]:
-    """Whose records may be looked at: classes, categories and widths come from these, and figures are published."""
+    """Roles whose records may be looked at: they give classes, categories and widths, and figures are published."""
     known = source.benchmark or source.publish_test or _split(source)[1] == 0
     return (PUBLIC, TEST) if known else (PUBLIC,)
 
@@ -135,8 +159,14 @@ def by_hash(
 ) -> np.ndarray:
     """A role for every record, int64 [N], from a keyed hash of its unit's id: no other record has a say.
 
-    part_N: which file a record came from (PRIVATE: the main one, PUBLIC or TEST: a file given for that role); parts:
-    the files there are. Roles without a file of their own are split off from the file before, by ``fractions``.
+    Roles without a file of their own are split off from the file before, by ``fractions``.
+
+    Args:
+        unit_id: Name of each record's unit, str [N].
+        part_N: Which file a record came from (PRIVATE: the main one, PUBLIC or TEST: a file given for that role).
+        parts: The files there are.
+        fractions: Private, public and test.
+        seed: Key of the hash.
     """
     public_from = PUBLIC if PUBLIC in parts else PRIVATE
     test_from = TEST if TEST in parts else public_from
@@ -169,7 +199,12 @@ def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray
 
 
 def check_way(way: str, *, single: bool) -> None:
-    """How roles are dealt; single: one file of single records, which are named by nothing but their positions."""
+    """Refuse a way to deal roles that cannot be.
+
+    Args:
+        way: "hash" or "position".
+        single: One file of single records, which are named by nothing but their positions.
+    """
     checks.one_of("dataset.roles", way, ("hash", "position"))
     if way == "position" and not single:
         raise checks.fail(
@@ -181,8 +216,15 @@ def promise(way: str, *, single: bool, apart: bool, grouped: bool, benchmark: bo
     """``Dataset.adjacencies`` and ``Dataset.advice`` of a table: the relations under which no other record moves.
 
     Where an id decides, a replaced row may take another role and change how many are private, unless the whole file is
-    (apart: public records have one of their own). Where the position decides, a row less renames all later ones, which
-    harms nobody only on a public benchmark. single: as in ``check_way``; grouped: units of several records.
+    private. Where the position decides, a row less renames all later ones, which harms nobody only on a public
+    benchmark.
+
+    Args:
+        way: "hash" or "position".
+        single: As in ``check_way``.
+        apart: Public records have a file of their own.
+        grouped: Units of several records.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
     """
     if way == "position":
         advice = "Use partition=replace_one, or dataset.roles=hash."
@@ -243,10 +285,15 @@ def feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Records:
-    """All records of a source before their roles part them. PRIVATE.
+    """PRIVATE. All records of a source before their roles part them.
 
-    x: uint8 [N, Ch, H, W] or float32 [N, D]; label: str [N] ("" unknown); unit_id: str [N]; role_N int64 [N].
-    dropped: how many there were beside these, by the reason why they are not here.
+    Attributes:
+        x: uint8 [N, Ch, H, W] or float32 [N, D].
+        label: str [N]; "" unknown.
+        unit_id: str [N].
+        unit: What the privacy unit is.
+        role_N: int64 [N].
+        dropped: How many there were beside these, by the reason why they are not here.
     """
 
     x: Tensor
@@ -266,8 +313,11 @@ def assemble(
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
-    promised: the data set's ``adjacencies`` and ``advice``. standardize: which features are centered and scaled by the
-    pool's statistics (images always are).
+    Args:
+        records: All of them.
+        source: Its declared choices.
+        promised: The data set's ``adjacencies`` and ``advice``.
+        standardize: Which features are centered and scaled by the pool's statistics (images always are).
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     looked_at = public_roles(source)
@@ -311,7 +361,7 @@ def assemble(
 
 
 def check_parts(name: str, private: int, public: int, test: int) -> None:
-    """No part may be empty."""
+    """Refuse a part without records."""
     for what, count in (("private", private), ("public", public), ("test", test)):
         if count == 0:
             raise checks.fail(

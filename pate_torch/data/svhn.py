@@ -23,9 +23,17 @@ _SIZES = {"train": 73_257, "extra": 531_131}
 class Svhn:
     """32x32 color digits from ``train_32x32.mat``, ``test_32x32.mat`` and, with ``extra``, ``extra_32x32.mat``.
 
-    path, root: the folder that holds the files (path first). ``private``: the first so many private images (None:
-    all); with ``extra`` the 531,131 easier images follow the 73,257 of the training file, as in PATE (604,388).
     Downloads are checked by torchvision; files already there are read as they are.
+
+    Attributes:
+        name: Declared name.
+        path: The folder that holds the files.
+        root: The same, where ``path`` is None.
+        download: Whether to fetch missing files.
+        extra: Whether the 531,131 easier images follow the 73,257 of the training file, as in PATE (604,388).
+        private: The first so many private images; None: all.
+        public: The first so many test images.
+        test: The test images after these.
 
     Source: Netzer et al. 2011; the split of Papernot et al. 2017 (arXiv 1610.05755, section 4).
     """
@@ -54,7 +62,7 @@ class Svhn:
 
     @property
     def size(self) -> int:
-        """How many images these hold, as published."""
+        """Number of images these hold, as published."""
         return sum(_SIZES[split] for split in self.splits)
 
     def load(self) -> Dataset:

@@ -41,21 +41,39 @@ Table = dict[str, list[str]]
 class Csv:
     """Numeric columns, and one-hot columns of declared or public categories; one row a record.
 
-    path: .csv (also .csv.gz, .bz2, .xz; .tsv with ``separator``) or .parquet, from the working directory or the data
-    root; public_path, test_path: public files for these roles, the others being split off by ``fractions``. A public
-    file may lack the label when there is a test file. publish_split: whether the owner agrees that the public points
-    are split off ``path``, and so become public; publish_test: that figures on test records split off it do. roles: who
-    is split off; "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows' positions, which
-    are the units' ids: for replace_one).
-    label: the label's column. group: the column that names the privacy unit (say, a user); otherwise ``id`` names
-    the record; otherwise a record is named by a hash of its own content, and equal records are one unit.
-    features: the columns to use, or None for all but label, group, id and ``ignore``. categories: {column: [values]};
-    a column without an entry is numeric if its public values all are, else takes the values these show. A
-    private value outside the categories becomes all zeros. classes: as for categories; private records of another
-    class are dropped. missing: what to do with records whose numeric features are empty or not finite: "error", or
-    "drop" each by itself. Numeric features are centered and scaled by the public pool's statistics.
+    x: float32 [N, D]. Numeric features are centered and scaled by the public pool's statistics.
 
-    x: float32 [N, D]. Raises ValueError naming the key, what is allowed and the fix.
+    Attributes:
+        name: Declared name.
+        path: .csv (also .csv.gz, .bz2, .xz; .tsv with ``separator``) or .parquet, from the working directory or the
+            data root.
+        public_path: A public file of public points, which may lack the label when there is a test file.
+        test_path: A public file of test records. A role without a file is split off by ``fractions``.
+        root: The data root.
+        seed: Seed of the split.
+        roles: Who is split off: "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows'
+            positions, which are the units' ids: for replace_one).
+        fractions: Private, public and test.
+        label: The label's column.
+        group: The column that names the privacy unit (say, a user).
+        id: Otherwise the column that names the record; None: a record is named by a hash of its own content, and equal
+            records are one unit.
+        features: The columns to use; None: all but label, group, id and ``ignore``.
+        ignore: Columns not to use.
+        categories: {column: [values]}; a column without an entry is numeric if its public values all are, else takes
+            the values these show. A private value outside the categories becomes all zeros.
+        max_categories: Most values that public records may show of a column.
+        classes: As for categories; private records of another class are dropped.
+        missing: What to do with records whose numeric features are empty or not finite: "error", or "drop" each by
+            itself.
+        separator: Between values of a row.
+        publish_split: The owner agrees that the public points are split off ``path``, and so become public.
+        publish_test: The owner agrees that figures on test records split off ``path`` become public.
+        nominal_size: Publicly declared approximate number of private records.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
+
+    Raises:
+        ValueError: Names the key, what is allowed and the fix.
     """
 
     name: str = "csv"
@@ -249,7 +267,11 @@ def _require(key: str, column: str, table: Table) -> None:
 
 
 def read_text(key: str, file: Path, separator: str) -> Table:
-    """A CSV or Parquet file. Raises ValueError for one that is damaged, or whose rows do not fit its header."""
+    """Read a CSV or Parquet file.
+
+    Raises:
+        ValueError: One that is damaged, or whose rows do not fit its header.
+    """
     try:
         table = _parquet(file) if file.suffix in (".parquet", ".pq") else _csv(file, separator)
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:

@@ -16,12 +16,26 @@ from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicP
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tensors:
-    """x, y: the private side; pool_x: public points; test_x, test_y: for measuring; pool_y: the pool's truth, if known.
+    """A data set of tensors: the private side (x, y), public points, and labels for measuring.
 
-    x, pool_x, test_x: uint8 images [*, Ch, H, W] or float rows [*, D] (kept as float32). y: integers in 0..C-1.
-    class_names: all classes, declared (never read off y, which is private); an integer C names them 0..C-1.
-    unit_id: stable names [N] of the privacy units; None names a record by a hash of its content, and equal records
-    are one unit. unit: "record" or "group:<what>". mean, std: constants per channel or feature; None: the pool's.
+    Images are uint8 [*, Ch, H, W], feature rows float [*, D] (kept as float32).
+
+    Attributes:
+        name: Declared name.
+        x: Private records.
+        y: Their labels, integers in 0..C-1.
+        pool_x: Public points.
+        test_x: Test records.
+        test_y: Their labels.
+        class_names: All classes, declared (never read off y, which is private); an integer C names them 0..C-1.
+        pool_y: The pool's truth, if known.
+        unit_id: Stable names [N] of the privacy units; None names a record by a hash of its content, and equal records
+            are one unit.
+        unit: "record" or "group:<what>".
+        mean: Constants per channel or feature; None: the pool's.
+        std: Likewise.
+        benchmark: Whether the records are public data: accuracies on the private side are then shown.
+        nominal_size: Publicly declared approximate number of private records.
     """
 
     name: str
@@ -90,7 +104,8 @@ def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor, unit: str = "record") -> np.ndarray:
     """The names of the privacy units, str [N]; None names a record by a hash of its content.
 
-    Raises ValueError for groups without names: each record would be a group of its own.
+    Raises:
+        ValueError: Groups without names: each record would be a group of its own.
     """
     if given is None:
         if unit != "record":
@@ -103,7 +118,11 @@ def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor, uni
 
 
 def points(key: str, value: Tensor) -> Tensor:
-    """Images or rows in the form that data sets hold them. ValueError: another shape or type, none, or not finite."""
+    """Images or rows in the form that data sets hold them.
+
+    Raises:
+        ValueError: Another shape or type, none, or not finite.
+    """
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)
@@ -117,7 +136,11 @@ def points(key: str, value: Tensor) -> Tensor:
 
 
 def labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
-    """Labels as int64 [count]. ValueError: of another number, not integers, or outside 0..classes-1."""
+    """Labels as int64 [count].
+
+    Raises:
+        ValueError: Another number of them, not integers, or outside 0..classes-1.
+    """
     y = torch.as_tensor(value).detach().cpu()
     if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
         raise checks.fail(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")

@@ -46,8 +46,9 @@ def content_id(parts: Iterable[bytes]) -> str:
 
 
 def unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
-    """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one, where records are single and an
-    id may be made of what is replaced, its position: equal ids are then as many units.
+    """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one its position.
+
+    There records are single and an id may be made of what is replaced: equal ids are then as many units.
     """
     return private.unit_id if adjacency == "add_remove" else positions(len(private))
 
@@ -55,7 +56,7 @@ def unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
 def hold_out(
     private: PrivateData, share: float, adjacency: str, seed: int, purpose: str
 ) -> tuple[PrivateData, PrivateData]:
-    """PRIVATE. (the rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
+    """PRIVATE. (The rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
 
     By the hash of a unit's name (``unit_names``).
     """
@@ -64,7 +65,7 @@ def hold_out(
 
 
 def take(private: PrivateData, index: np.ndarray) -> PrivateData:
-    """PRIVATE. Some of the records; index: integers."""
+    """PRIVATE. Some of the records, by integer indices."""
     rows = torch.from_numpy(index)
     return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit)
 

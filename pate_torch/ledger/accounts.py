@@ -1,4 +1,4 @@
-"""What the entries of a ledger add up to: accounts, their terms, their charges, and what may be claimed of these.
+"""Accounts of a ledger: their terms, their charges, and the guarantee that may be claimed of these.
 
 A claim is composed from what releases *reserved*, which no vote can change. What they incurred may depend on votes
 (mechanisms that keep quiet, or stop): it is what the cap is held against, and is shown beside the claim as ex post.
@@ -26,7 +26,11 @@ _ROUNDING = 1e-9  # relative: the same events summed in another order
 class BudgetExceeded(ValueError):
     """The release would pass the account's cap; nothing was drawn and nothing charged.
 
-    ``spent``, ``asked``, ``cap``: epsilons at the account's delta. ``fits``: the share of the release that would fit.
+    Attributes:
+        spent: Epsilon spent, at the account's delta.
+        asked: Epsilon of the release.
+        cap: Epsilon of the cap.
+        fits: The share of the release that would fit.
     """
 
     def __init__(self, message: str, *, spent: float, asked: float, cap: float, fits: float) -> None:
@@ -36,11 +40,21 @@ class BudgetExceeded(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The terms fixed when the account opened, and where it stands. ``releases``: committed; ``open``: only reserved.
+    """The terms fixed when the account opened, and where it stands.
 
-    noise: the kind that every release of the account draws; None: of an account from before kinds were recorded.
-    ``private`` is False once a release was made with seeded noise: the cap then bounds nothing. reserved, incurred: all
-    events by their worst case, and as they came out (of an open release: its worst case).
+    Attributes:
+        name: Declared name of the private data.
+        filter: Keeps the cap.
+        adjacency: Neighboring relation.
+        unit: What the privacy unit is.
+        spent: Sum of the charges, in the filter's quantity.
+        releases: How many are committed.
+        open: How many are only reserved.
+        closed: Whether the owner ended its spending.
+        private: False once a release was made with seeded noise: the cap then bounds nothing.
+        noise: The kind that every release of the account draws; None: of an account from before kinds were recorded.
+        reserved: All events by their worst case.
+        incurred: All events as they came out (of an open release: its worst case).
     """
 
     name: str
@@ -58,32 +72,43 @@ class Account:
 
     @property
     def budget_epsilon(self) -> float:
+        """Epsilon of the cap."""
         return self.filter.epsilon
 
     @property
     def delta(self) -> float:
+        """Delta of the cap."""
         return self.filter.delta
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """Of all releases together: what they reserved, composed, or the cap where that is less. None: a release of
-        the account used seeded noise, and nothing is claimed.
+        """Guarantee of all releases together: what they reserved, composed, or the cap where that is less.
 
-        Where the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter keeps.
+        None: a release of the account used seeded noise, and nothing is claimed. Where the owner chose a release after
+        seeing an earlier one, the guarantee is the cap, which the filter keeps.
         """
         return self.claim(self.reserved)
 
     @property
     def ex_post(self) -> Guarantee | None:
-        """What has been used so far, as it came out: no guarantee where it depends on votes. None: as ``guarantee``."""
+        """What has been used so far, as it came out; None as for ``guarantee``.
+
+        It is no guarantee where it depends on votes.
+        """
         return self.claim(self.incurred)
 
     def claim(self, events: Iterable[Event], *, capped: bool = True) -> Guarantee | None:
-        """These events of the account, composed by the smallest valid route at its delta, or its cap; None: as
-        ``guarantee``. capped: the cap is kept; not where seeded noise may have told what to ask next.
+        """Guarantee of these events of the account: composed by the smallest valid route at its delta, or its cap.
 
         The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
         epsilon 5 after a release that costs 0.5.
+
+        Args:
+            events: Events of releases from the account.
+            capped: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
+
+        Returns:
+            None where ``guarantee`` is.
         """
         if not self.private:
             return None
@@ -118,9 +143,22 @@ class Account:
 
 @dataclass
 class Charge:
-    """One release: what it reserved, and what it is charged now. what: it is, in words; run: that made it.
+    """One release: what it reserved, and what it is charged now.
 
-    suspended: it waits to be resumed; state: where it stood then, by a hash; resumed: how often it was.
+    Attributes:
+        reserved: Price of its worst case.
+        planned: Events of its worst case.
+        now: Price charged now.
+        incurred: Events charged now.
+        insecure: Whether its noise was seeded or off.
+        what: What it is, in words.
+        run: The run that made it.
+        fingerprint: Digest of the private data's content.
+        committed: Whether the answers are written down.
+        suspended: Whether it waits to be resumed.
+        state: Hash of where it stood then.
+        so_far: Events incurred up to the last record.
+        resumed: How often it was resumed.
     """
 
     reserved: Spend
@@ -140,9 +178,13 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What may be said of some reservations together; None: seeded noise is among them, and nothing may.
+    """What may be said of some reservations together.
 
-    guarantee: of what they reserved; ex_post: of what they incurred. planned: the events they reserved; parts: by id.
+    Attributes:
+        guarantee: Guarantee of what they reserved; None: seeded noise is among them, and nothing may be said.
+        ex_post: What they incurred, composed; None as above.
+        planned: The events they reserved.
+        parts: Their charges, by id.
     """
 
     guarantee: Guarantee | None
@@ -168,9 +210,11 @@ class State:
     charges: dict[str, Charge] = field(default_factory=dict)
 
     def spent(self) -> Spend:
+        """Sum of what the charges cost now."""
         return Spend.sum(charge.now for charge in self.charges.values())
 
     def view(self, name: str) -> Account:
+        """The account as its owner sees it."""
         charges = self.charges.values()
         return Account(
             name=name,
@@ -194,9 +238,15 @@ def priced(events: Iterable[Event], spend: Spend) -> dict[str, Any]:
 
 
 def apply(accounts: dict[str, State], entry: Entry, *, recompute: bool = False) -> None:
-    """Let one entry change the accounts. ``recompute``: hold its price against its events, too.
+    """Let one entry change the accounts.
 
-    Raises LedgerError for an entry that no ledger of this version writes at this place.
+    Args:
+        accounts: By name; changed in place.
+        entry: The next of the chain.
+        recompute: Whether to hold its price against its events, too.
+
+    Raises:
+        LedgerError: An entry that no ledger of this version writes at this place.
     """
     try:
         step = _STEPS.get(entry.kind)
@@ -333,7 +383,7 @@ def _equal(stored: Spend, computed: Spend) -> bool:
 
 
 def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> BudgetExceeded:
-    """Say what was asked, what is left, and what would fit."""
+    """The error that says what was asked, what is left, and what would fit."""
     terms, total = account.filter, Spend.sum((account.spent, asked))
     spent_epsilon, asked_epsilon = terms.to_epsilon(account.spent), terms.to_epsilon(asked)
     fits = account.copies(events)

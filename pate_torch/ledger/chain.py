@@ -1,4 +1,4 @@
-"""An append-only file of facts in which each entry carries the hash of the one before: what the ledger writes on.
+"""Hash chain: an append-only file of facts in which each entry carries the hash of the one before.
 
 One SQLite database, one table. An entry's hash is SHA-256 over its canonical JSON, which names its number and the hash
 before it, so an edit anywhere shows from there on; a cut tail shows against any hash noted elsewhere (``contains``).
@@ -43,7 +43,17 @@ __all__ = ["Chain", "Entry", "LedgerError"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One fact. ``facts`` is JSON; ``hash`` covers everything here and every entry before."""
+    """One fact of the chain.
+
+    Attributes:
+        seq: Its number.
+        time: When it was written.
+        kind: Kind of fact.
+        account: Account that it concerns.
+        facts: JSON.
+        prev: Hash of the entry before.
+        hash: Covers everything here and every entry before.
+    """
 
     seq: int
     time: str
@@ -55,11 +65,14 @@ class Entry:
 
 
 class Chain:
-    """An open chain. Reads verify as they go: ``news`` never returns an entry that does not follow the last one."""
+    """An open chain, verified as it is read: ``news`` never returns an entry that does not follow the last one."""
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
-        """Open the chain at ``path``, or create it. Raises LedgerError for a missing file (``create=False``), or one
-        that is empty, cut, foreign or of a newer version."""
+        """Open the chain at ``path``, or create it.
+
+        Raises:
+            LedgerError: A missing file (``create=False``), or one that is empty, cut, foreign or of a newer version.
+        """
         self.path = Path(path)
         orphan = log_of(self.path).exists()  # looked for first: a ledger made meanwhile has both files
         if create and not readonly and not self.path.exists():
@@ -79,14 +92,18 @@ class Chain:
         self._seq, self._hash = 0, GENESIS
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._db.close()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """This thread alone uses the chain. LedgerError in a copy of the process that opened it."""
+        """Let this thread alone use the chain.
+
+        Raises:
+            LedgerError: This is a copy of the process that opened it.
+        """
         if os.getpid() != self._pid:  # SQLite connections do not survive a fork
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
         with self._lock:

@@ -1,4 +1,4 @@
-"""The file under the ledger's chain: its schema, how it is made, opened and recognized. See ``chain``."""
+"""The SQLite file under the ledger's chain: its schema, how it is made, opened and recognized. See ``chain``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,11 @@ def log_of(path: Path) -> Path:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise LedgerError unless the file is there and begins like a database: SQLite itself would begin a new one."""
+    """Refuse a file that does not begin like a database: SQLite itself would begin a new one.
+
+    Raises:
+        LedgerError: The file is missing, or something else.
+    """
     try:
         with path.open("rb") as file:
             start = file.read(len(_MAGIC))
@@ -96,7 +100,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def create_file(path: Path) -> None:
-    """A new chain with its first entry. Made aside and linked into place, so that nobody ever sees half of one."""
+    """Create a chain with its first entry, aside and then linked into place, so that nobody ever sees half of one."""
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for folder in reversed(missing):
@@ -125,7 +129,11 @@ def create_file(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A private temporary file which takes the name ``path`` at the end. Raises FileExistsError if that is taken."""
+    """A private temporary file which takes the name ``path`` at the end.
+
+    Raises:
+        FileExistsError: The name is taken.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:

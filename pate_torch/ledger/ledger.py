@@ -66,13 +66,22 @@ __all__ = [
 
 
 def default_path() -> Path:
-    """``ledger.sqlite`` under PATE_HOME, or under ``outputs``."""
+    """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or under ``outputs``."""
     return Path(os.environ.get("PATE_HOME") or "outputs") / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A release that has been charged at its worst and not yet committed. incurred: before it was resumed."""
+    """A release that has been charged at its worst and not yet committed.
+
+    Attributes:
+        id: Names it in the ledger.
+        account: Account that it is charged to.
+        events: Events of its worst case.
+        spend: Their price.
+        insecure: Whether its noise is seeded or off.
+        incurred: What it had incurred before it was resumed; None: it was not.
+    """
 
     id: str
     account: str
@@ -83,10 +92,17 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger at ``path``; created if there is none and ``create`` holds. Many processes may share one file, each by
-    a ledger that it opened itself, and the threads of a process one ledger.
+    """The ledger in one file; many processes may share it.
 
-    Raises LedgerError for a file that is damaged, foreign, empty, of a newer version or cannot be written.
+    Each process opens a ledger of its own on the file, and the threads of a process share one.
+
+    Args:
+        path: The file; created if there is none and ``create`` holds.
+        create: Whether a missing file is created.
+        readonly: Whether nothing will be written.
+
+    Raises:
+        LedgerError: A file that is damaged, foreign, empty, of a newer version or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
@@ -106,11 +122,15 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._chain.close()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Other threads of the process wait while this one is in it. LedgerError in another process."""
+        """Make other threads of the process wait while this one is in it.
+
+        Raises:
+            LedgerError: This is another process.
+        """
         return self._chain.alone()
 
     # ---- accounts -----------------------------------------------------------------------------------------------
@@ -130,10 +150,19 @@ class Ledger:
     ) -> Account:
         """Open the account of a private data set, or return the one there is, on its stored terms.
 
-        ``planned_events`` choose the filter (``Filter.plan``) when the account opens and are ignored afterwards;
-        ``filter`` and ``delta_reserve`` overrule that choice. noise: the kind that its releases will draw: "torch",
-        "discrete", or "by <library>"; None: any. Raises ValueError when the terms asked for differ from
-        the stored ones.
+        Args:
+            name: Declared name of the private data.
+            budget_epsilon: Epsilon of the cap.
+            delta: Delta of the cap.
+            adjacency: Neighboring relation.
+            unit: What the privacy unit is.
+            planned_events: Choose the filter (``Filter.plan``) when the account opens; ignored afterwards.
+            noise: The kind that its releases will draw: "torch", "discrete", or "by <library>"; None: any.
+            filter: Overrules the choice of the filter's kind.
+            delta_reserve: Overrules the choice of its reserve.
+
+        Raises:
+            ValueError: The terms asked for differ from the stored ones.
         """
         if not name or name != name.strip():
             raise checks.fail("account", name, "must be a name without spaces around it")
@@ -173,7 +202,11 @@ class Ledger:
         return self.account(name)
 
     def account(self, name: str) -> Account:
-        """The account as it stands now. Raises LedgerError if there is none of that name."""
+        """The account as it stands now.
+
+        Raises:
+            LedgerError: There is none of that name.
+        """
         with self.alone():
             self._catch_up()
             return self._state(name).view(name)
@@ -231,10 +264,22 @@ class Ledger:
         note: str = "",
         insecure: bool = False,
     ) -> Reservation:
-        """Charge a whole release at its worst, before anything is drawn. what: it is of, noise: its kind, in words.
+        """Charge a whole release at its worst, before anything is drawn.
 
-        ``insecure``: the noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
-        Raises BudgetExceeded when the cap would be passed, LedgerError when the charge cannot be written.
+        Args:
+            account: By name.
+            events: Events of the worst case.
+            fingerprint: Digest of the private data's content.
+            mechanism: Name of the mechanism that will draw the noise.
+            run: The run that makes the release.
+            what: What is released, in words.
+            noise: Its kind, in words.
+            note: Kept with the charge.
+            insecure: The noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
+
+        Raises:
+            BudgetExceeded: The cap would be passed.
+            LedgerError: The charge cannot be written.
         """
         events = tuple(events)
         checks.boolean("insecure", insecure)
@@ -258,7 +303,7 @@ class Ledger:
         return reservation
 
     def check(self, account: str, events: Iterable[Event]) -> Spend:
-        """The price of these events; raises what ``reserve`` would raise now, and charges nothing."""
+        """Price of these events; raises what ``reserve`` would raise now, and charges nothing."""
         events = tuple(events)
         with self.alone():
             self._catch_up()
@@ -273,7 +318,10 @@ class Ledger:
     def record(self, reservation: Reservation | str, events: Iterable[Event], *, state: str = "") -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
 
-        state: a hash of all that is needed to go on, with which it may be resumed; "": it may not.
+        Args:
+            reservation: Or its id.
+            events: Incurred so far.
+            state: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
         """
         with self._chain.writing():
             self._catch_up()
@@ -284,10 +332,11 @@ class Ledger:
             self._chain.append("record", account, facts)
 
     def resume(self, reservation: Reservation | str, *, state: str) -> Reservation:
-        """Let an open release go on from where it was recorded last. Called before any noise is drawn.
+        """Let an open release go on from where it was recorded last; called before any noise is drawn.
 
-        Raises LedgerError for a state that the ledger does not know, which leaves the reservation spent: noise may have
-        been drawn since the last record, or the state is an older one.
+        Raises:
+            LedgerError: A state that the ledger does not know, which leaves the reservation spent: noise may have been
+                drawn since the last record, or the state is an older one.
         """
         with self._chain.writing():
             self._catch_up()
@@ -318,10 +367,17 @@ class Ledger:
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
     ) -> Account:
-        """Replace a reserved charge by what the release incurred. digests: of what was written down, by their names.
+        """Replace a reserved charge by what the release incurred.
 
-        Raises LedgerError, and leaves the reservation standing, when that is more than was reserved in any quantity
-        the filter tracks, or when the reservation is unknown or committed already.
+        Args:
+            reservation: Or its id.
+            incurred_events: As they came out.
+            release_id: Id of the release.
+            digests: SHA-256 of what was written down, by name.
+
+        Raises:
+            LedgerError: The incurred events are more than was reserved in any quantity the filter tracks, or the
+                reservation is unknown or committed already; the reservation stands.
         """
         events = tuple(incurred_events)
         with self._chain.writing():
@@ -351,7 +407,11 @@ class Ledger:
             return MappingProxyType(dict(self._state(account).charges))
 
     def claim(self, account: str, reservations: Iterable[str]) -> Claim:
-        """What may be said of these reservations together. LedgerError for one that the account does not have."""
+        """What may be said of these reservations together.
+
+        Raises:
+            LedgerError: One that the account does not have.
+        """
         with self.alone():
             charges, view = self.charges(account), self.account(account)
         parts = {}
@@ -388,7 +448,11 @@ class Ledger:
         return self._chain.contains(digest)
 
     def verify(self) -> tuple[Account, ...]:
-        """Recompute every hash, price and total from the entries. Raises LedgerError at the first that is wrong."""
+        """Recompute every hash, price and total from the entries.
+
+        Raises:
+            LedgerError: An entry is wrong; it names the first.
+        """
         self._chain.check_file()
         accounts: dict[str, State] = {}
         for entry in self._chain.all():
@@ -434,7 +498,11 @@ class Ledger:
         noise: str | None = None,
         budget_epsilon: float | None = None,
     ) -> None:
-        """Raise ValueError where these are not the terms that the account was opened with (None: not asked for)."""
+        """Refuse terms that differ from those the account was opened with (None: not asked for).
+
+        Raises:
+            ValueError: Names the term that differs.
+        """
         with self.alone():
             self._catch_up()
             state = self._state(name)

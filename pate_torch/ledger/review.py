@@ -29,7 +29,15 @@ _SLACK = 1e-9  # relative: the same events summed in another order
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One claim that was too low. said: what was claimed; holds: what may be (infinite: nothing may); why, in words."""
+    """One claim that was too low.
+
+    Attributes:
+        folder: Folder of the release.
+        claim: Which claim.
+        said: Epsilon that was claimed.
+        holds: Epsilon that may be (infinite: nothing may).
+        why: The reason, in words.
+    """
 
     folder: str
     claim: str
@@ -39,7 +47,11 @@ class Finding:
 
 
 def review(ledger: Ledger) -> tuple[int, list[Finding]]:
-    """(release folders looked at, claims that were too low), over all runs under the ledger's own root."""
+    """Every claim that was too low, over all runs under the ledger's own root.
+
+    Returns:
+        How many release folders were looked at, and the claims.
+    """
     folders = list(_folders(ledger))
     doubts: dict[str, Doubt] = {}
     for one in folders:
@@ -52,7 +64,12 @@ def review(ledger: Ledger) -> tuple[int, list[Finding]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """Why the options of a run bounded less than they charged for, and by what factor a unit moves its values more."""
+    """A run whose options bounded less than they charged for.
+
+    Attributes:
+        why: The reason, in words.
+        factor: By which a unit moves its values more.
+    """
 
     why: str
     factor: float
@@ -132,7 +149,7 @@ def _findings(one: _Folder, doubts: Mapping[str, Doubt]) -> Iterator[Finding]:
 
 
 def _holds(account: Account, charges: Mapping[str, Charge], doubts: Mapping[str, Doubt]) -> tuple[float, str]:
-    """(epsilon of these charges, infinite where nothing may be claimed; why it is more than they say)."""
+    """Epsilon of these charges (infinite where nothing may be claimed), and why it is more than they say."""
     doubted = max((doubts.get(identity, SOUND) for identity in charges), key=lambda doubt: doubt.factor)
     if any(charge.insecure for charge in charges.values()):
         return math.inf, "seeded noise is part of it"
@@ -153,8 +170,9 @@ def _holds(account: Account, charges: Mapping[str, Charge], doubts: Mapping[str,
 
 
 def _at(head: Any, name: str, entries: tuple[Entry, ...]) -> State | None:
-    """The account as it stood when the ledger's newest entry was ``head`` (None: as it stands); None: it had none, or
-    no such entry.
+    """The account as it stood when the ledger's newest entry was ``head`` (None: as it stands).
+
+    None: it had none, or there is no such entry.
     """
     accounts: dict[str, State] = {}
     for entry in entries:
@@ -232,7 +250,7 @@ def _longer(event: Event, factor: float) -> Event:
 
 
 def text(looked: int, found: list[Finding]) -> str:
-    """For the terminal."""
+    """The findings as text for the terminal."""
     lines = [f"{looked} releases looked at, {len(found)} claims too low"]
     for one in found:
         holds = "nothing may be claimed" if math.isinf(one.holds) else f"epsilon = {show_epsilon(one.holds)}"
@@ -243,6 +261,6 @@ def text(looked: int, found: list[Finding]) -> str:
 
 
 def payload(looked: int, found: list[Finding]) -> dict[str, Any]:
-    """For programs: null where nothing may be claimed."""
+    """The findings as JSON for programs: null where nothing may be claimed."""
     rows = [{**asdict(one), "holds": one.holds if math.isfinite(one.holds) else None} for one in found]
     return {"releases": looked, "too_low": rows}

@@ -36,7 +36,11 @@ scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, 
 
 
 def check_noise(kind: str, insecure_seed: int | None) -> None:
-    """Raise ValueError for an unknown kind, or a seed that it cannot have."""
+    """Refuse a kind of noise that does not exist, or one with a seed that it cannot have.
+
+    Raises:
+        ValueError: Names the key.
+    """
     checks.one_of("noise", kind, KINDS)
     if insecure_seed is not None:
         checks.integer("insecure_noise_seed", insecure_seed, low=0)
@@ -50,7 +54,11 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
 
 
 def check_delta(kind: str, delta: float) -> None:
-    """Raise ValueError for a delta that noise of this kind cannot keep: all but discrete noise is bounded."""
+    """Refuse a delta that noise of this kind cannot keep: all but discrete noise is bounded.
+
+    Raises:
+        ValueError: Names the smallest delta.
+    """
     checks.delta("privacy.delta", delta)
     if kind != "discrete" and delta < LEAST_DELTA:
         what = f"must be at least {LEAST_DELTA:g} with continuous noise, whose tails end where its bits do"
@@ -62,8 +70,12 @@ class NoiseSource:
     """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
 
     There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``Rehearsal``.
-    kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace). Continuous noise is rounded to
-    float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise cannot.
+    Continuous noise is rounded to float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise
+    cannot.
+
+    Attributes:
+        kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace).
+        insecure_seed: Makes noise repeatable, and void as a protection; None: the operating system's entropy.
     """
 
     kind: str = "torch"
@@ -163,6 +175,9 @@ class Rehearsal(NoiseSource):
     """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
 
     It may stand in for a budget (``budget.Door``), and then spends nothing.
+
+    Attributes:
+        events: What a budget would have been charged.
     """
 
     events: tuple[Event, ...] = ()
@@ -182,6 +197,7 @@ class Rehearsal(NoiseSource):
 
     @property
     def noise(self) -> Rehearsal:
+        """The rehearsal itself, as a source of noise."""
         return self
 
     def incur(self, events: Iterable[Event]) -> None:

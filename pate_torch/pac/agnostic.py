@@ -55,7 +55,7 @@ def relabel(hypotheses: HypothesisClass, sample: Sample, *, noise: NoiseSource) 
 
 
 def votes_of_shards(hypotheses: HypothesisClass, sample: Sample, num_teachers: int, x_Q: Floats) -> Votes:
-    """PRIVATE. Splits the sample into consecutive equal shards and counts their ERMs' labels on x_Q."""
+    """PRIVATE. Vote counts on x_Q of one ERM per shard, the sample being cut into consecutive equal shards."""
     ones_Q = np.zeros(len(x_Q), dtype=np.int64)
     for block in folds(sample.n, num_teachers):
         ones_Q += hypotheses.predict(erm(hypotheses, sample.x[block], sample.y[block]), x_Q)
@@ -107,11 +107,19 @@ def _sub_samp(
 class AgPrivClPlan:
     """Step 1 of AgPrivCl: every number it runs with, all public.
 
-    subset: n' records drawn without replacement; inner: (epsilon*, delta*) of the part after relabeling, as a
-    function of the relabeled sample; resample: whether step 4 is taken; draws: no record is resampled more often, but
-    with probability ``draws_tail``; per_record: (epsilon_hat, delta_hat), what one resampled record may cost;
-    mechanism: the sparse vector that keeps it; total: the (epsilon, delta) proved for the whole, at most what was
-    asked. Below minimum_n records, minimum_queries queries or minimum_teachers no accuracy is promised.
+    Attributes:
+        subset: n' records drawn without replacement.
+        inner: (epsilon*, delta*) of the part after relabeling, as a function of the relabeled sample.
+        resample: Whether step 4 is taken.
+        draws: No record is resampled more often, except with probability ``draws_tail``.
+        draws_tail: That probability.
+        per_record: (epsilon_hat, delta_hat), what one resampled record may cost.
+        num_teachers: Number K of teachers.
+        mechanism: The sparse vector that keeps it.
+        total: The (epsilon, delta) proved for the whole, at most what was asked.
+        minimum_n: Below so many records no accuracy is promised.
+        minimum_queries: Nor below so many queries.
+        minimum_teachers: Nor below so many teachers.
     """
 
     subset: int
@@ -162,12 +170,25 @@ def plan_ag_priv_cl(
 ) -> AgPrivClPlan:
     """Step 1 of NB20 Algorithm 3.
 
-    constants: "paper" takes n' = epsilon n / 56 and epsilon* = min(1, alpha max(1, sqrt(m alpha))). "sharp" takes
-    epsilon* = ``inner_epsilon``, the largest n' that ``relabel``'s own factor and exact amplification allow (at
-    epsilon = 1 five times larger) and, where the failures are few, a sparse vector whose blocks simply add up.
-    resample=False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after Lemma
-    1), and a record then reaches one teacher, so that nothing is lost to group privacy.
-    Raises ValueError where the sub-sample is empty.
+    Args:
+        n: Private records.
+        num_queries: Number m of queries.
+        vc_dimension: VC dimension of the class.
+        epsilon: Asked for all answers together.
+        delta: Delta of the same.
+        alpha: Excess error.
+        beta: Failure probability.
+        num_teachers: None: as the constants have it.
+        constants: "paper" takes n' = epsilon n / 56 and epsilon* = min(1, alpha max(1, sqrt(m alpha))). "sharp" takes
+            epsilon* = ``inner_epsilon``, the largest n' that ``relabel``'s own factor and exact amplification allow (at
+            epsilon = 1 five times larger) and, where the failures are few, a sparse vector whose blocks simply add up.
+        inner_epsilon: epsilon* of the sharp constants.
+        resample: False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after
+            Lemma 1), and a record then reaches one teacher, so that nothing is lost to group privacy.
+        noise_kind: Kind of noise that the mechanism draws.
+
+    Raises:
+        ValueError: The sub-sample is empty.
     """
     checks.positive("epsilon", epsilon)
     checks.positive("inner_epsilon", inner_epsilon)
@@ -241,7 +262,7 @@ def _sparse_vector(
 
 
 def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
-    """So many that a two-thirds majority (dist = K/6 - 1) passes every test with probability 1 - beta/4."""
+    """Number of teachers whose two-thirds majority (dist = K/6 - 1) passes every test with probability 1 - beta/4."""
     plan = mechanism.calibration(num_queries)
     noise = plan.scale * (math.log(4 * plan.blocks / beta) + 2 * math.log(4 * num_queries / beta))
     return math.ceil(6 * (1 + plan.threshold + noise))
@@ -251,8 +272,9 @@ def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> 
 def _minimum_subset(
     vc_dimension: int, teachers: int, num_queries: int, cutoff: int, *, alpha: float, beta: float, resample: bool
 ) -> int:
-    """The n' from which the labels' average error exceeds the best of the class by alpha at most, but with
-    probability beta; for ``_minimum_queries`` queries or more.
+    """The n' from which the labels' average error exceeds the best of the class by at most alpha.
+
+    With probability 1 - beta, for ``_minimum_queries`` queries or more.
 
     h, the relabeling hypothesis: excess error alpha/4 on the sub-sample by the exponential mechanism (probability
     beta/4), alpha/8 more on the distribution (alpha/16 twice, beta/8). The labels: at most T are not h's, if no
@@ -300,8 +322,18 @@ def ag_priv_cl(
 ) -> Answers:
     """Answers m queries: sub-sample, relabel, resample, sub-sample and aggregate (AgPrivCl).
 
-    x_Q: [m, D]; they may depend on earlier answers, not on the sample. ``options``: those of ``plan_ag_priv_cl``.
     Labels 0/1, NO_ANSWER where unstable. Warns (BelowGuarantee) below the n, m and teachers of NB20 Theorem 3.3.
+
+    Args:
+        hypotheses: The class.
+        sample: PRIVATE.
+        x_Q: [m, D]; the queries may depend on earlier answers, not on the sample.
+        epsilon: Epsilon of all answers together.
+        delta: Delta of the same.
+        alpha: Excess error.
+        beta: Failure probability.
+        budget: Pays, and gives the noise.
+        **options: Those of ``plan_ag_priv_cl``.
 
     Guarantee: (epsilon, delta)-DP for all answers together; charged: what is proved, the plan's ``total``, which may be
         far less. Replace-one, n public. The sparse vector is (e, d)-DP per
@@ -364,7 +396,12 @@ def _answer(
 
 @dataclass(frozen=True, eq=False)
 class Universal:
-    """UnvPrivCl's answers to every query; ``learner``: SSPP's hypothesis, None if the queries ran out before."""
+    """UnvPrivCl's result.
+
+    Attributes:
+        answers: Answers to every query.
+        learner: SSPP's hypothesis; None: the queries ran out before.
+    """
 
     answers: Answers
     learner: Chosen | None
@@ -386,8 +423,21 @@ def unv_priv_cl(
 ) -> Universal:
     """Answers any number of queries: AgPrivCl on the first m0, which are then SSPP's public points for the others.
 
-    first: m0 = ceil(32 (d ln(1/alpha) + ln(1/beta)) / alpha) unless given. Up to m0 queries spend all of epsilon in
-    AgPrivCl; beyond, a ``share`` of it, and SSPP the rest.
+    Up to m0 queries spend all of epsilon in AgPrivCl; beyond, a ``share`` of it, and SSPP the rest.
+
+    Args:
+        hypotheses: The class.
+        sample: PRIVATE.
+        x_Q: [m, D].
+        epsilon: Epsilon of all answers together.
+        delta: Delta of the same.
+        alpha: Excess error.
+        beta: Failure probability.
+        budget: Pays, and gives the noise.
+        share: Share of epsilon that AgPrivCl spends.
+        first: m0; None: ceil(32 (d ln(1/alpha) + ln(1/beta)) / alpha).
+        **options: Those of ``plan_ag_priv_cl``.
+
     Guarantee: (epsilon, delta)-DP for all answers together, the *sum* of both parts (NB20 Algorithm 4 runs both with
         the full epsilon, which is 2 epsilon). Replace-one, n public.
     Source: NB20 Algorithm 4.

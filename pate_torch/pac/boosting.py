@@ -18,7 +18,7 @@ from pate_torch.protocols import HypothesisClass
 
 
 def folds(n: int, count: int) -> list[slice]:
-    """``count`` consecutive blocks of positions, as equal as n allows; the longer ones first."""
+    """Cut n positions into ``count`` consecutive blocks, as equal as n allows; the longer ones first."""
     size, longer = divmod(n, count)
     ends = [size * i + min(i, longer) for i in range(count + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]

@@ -25,7 +25,7 @@ from pate_torch.protocols import HypothesisClass
 
 
 def sauer_shelah(n: int, vc_dimension: int) -> int:
-    """The most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
+    """Most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
     return sum(math.comb(n, i) for i in range(min(n, vc_dimension) + 1))
 
 
@@ -39,7 +39,10 @@ def distinct(labelings_Mn: Bools) -> Ints:
 
 
 def cuts(value_n: Floats) -> Floats:
-    """-inf, one cut between every two neighboring distinct values (lower < cut <= upper), +inf."""
+    """Thresholds that cut the values in every way.
+
+    -inf, one between every two neighboring distinct values (lower < cut <= upper), +inf.
+    """
     v = np.unique(value_n)
     middle = v[:-1] / 2 + v[1:] / 2
     # Between adjacent floats the midpoint rounds to the lower one, which would put it on the wrong side.
@@ -48,7 +51,7 @@ def cuts(value_n: Floats) -> Floats:
 
 
 def _below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
-    """sum of weight over {i : value_i < cut}, for every cut; O((n + M) log n)."""
+    """Total weight of {i : value_i < cut}, for every cut; O((n + M) log n)."""
     order = np.argsort(value_n, kind="stable")
     prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
     return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
@@ -69,11 +72,11 @@ class Enumerable(ABC):
         """The labels of x [n, D], bool [n]."""
 
     def labelings(self, hypotheses: Sequence[Any], x: Floats) -> Bools:
-        """bool [M, n]."""
+        """Labels of x [n, D] by each hypothesis, bool [M, n]."""
         return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
 
     def errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
-        """How many of (x, y) each hypothesis gets wrong, int64 [M]. Sensitivity 1."""
+        """Number of (x, y) each hypothesis gets wrong, int64 [M]; sensitivity 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
     def dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
@@ -91,7 +94,7 @@ def representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
 
 
 def error_counts(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
-    """How many of (x, y) each candidate gets wrong, int64 [M]; any HypothesisClass will do."""
+    """Number of (x, y) each candidate gets wrong, int64 [M]; any HypothesisClass will do."""
     if isinstance(hypotheses, Enumerable):
         return hypotheses.errors(candidates, x, y)
     return np.array([np.count_nonzero(hypotheses.predict(h, x) != y) for h in candidates], dtype=np.int64)
@@ -111,7 +114,10 @@ def _column(x: Floats, name: str) -> Floats:
 
 @dataclass(frozen=True)
 class Thresholds(Enumerable):
-    """h_t(x) = 1[x >= t] on the line, t in [-inf, inf]. VC dimension 1; n + 1 dichotomies of n distinct points."""
+    """Thresholds on the line, h_t(x) = 1[x >= t], t in [-inf, inf].
+
+    VC dimension 1; n + 1 dichotomies of n distinct points.
+    """
 
     name: str = "thresholds"
     vc_dimension: int = 1
@@ -129,7 +135,10 @@ class Thresholds(Enumerable):
 
 @dataclass(frozen=True)
 class Intervals(Enumerable):
-    """h_{a,b}(x) = 1[a <= x < b] on the line. VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points."""
+    """Intervals on the line, h_{a,b}(x) = 1[a <= x < b].
+
+    VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points.
+    """
 
     name: str = "intervals"
     vc_dimension: int = 2
@@ -151,7 +160,7 @@ class Intervals(Enumerable):
 
 
 class Stump(NamedTuple):
-    """1[x_feature >= threshold] if ``above``, its complement if not."""
+    """Decision stump: 1[x_feature >= threshold] if ``above``, its complement if not."""
 
     feature: int
     threshold: float
@@ -174,6 +183,7 @@ class Stumps(Enumerable):
 
     @property
     def vc_dimension(self) -> int:  # type: ignore[override]
+        """Upper bound on the VC dimension."""
         k = 1
         while math.comb(k + 1, (k + 1) // 2) <= 2 * self.num_features:
             k += 1
@@ -225,7 +235,9 @@ class HalfPlane(NamedTuple):
 
 @dataclass(frozen=True)
 class HalfPlanes(Enumerable):
-    """Half-planes {x : w.x >= b}, all directions. VC dimension 3; n^2 - n + 2 dichotomies in general position.
+    """Half-planes {x : w.x >= b}, all directions.
+
+    VC dimension 3; n^2 - n + 2 dichotomies in general position.
 
     Enumeration: if both labels occur, the two convex hulls have two inner common tangents; along one of them, with
     the positive points on its left, the positive contact comes first. So every such dichotomy is one ordered pair
@@ -259,7 +271,7 @@ Predictor = Callable[[Any], Any] | nn.Module
 
 @dataclass(frozen=True, eq=False)
 class Listed(Enumerable):
-    """An explicit list of predictors: callables x [n, D] -> 0/1 labels [n], or networks (logit [n], or logits [n, 2]).
+    """A listed class of predictors: callables x [n, D] -> 0/1 labels [n], or networks (logit [n], or logits [n, 2]).
 
     A hypothesis is an index into the list. The predictors must not have been trained on the sample they are then
     compared on. VC dimension: at most floor(log2 M).
@@ -274,6 +286,7 @@ class Listed(Enumerable):
 
     @property
     def vc_dimension(self) -> int:  # type: ignore[override]
+        """Upper bound on the VC dimension."""
         return len(self.predictors).bit_length() - 1
 
     def representatives(self, x: Floats) -> Sequence[int]:

@@ -22,10 +22,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class HitAndRun:
-    """Hit-and-run in the ball of ``radius``: a uniform direction, then an exact slice along the chord through it.
+    """Hit-and-run in a ball: a uniform direction, then an exact slice along the chord through it.
 
-    ``steps`` from the center; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
-    ``distance``: a total variation distance to the target that the caller has *proved* for these steps, or None.
+    Attributes:
+        radius: Radius of the ball.
+        steps: From the center; for a log-concave density in D dimensions of the order of D^2 log(1/error) or more.
+        distance: A total variation distance to the target that the caller has *proved* for these steps, or None.
     """
 
     radius: float
@@ -39,7 +41,7 @@ class HitAndRun:
             checks.between("distance", self.distance, 0, 1)
 
     def draw(self, log_density: Callable[[Floats], float], dimension: int, noise: NoiseSource) -> Floats:
-        """One point of the ball, float64 [D]. The slice is an interval because the log-density is concave."""
+        """One point of the ball, float64 [D]; the slice is an interval because the log-density is concave."""
         point = np.zeros(dimension)
         level = log_density(point)
         for _ in range(self.steps):
@@ -94,14 +96,26 @@ def convex_exponential_mechanism(
     regularizer: Callable[[Floats], float] = lambda _: 0.0,
     alpha: float | None = None,
 ) -> Chosen:
-    """theta in the ball with density ~ exp(epsilon n q / (2 range)), q = -mean loss - g, drawn *approximately*.
+    """Draw theta in the ball, *approximately*, with density ~ exp(epsilon n q / (2 range)), q = -mean loss - g.
 
-    loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length ``loss_range``
-    over the whole ball; regularizer: convex, public. Replace-one, n public. Warns below ``convex_size`` for the excess
-    ``alpha`` (by default half of loss_range, which any theta has on average or nearly).
-    Guarantee: the target distribution is BoundedRange(epsilon). What is released is a Markov chain's draw, at total
-        variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is proved
-        there is no price, and nothing is drawn.
+    Warns below ``convex_size``.
+
+    Args:
+        loss_n: theta [D] -> the n records' losses, each convex in theta and within one interval of length
+            ``loss_range`` over the whole ball.
+        n: Records, public.
+        dimension: Number D of parameters.
+        loss_range: Length of that interval.
+        epsilon: Epsilon of the target law.
+        sampler: Draws theta.
+        budget: Pays, and gives the noise.
+        regularizer: g, convex and public.
+        alpha: Excess for which ``convex_size`` warns; None: half of loss_range, which any theta has on average or
+            nearly.
+
+    Guarantee: the target distribution is BoundedRange(epsilon), replace-one. What is released is a Markov chain's draw,
+        at total variation t of the target: (epsilon, (1 + e^epsilon) t)-DP, the second charged as Delta. Where no t is
+        proved there is no price, and nothing is drawn.
     Source: WLF16 Algorithm 1 and Proposition 19 (Applegate & Kannan's chain there); hit-and-run: Lovasz & Vempala 2006.
     """
     if sampler.distance is None:

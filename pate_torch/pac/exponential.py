@@ -26,9 +26,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A privately chosen hypothesis, its place among the candidates, and what choosing it cost.
+    """A privately chosen hypothesis.
 
-    ``approximate``: it was drawn by a Markov chain, so ``events`` hold only up to the chain's distance from its target.
+    Attributes:
+        hypothesis: The chosen one.
+        index: Its place among the candidates.
+        events: What choosing it cost.
+        approximate: It was drawn by a Markov chain, so ``events`` hold only up to the chain's distance from its target.
     """
 
     hypothesis: Any
@@ -38,7 +42,11 @@ class Chosen:
 
 
 def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
-    """ln P(i) for P(i) proportional to exp(rate utility_i), float64 [M]. NaN or an infinite utility is refused."""
+    """Log-probabilities ln P(i), P(i) proportional to exp(rate utility_i), float64 [M].
+
+    Raises:
+        ValueError: A NaN or infinite utility.
+    """
     utility = np.asarray(utility_M, dtype=np.float64)
     if utility.ndim != 1 or len(utility) == 0 or not np.isfinite(utility).all():
         raise ValueError("utility: must be a non-empty vector of finite numbers")
@@ -68,8 +76,19 @@ def choose(
 ) -> tuple[int, tuple[Event, ...]]:
     """Draw i with P(i) proportional to exp(epsilon n q_i / (2 range)), q = -mean loss - g (WLF16 Algorithm 1).
 
-    mean_loss_M: average over n records of a loss within an interval of length ``loss_range``; regularizer_M: g, a
-    public function of the hypothesis. The candidates are public. A single one is returned free of charge.
+    The candidates are public. A single one is returned free of charge.
+
+    Args:
+        mean_loss_M: Average over n records of a loss within an interval of length ``loss_range``.
+        n: Records, public.
+        epsilon: Price of the choice (bounded range).
+        budget: Pays, and gives the noise.
+        loss_range: Length of that interval.
+        regularizer_M: g, a public function of the hypothesis.
+
+    Returns:
+        The index, and what choosing it cost.
+
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. Sensitivity of q: range / n
         (WLF16 prints 2/n for losses in [0, 1], which would only spend half the budget).
     Source: WLF16 Algorithm 1 (q, with the smaller sensitivity); bounded range: Cesar & Rogers 2021.
@@ -108,6 +127,7 @@ def exponential_mechanism(
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
     Warns (BelowGuarantee) when n is below DF20 Lemma 4's for the excess empirical error ``alpha``.
+
     Guarantee: as ``choose``; error counts have sensitivity 1.
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss.
     """

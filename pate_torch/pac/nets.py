@@ -9,7 +9,7 @@ import numpy as np
 
 
 def log_sauer_shelah(n: float, vc_dimension: int) -> float:
-    """ln sum_{i <= d} C(n, i), for n too large to count."""
+    """Log of sum_{i <= d} C(n, i), for n too large to count."""
     # Factor by factor: the difference of two ln n! would lose all its digits from n = 1e15 on.
     j = np.arange(min(int(n), vc_dimension))
     terms = np.cumsum(np.log((float(n) - j) / (j + 1)))
@@ -28,11 +28,12 @@ def smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 
 
 def net_size(eta: float, beta: float, vc_dimension: int) -> int:
-    """N_net(eta, beta): that many points are an eta-net for a class with probability at least 1 - beta.
+    """Number of points N_net(eta, beta) that are an eta-net for a class with probability at least 1 - beta.
 
     An eta-net meets every symmetric difference of measure above eta. Blumer, Ehrenfeucht, Haussler & Warmuth 1989,
     Theorem A2.1: m >= 8/eta points miss one with probability at most 2 Pi(2m) 2^(-eta m/2), Pi the growth function of
     the differences, at most the class's own squared. Sampling without replacement only helps (DF20, after Lemma 1).
+
     Source: DF20 Lemma 1, with the constants of Blumer et al.
     """
 
@@ -44,9 +45,10 @@ def net_size(eta: float, beta: float, vc_dimension: int) -> int:
 
 
 def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
-    """So many examples make every consistent hypothesis alpha-accurate with probability 1 - beta, realizable case.
+    """Number of examples that make every consistent hypothesis alpha-accurate with probability 1 - beta.
 
-    As ``net_size``, with the growth function of the class once: the target is fixed.
+    For the realizable case. As ``net_size``, with the growth function of the class once: the target is fixed.
+
     Source: Blumer et al. 1989, Theorem A2.1.
     """
 
@@ -58,10 +60,16 @@ def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
 
 
 def uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: bool = False) -> int:
-    """So many examples make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
+    """Number of examples that make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
 
-    Vapnik & Chervonenkis 1971: failure at most 4 Pi(2m) exp(-alpha^2 m / 8). differences: the same for how often any
-    two hypotheses disagree, Pi being at most squared (NB20 Claim 3.6).
+    Vapnik & Chervonenkis 1971: failure at most 4 Pi(2m) exp(-alpha^2 m / 8).
+
+    Args:
+        alpha: Deviation.
+        beta: Failure probability.
+        vc_dimension: VC dimension of the class.
+        differences: The same for how often any two hypotheses disagree, Pi being at most squared (NB20 Claim 3.6).
+
     Source: DF20 Lemma 3, with the constants of Vapnik and Chervonenkis.
     """
     power = 2 if differences else 1

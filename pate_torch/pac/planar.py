@@ -36,7 +36,10 @@ def _exact(tail: Floats, head: Floats, point: Floats) -> int:
 
 
 def on_positive_side(tail: Floats, heads_H: Floats, points_P: Floats) -> Bools:
-    """bool [H, P]: strictly left of tail -> head, or on the line and not beyond the tail (heads differ from tail)."""
+    """Whether a point is strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P].
+
+    Heads differ from the tail.
+    """
     sign = orientation(tail, heads_H, points_P)
     # On the line, order is that of any coordinate in which tail and head differ; comparing floats is exact.
     axis = (heads_H[:, 0] == tail[0]).astype(np.int64)

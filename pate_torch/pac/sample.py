@@ -1,4 +1,4 @@
-"""The private labeled sample of the PAC algorithms, and what they all do before they draw anything."""
+"""Private labeled sample of the PAC algorithms, and what they all do before they draw anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ class BelowGuarantee(UserWarning):
 
 
 def points(name: str, x: Any) -> Floats:
-    """Feature rows as float64 [n, D]; a vector becomes one column. NaN and infinities are refused."""
+    """Feature rows as float64 [n, D]; a vector becomes one column.
+
+    Raises:
+        ValueError: NaN, infinities or another shape.
+    """
     rows = np.asarray(x, dtype=np.float64)
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
@@ -42,10 +46,13 @@ def points(name: str, x: Any) -> Floats:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sample:
-    """PRIVATE. x: float64 [n, D]; y: bool [n]; n is public.
+    """PRIVATE. Labeled records, whose number n is public.
 
-    ``adjacency``: what a neighbor is. The algorithms here are stated for "replace_one" with a public n
-    (sub-sampling, means and nets all use n); ``require_replace_one`` refuses anything else.
+    Attributes:
+        x: float64 [n, D].
+        y: bool [n].
+        adjacency: What a neighbor is. The algorithms here are stated for "replace_one" with a public n (sub-sampling,
+            means and nets all use n); ``require_replace_one`` refuses anything else.
     """
 
     x: Floats
@@ -64,12 +71,15 @@ class Sample:
 
     @property
     def n(self) -> int:
+        """Number of records."""
         return len(self.y)
 
     def take(self, index: Ints | slice) -> Sample:
+        """The records of these positions."""
         return Sample(self.x[index], self.y[index], self.adjacency)
 
     def relabeled(self, y: Bools) -> Sample:
+        """The same points with other labels."""
         return Sample(self.x, y, self.adjacency)
 
     def __repr__(self) -> str:
@@ -103,14 +113,22 @@ REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="re
 
 
 def pay(budget: Door, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
-    """Charge first, then noise: every algorithm draws within this. ValueError: an account of another adjacency."""
+    """Charge first, then noise: every algorithm draws within this.
+
+    Raises:
+        ValueError: An account of another adjacency.
+    """
     budget.covers(REPLACE_ONE)
     refuse_discrete(budget, algorithm)
     return budget.spend(events, mechanism=algorithm, what=HYPOTHESIS)
 
 
 def refuse_discrete(budget: Door, algorithm: str) -> None:
-    """Raise ValueError, before anything is charged, where the account's noise is discrete: these draw real numbers."""
+    """Refuse, before anything is charged, an account whose noise is discrete: these algorithms draw real numbers.
+
+    Raises:
+        ValueError: Names the algorithm.
+    """
     if budget.kind == "discrete":
         fix = "Use an account whose noise is torch."
         raise checks.fail("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
@@ -124,10 +142,14 @@ def warn_below(
     *,
     within: int = 0,
 ) -> None:
-    """Warn, by name, of every condition ``(what, smallest value of n)`` that the sample does not meet.
+    """Warn, by name, of every condition that the sample does not meet.
 
-    others: ``(what, how many there are, how many it takes)`` of anything else. within: how many functions stand between
-    this call and the algorithm itself.
+    Args:
+        algorithm: Its name.
+        n: Records.
+        needed: (What, smallest value of n).
+        others: (What, how many there are, how many it takes) of anything else.
+        within: How many functions stand between this call and the algorithm itself.
     """
     short = [f"{what}: n >= {low:,.0f}" for what, low in needed if n < low]
     short += [f"{what} >= {low:,.0f}, here {have:,}" for what, have, low in others if have < low]

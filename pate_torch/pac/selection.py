@@ -40,8 +40,13 @@ def select(
 def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
     """The index of a model with few errors, drawn with noise that has been paid for.
 
-    errors_M: error *counts* on a private validation split no model was trained on, int [M]; not rates, whose
-    denominator is private under add/remove. ``sensitivity``: the most validation records one privacy unit may own.
+    Args:
+        errors_M: Error *counts* on a private validation split no model was trained on, int [M]; not rates, whose
+            denominator is private under add/remove.
+        epsilon: Price of the choice (bounded range).
+        noise: Paid for.
+        adjacency: "replace_one" or "add_remove".
+        sensitivity: The most validation records one privacy unit may own.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
         either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbors ln P(i)/P'(i) =

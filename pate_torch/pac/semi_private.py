@@ -16,17 +16,23 @@ from pate_torch.protocols import HypothesisClass
 
 
 def sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:
-    """So many public points give a cover within alpha/4, but with probability beta/3."""
+    """Number of public points that give a cover within alpha/4, except with probability beta/3."""
     return net_size(alpha / 4, beta / 3, vc_dimension)
 
 
 def sspp_private_size(vc_dimension: int, *, epsilon: float, alpha: float, beta: float, public: int = 0) -> int:
     """Smallest n for excess error alpha with probability 1 - beta.
 
-    public: m, if more than ``sspp_public_size``: more points make a larger cover to choose from.
-
     alpha/4 for the cover the public points give, alpha/4 for the exponential mechanism on it
     (2 (ln M + ln(3/beta)) / (epsilon n) with M <= sum_{i<=d} C(m, i)), and 2 alpha/4 for uniform convergence.
+
+    Args:
+        vc_dimension: VC dimension d.
+        epsilon: Price of the choice (bounded range).
+        alpha: Excess error.
+        beta: Failure probability.
+        public: m, if more than ``sspp_public_size``: more points make a larger cover to choose from.
+
     Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
     """
     points_used = max(public, sspp_public_size(vc_dimension, alpha=alpha, beta=beta))
@@ -47,8 +53,18 @@ def sspp(
 ) -> Chosen:
     """A hypothesis of the class, chosen among one per dichotomy of the *public* points by its errors on the sample.
 
-    public_x: [m, D], unlabeled, independent of the sample. If the class labels them in one way only, that one
-    hypothesis is returned free of charge. Warns below ``sspp_private_size`` and ``sspp_public_size`` for (alpha, beta).
+    If the class labels the public points in one way only, that one hypothesis is returned free of charge. Warns below
+    ``sspp_private_size`` and ``sspp_public_size``.
+
+    Args:
+        hypotheses: The class.
+        sample: PRIVATE.
+        public_x: [m, D], unlabeled, independent of the sample.
+        epsilon: Price of the choice (bounded range).
+        budget: Pays, and gives the noise.
+        alpha: Excess error of the warning.
+        beta: Failure probability of the warning.
+
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
     """

@@ -1,4 +1,4 @@
-"""One prediction at a time: uniformly stable, then private, with the sample complexity of learning (DF20)."""
+"""Private prediction, one at a time: uniformly stable, then private, with the sample complexity of learning (DF20)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """label_Q: bool [Q], each drawn afresh; events: what all of them cost, composed; price: (name, per prediction)."""
+    """Private predictions and their price.
+
+    Attributes:
+        label_Q: bool [Q], each drawn afresh.
+        events: What all of them cost, composed.
+        price: (Name, per prediction).
+    """
 
     label_Q: Bools
     events: tuple[Event, ...]
@@ -48,12 +54,17 @@ class Predicted:
 
 
 def stability(gamma: float, share: float, constants: str = "paper") -> float:
-    """How much one replaced record can move P(answer = 1) of the stable predictor, n'/n = ``share`` <= gamma.
+    """Uniform stability: how much one replaced record can move P(answer = 1) of the stable predictor.
 
     "paper": 3 gamma (DF20 Lemma 7). "sharp": share + (1 - share) tanh(gamma/4). A record is in the subset with
     probability ``share``; else the candidates stay, and the exponential mechanism, of bounded range gamma, moves the
     log-odds of any event by at most gamma, hence its probability by at most sigma(gamma/2) - sigma(-gamma/2). (From
     gamma-DP alone one gets tanh(gamma/2).) For share = gamma: below 1.25 gamma.
+
+    Args:
+        gamma: The predictor's parameter.
+        share: n'/n, at most gamma.
+        constants: "paper" or "sharp".
     """
     checks.one_of("constants", constants, ("paper", "sharp"))
     return 3 * gamma if constants == "paper" else share + (1 - share) * math.tanh(gamma / 4)
@@ -139,8 +150,19 @@ def stable_predictor(
 ) -> Predicted:
     """Predicts h(x), h drawn from a random subset's dichotomies by its errors on all of S.
 
-    subset: n' <= gamma n; by default the smaller of that and ``net_size(alpha, alpha, d)``. Each point of x_Q gets a
-    fresh subset and draw. Warns below ``stable_predictor_size``, the net, and the n of uniform convergence.
+    Each point gets a fresh subset and draw. Warns below ``stable_predictor_size``, the net, and the n of uniform
+    convergence.
+
+    Args:
+        hypotheses: The class.
+        sample: S, PRIVATE.
+        x_Q: Points to label, [Q, D].
+        gamma: Internal parameter of DF20.
+        alpha: Excess error.
+        budget: Pays, and gives the noise.
+        subset: n' <= gamma n; None: the smaller of that and ``net_size(alpha, alpha, d)``.
+        constants: "paper" or "sharp".
+
     Guarantee: ``stability``-uniformly stable, i.e. (0, stability)-DP, per prediction; charged as Delta. Replace-one.
     Source: DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there.
     """
@@ -215,7 +237,7 @@ def private_prediction(
 
 
 def private_predictor_epsilon(n: int, subset: int, eta: float, constants: str = "paper") -> float:
-    """What one prediction of the private predictor costs, n' = ``subset`` < n.
+    """Epsilon of one prediction of the private predictor, n' = ``subset`` < n; requires n' >= N_net(eta, alpha) + 1.
 
         ln[ (1 + F n'/(n - n')) e^{3/(eta n)} + n'/n ],   "paper": F = 4 e^6 (needs eta n >= 1)
                                                           "sharp": F = 4 e^{3c}, c = (eta (n - 1) + 1)/(eta n)
@@ -223,7 +245,7 @@ def private_predictor_epsilon(n: int, subset: int, eta: float, constants: str = 
     DF20 Lemma 10 bounds eta (n - 1) + 1, the records on which two matched hypotheses differ, by 2 eta n; each of the
     three factors e^2 it makes of that is e^c. As eta n grows F falls from 1614 to 80. n'/n covers subsets that are no
     net: they add alpha n'/n to a probability that the final flip keeps at alpha or above.
-    Requires n' >= N_net(eta, alpha) + 1.
+
     Source: DF20 Lemmas 8, 10 and 11, whose O(epsilon) hides these constants.
     """
     checks.one_of("constants", constants, ("paper", "sharp"))
@@ -237,7 +259,14 @@ def private_predictor_epsilon(n: int, subset: int, eta: float, constants: str = 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePredictorPlan:
-    """subset: n'; eta: net resolution; num_teachers: of the realizable learner; epsilon: per prediction, computed."""
+    """Public parameters of the private predictor.
+
+    Attributes:
+        subset: n'.
+        eta: Net resolution.
+        num_teachers: Teachers of the realizable learner.
+        epsilon: Per prediction, computed.
+    """
 
     subset: int
     eta: float
@@ -282,8 +311,15 @@ def private_predictor_size(
 ) -> int:
     """Smallest n for Theorem 2: epsilon-private predictions, excess error O(alpha) with probability 1 - beta.
 
-    The conditions of DF20 Lemma 8 with explicit constants; eta: ``default_eta`` unless given (and then at most
-    ``largest_eta``, or no n is enough for the error).
+    The conditions of DF20 Lemma 8 with explicit constants.
+
+    Args:
+        vc_dimension: VC dimension of the class.
+        epsilon: Per prediction.
+        alpha: Excess error.
+        beta: Failure probability.
+        eta: At most ``largest_eta``, or no n is enough for the error; None: ``default_eta``.
+        constants: "paper" or "sharp".
     """
     eta = default_eta(vc_dimension, alpha) if eta is None else eta
     subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
@@ -292,7 +328,7 @@ def private_predictor_size(
 
 
 def largest_eta(vc_dimension: int, alpha: float, subset: int) -> float:
-    """The eta up to which Lemma 8 promises O(alpha), whatever n: its two conditions in which n cancels.
+    """Largest eta for which Lemma 8 promises O(alpha), whatever n: its two conditions in which n cancels.
 
     The teachers need their examples (``default_eta``), and n >= 2 ln tau(n')/((2/(eta n)) alpha) says eta <=
     alpha/ln tau(n').
@@ -333,8 +369,19 @@ def private_predictor(
     """Relabels S by a hypothesis drawn from a random subset's dichotomies, then votes; flips with probability alpha.
 
     Per prediction: h ~ exp(-err(h)/eta) over the dichotomies of n' random records, S relabeled by h, the exponential
-    vote of ERMs on its shards at 1/(eta n). ``epsilon``: a cap on the *computed* price of one prediction; above it the
-    run is refused and told the n it would take. Without a cap the computed price is charged, whatever it is.
+    vote of ERMs on its shards at 1/(eta n).
+
+    Args:
+        hypotheses: The class.
+        sample: S, PRIVATE.
+        x_Q: Points to label, [Q, D].
+        alpha: Excess error, and the probability of the flip.
+        budget: Pays, and gives the noise.
+        epsilon: A cap on the *computed* price of one prediction; above it the run is refused and told the n it would
+            take.
+            None: the computed price is charged, whatever it is.
+        eta: Net resolution; None: ``default_eta``.
+        constants: "paper" or "sharp".
 
     Guarantee: ``private_predictor_epsilon``-DP per prediction, pure; len(x_Q) of them are charged. Replace-one.
     Source: DF20 Theorem 2, Lemma 8.
