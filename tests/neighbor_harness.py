@@ -205,7 +205,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
                 return (ev.PureDP(epsilon=said.linf / mechanism.sigma, count=count),)
             return (ev.Laplace(ratio=said.linf / mechanism.sigma, count=count),)
         case "Exponential":
-            return (ev.BoundedRange(eta=2 * said.linf * mechanism.step_size, count=queries),)
+            return (ev.BoundedRange(eta=2 * said.linf * mechanism.rate, count=queries),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)
         case "GradientDescent":
