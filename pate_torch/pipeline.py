@@ -33,7 +33,6 @@ from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.types import CellHistogram, Release, Votes
 from pate_torch.voters.base import FittedVoters
-from pate_torch.voters.teachers import Teachers
 
 
 def run(config: RunConfig) -> ReleaseReport | None:
@@ -54,11 +53,12 @@ def run(config: RunConfig) -> ReleaseReport | None:
         if learns:  # a disk that is full or closed is found out before anything is charged
             make_private_folder(run.private_dir)
         release = run.reused or release_labels(run)
-        if not learns:
-            report, sanitised = write_labels_report(run, release), None
-        else:
+        if learns:
             owner_view.save_votes(run, release)
-            sanitised = publish_price(run, release)
+        sanitised = publish_price(run, release)
+        if not learns:
+            report = write_labels_report(run, release)
+        else:
             name, student = fit_student(run, release)
             report = write_reports(run, release, name, student)
     distributed.broadcast_text(distributed.DONE)
@@ -282,7 +282,6 @@ def assist(config: RunConfig) -> None:
     data = Loaded.of(config).data
     while (order := distributed.broadcast_text("")) != distributed.DONE:
         if order == distributed.TRAIN:
-            assert isinstance(config.voters, Teachers)
             config.voters.assist(data, config)
         elif order == distributed.BASELINE:
             quiet = Stages(quiet=True)

@@ -173,7 +173,7 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Reserva
     return Reservation(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
 
 
-_COUNTED = ("teachers", "teachers_transductive", "votes_file", "inductive", "transductive", "brought")
+_COUNTED = ("teachers", "teachers_transductive", "votes_file", "panel", "inductive", "transductive", "brought")
 """Voters, by their names now and before, whose votes are there before they are asked."""
 
 

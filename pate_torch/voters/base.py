@@ -100,6 +100,10 @@ class Voters(Protocol):
         """PRIVATE. Make them ready to be asked."""
         ...
 
+    def assist(self, data: Dataset, config: RunConfig) -> None:
+        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 makes them ready, where rank 0 asks for it."""
+        ...
+
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
         """Public choices that decide their answers beside the records, by name."""
         ...
@@ -140,6 +144,9 @@ class VotersBase:
 
     def fingerprint(self, run: RunContext) -> str:
         return run.store.content(run.everyone)
+
+    def assist(self, data: Dataset, config: RunConfig) -> None:
+        """Rank 0 needs no help."""
 
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
         return {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PanelVoters(VotersBase):
     """PRIVATE. Teachers of a panel, each voting on every public point by itself."""
 
-    name: str = "votes_file"
+    name: str = "panel"
     panel: Panel = field(repr=False)
 
     @property
