@@ -321,7 +321,7 @@ DATA = [
     (
         "dataset=image_folder dataset.publish_split=true dataset.path={data} dataset.channels=2",
         "dataset.channels=2",
-        "1 (grey)",
+        "1 (gray)",
     ),
 ]
 
