@@ -371,3 +371,11 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
     again = pipeline.run(changed(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
     assert again.class_names == names and again.free
+
+
+def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
+    report = pipeline.run(one := changed(plan, student=None, sanitiser=Sanitiser(at_a_loss=True)))
+    files = {file.name for file in (one.folder / "release").iterdir()}
+    assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
+    alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    assert report.epsilon > alone and report.student is None  # labels and the published price, composed
