@@ -184,9 +184,9 @@ class RunConfig:
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
-        return dataclasses.replace(self, voters=self.voters.for_data(data)).fitted(data, stages).calibrated()
+        return dataclasses.replace(self, voters=self.voters.for_data(data)).fewer_queries_for(data, stages).calibrated()
 
-    def fitted(self, data: Dataset, stages: Stages) -> RunConfig:
+    def fewer_queries_for(self, data: Dataset, stages: Stages) -> RunConfig:
         """This configuration with at most as many questions as public points, unless the user chose their number."""
         most = len(data.pool)
         if not self.fewer_queries or self.num_queries <= most:

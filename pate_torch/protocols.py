@@ -1,4 +1,4 @@
-"""The five places where the project grows. Each implementation is one file and one YAML, found by ``_target_``."""
+"""The places where the project grows. Each implementation is one file and one YAML, found by ``_target_``."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class DpSgd:
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
                 data = plan.dataset.load()
-            plan = plan.fitted(data, stages)
+            plan = plan.fewer_queries_for(data, stages)
             refuse_adjacency(data, plan.partition.adjacency)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
