@@ -184,7 +184,8 @@ class RunConfig:
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
-        return dataclasses.replace(self, voters=self.voters.for_data(data)).fewer_queries_for(data, stages).calibrated()
+        config = dataclasses.replace(self, voters=self.voters.for_data(data)).fewer_queries_for(data, stages)
+        return config if config.labels is not None else config.calibrated()
 
     def fewer_queries_for(self, data: Dataset, stages: Stages) -> RunConfig:
         """This configuration with at most as many questions as public points, unless the user chose their number."""

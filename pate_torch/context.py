@@ -177,10 +177,11 @@ class RunContext:
                 loaded = Loaded.of(config)
             config = config.for_data(loaded.data, stages)
             planned = config.worst_case_events(loaded.data)
-            reused = None
+            reused = forecast = None
             if config.labels is None:
                 config.validate_for(loaded.data)
                 refuse_cap_unopened(config, loaded.data.spec.name, planned)
+                forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
                 opened.enter_context(claimed(config))
                 ledger = opened.enter_context(Ledger(config.ledger_path))
             else:
@@ -192,7 +193,14 @@ class RunContext:
                 opened.enter_context(claimed(config))
                 release_store.refuse_used_folder(config.folder, reused.labels.id)
             run = cls(
-                config=config, loaded=loaded, ledger=ledger, stages=stages, clock=clock, reused=reused, opened=opened
+                config=config,
+                loaded=loaded,
+                ledger=ledger,
+                stages=stages,
+                clock=clock,
+                reused=reused,
+                forecast=forecast,
+                opened=opened,
             )
             if planned:
                 voters = config.voters
@@ -200,10 +208,8 @@ class RunContext:
                 run.budget = open_budget(config, ledger, loaded.data, planned, fingerprint)
                 if reused is not None:
                     run.budget.check(planned)
-            if reused is None:
-                run.forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
-            if run.forecast is not None:
-                stages.say(run.forecast)
+            if forecast is not None:
+                stages.say(forecast)
             yield run
 
 
@@ -216,14 +222,14 @@ class LabelRelease:
         facts: Releasable: ``release.json``.
         guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
         voters: PRIVATE. Who answered; None: they are not here.
-        raw_votes: PRIVATE. The votes behind the answers, in one table, where they were given in this run; else empty.
+        raw_votes: PRIVATE. The votes behind the answers, in one table; None: they were not given in this run.
     """
 
     labels: Release
     facts: dict[str, Any]
     guide: Student | None = None
     voters: FittedVoters | None = None
-    raw_votes: tuple[Votes | CellHistogram, ...] = ()
+    raw_votes: Votes | CellHistogram | None = None
 
 
 @contextlib.contextmanager

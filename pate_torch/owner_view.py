@@ -29,13 +29,15 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
 
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
-    said = release.voters.answers if release.voters is not None else None
-    asked = said.take(release.labels.query_Q) if isinstance(said, Votes) else None
-    for votes in release.raw_votes or ((asked,) if asked is not None else ()):
-        table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
-        save_file(table, run.private_dir / "votes.safetensors")
-        if isinstance(votes, Votes) and run.board is not None:
-            run.board.votes(votes, release.labels.answered_Q)
+    votes, voters = release.raw_votes, release.voters
+    if votes is None and voters is not None and isinstance(voters.answers, Votes):
+        votes = voters.answers.take(release.labels.query_Q)
+    if votes is None:
+        return
+    table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
+    save_file(table, run.private_dir / "votes.safetensors")
+    if isinstance(votes, Votes) and run.board is not None:
+        run.board.votes(votes, release.labels.answered_Q)
 
 
 def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble | None]:

@@ -26,7 +26,7 @@ from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import write_owner_summary
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
-from pate_torch.reporting.report import ReleaseReport
+from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
@@ -48,19 +48,18 @@ def run(config: RunConfig) -> ReleaseReport | None:
     if not distributed.is_main():
         assist(config)
         return None
-    with RunContext.open(config) as run:
-        learns = config.student is not None or config.selection is not None
-        if learns:  # a disk that is full or closed is found out before anything is charged
-            make_private_folder(run.private_dir)
-        release = run.reused or release_labels(run)
-        if learns:
-            owner_view.save_votes(run, release)
-        sanitised = publish_price(run, release)
-        if not learns:
-            report = write_labels_report(run, release)
+    with RunContext.open(config) as context:
+        if config.student is None and config.selection is None:
+            release = context.reused or release_labels(context)
+            sanitised = publish_price(context, release)
+            report = write_labels_report(context, release)
         else:
-            name, student = fit_student(run, release)
-            report = write_reports(run, release, name, student)
+            make_private_folder(context.private_dir)  # a closed disk is found out before anything is charged
+            release = context.reused or release_labels(context)
+            owner_view.save_votes(context, release)
+            sanitised = publish_price(context, release)
+            name, student = fit_student(context, release)
+            report = write_reports(context, release, name, student)
     distributed.broadcast_text(distributed.DONE)
     if sanitised is not None:
         print(sanitised)
@@ -77,8 +76,12 @@ def release_labels(run: RunContext) -> LabelRelease:
     voters = config.voters.fitted(run)
     with run.clock("labels"):
         facts = _facts(run, voters)
-        found = release_store.find_same(config.root, facts["key"], data.pool, data.spec, run.ledger)
-        if found is not None and budget.private:
+        found = (
+            release_store.find_same(config.root, facts["key"], data.pool, data.spec, run.ledger)
+            if budget.private
+            else None
+        )
+        if found is not None:
             release_store.refuse_used_folder(config.folder, found[0].id)
             run.stages.say(f"Reusing release {found[0].id}: same questions, mechanism and teachers. It costs nothing.")
             voters.remember(run.ledger.head())
@@ -86,7 +89,7 @@ def release_labels(run: RunContext) -> LabelRelease:
         release_store.refuse_used_folder(config.folder)
         written: dict[str, Any] = {}
         guide = _Guide(run, voters)
-        raw_votes: list[Votes | CellHistogram] = []
+        raw_votes: list[Votes | CellHistogram] = []  # told once, at the end, if at all
 
         def write(labels: Release) -> dict[str, str]:
             written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept))
@@ -109,7 +112,9 @@ def release_labels(run: RunContext) -> LabelRelease:
         )
     voters.remember(run.ledger.head())
     run.paid.append(labels.id)
-    return LabelRelease(labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=tuple(raw_votes))
+    return LabelRelease(
+        labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=next(iter(raw_votes), None)
+    )
 
 
 class _Guide:
@@ -240,17 +245,7 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     """Write what may be published into ``release/``, and what the owner alone may see into ``private/``."""
     with run.clock("owner"):
         figures, nonprivate = owner_view.look(run, release)
-    report = build_report(
-        data=run.data,
-        release=release.labels,
-        record=release.facts,
-        paid=run.paid,
-        student=student,
-        student_name=name,
-        ledger=run.ledger,
-        seconds=run.clock.seconds,
-        baselines=owner_view.publishable(run.data, figures),
-    )
+    report = _report(run, release, name, student, owner_view.publishable(run.data, figures))
     run.release_board.write(report)
     write_release(run.release_dir, report)
     figures = owner_view.examine(run, release, student, figures, nonprivate)
@@ -262,19 +257,32 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
 
 def write_labels_report(run: RunContext, release: LabelRelease) -> ReleaseReport:
     """Write what may be published of labels from which no student has been trained yet."""
-    report = build_report(
+    report = _report(run, release)
+    run.release_dir.mkdir(parents=True, exist_ok=True)
+    write_release(run.release_dir, report)
+    if not run.config.quiet:
+        show_closing(report, places={"Released": run.release_dir})
+    return report
+
+
+def _report(
+    run: RunContext,
+    release: LabelRelease,
+    name: str = "",
+    student: Student | None = None,
+    baselines: tuple[Baseline, ...] = (),
+) -> ReleaseReport:
+    return build_report(
         data=run.data,
         release=release.labels,
         record=release.facts,
         paid=run.paid,
-        student=None,
-        student_name="",
+        student=student,
+        student_name=name,
         ledger=run.ledger,
         seconds=run.clock.seconds,
+        baselines=baselines,
     )
-    run.release_dir.mkdir(parents=True, exist_ok=True)
-    write_release(run.release_dir, report)
-    return report
 
 
 def assist(config: RunConfig) -> None:

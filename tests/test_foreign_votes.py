@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from command_runs import train
+from command_runs import TINY, train
 from run_configs import changed
 from safetensors.torch import save_file
 from test_pipeline import again, blobs, summary
@@ -235,6 +235,14 @@ def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
     with pytest.raises(ValueError, match="75 x 3 counts"):
         pipeline.run(changed(plan, votes=file))
     assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
+
+
+def test_beside_votes_from_a_file_no_model_is_trained_on_the_records(tmp_path, monkeypatch):
+    """Their teachers are elsewhere: there is nothing to compare it with."""
+    monkeypatch.setattr("pate_torch.owner_view.train_on_all", lambda *_, **__: pytest.fail("a model was trained"))
+    np.save(tmp_path / "votes.npy", np.arange(6 * 40).reshape(6, 40) % 10)
+    settings = [word for word in TINY if not word.startswith("baseline")]
+    assert train(tmp_path, f"votes={tmp_path / 'votes.npy'}", monkeypatch=monkeypatch, base=settings).code == 0
 
 
 @pytest.mark.parametrize("key", ["teachers", "labels"])

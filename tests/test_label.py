@@ -154,3 +154,9 @@ def test_help(capsys):
         label.main(["--help"])
     assert stop.value.code == 0
     assert "votes=" in capsys.readouterr().out
+
+
+def test_no_data_set_is_asked_that_was_not_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    assert label.main([]) == 2 and "Missing mandatory value" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()

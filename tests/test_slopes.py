@@ -25,7 +25,7 @@ from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.features.contrastive import encode, mean_shift
+from pate_torch.features.contrastive import ContrastiveFeatures, encode, mean_shift
 from pate_torch.features.whitening import Whitening
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -539,6 +539,14 @@ def test_a_model_that_was_not_released_is_not_published():
     foreign = dataclasses.replace(task, model=LinearModel(torch.zeros(3, 3), torch.zeros(3)))
     with pytest.raises(ValueError, match=r"student\.last='model'.*other features"):
         student.fit(foreign, seed=0, device=torch.device("cpu"))
+    small = ContrastiveFeatures(network_options=small.network_options, steps=1)
+    drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
+    width = small.features(x[:2], IMAGES, seed=0).shape[1]
+    other = dataclasses.replace(
+        task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
+    )
+    with pytest.raises(ValueError, match=r"student\.last='model'.*other features.*released"):
+        dataclasses.replace(student, representation=small).fit(other, seed=0, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"student\.last='teacher'"):
         dataclasses.replace(student, last="teacher")
 

@@ -63,7 +63,7 @@ def plan(cfg: DictConfig, folder: Path) -> RunConfig:
         folder=folder,
         seed=resolved["seed"],
         device=device(resolved["device"]),
-        baseline=checks.boolean("baseline", resolved["baseline"]),
+        baseline=checks.boolean("baseline", resolved["baseline"]) and resolved["votes"] is None,
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
 

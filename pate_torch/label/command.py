@@ -35,7 +35,6 @@ from pate_torch.core import checks
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive
-from pate_torch.reporting.console import show_closing
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
 
@@ -101,8 +100,8 @@ def build(cfg: DictConfig) -> RunConfig:
 
 
 def composed(settings: Sequence[str]) -> RunConfig:
-    """The configuration: of a file of votes, where one is named; else of a data set, whose voters answer."""
-    if any(setting.startswith("votes=") for setting in settings):
+    """The configuration: of a file of votes, or of a data set (``dataset=``), whose voters answer."""
+    if not any(setting.startswith("dataset=") for setting in settings):
         return build(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
     return hydra_config.plan(cfg, Path(cfg.paths.run))
@@ -116,11 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with initialize_config_dir(version_base="1.3", config_dir=configuration()):
             config = composed(settings)
-        report = run(config)
-        assert report is not None
+        run(config)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {explain(error, settings)}", file=sys.stderr)
         return 2
-    if not config.quiet:
-        show_closing(report, places={"Released": config.folder / "release"})
     return 0

@@ -12,6 +12,11 @@ from pate_torch.core import checks
 from pate_torch.features.contrastive import ContrastiveFeatures, mean_shift
 from pate_torch.protocols import Student, StudentTask
 
+_SMALLEST = 1e-30
+"""Probabilities below, of which float32 knows few digits, are not compared."""
+_OFF = 0.02
+"""Of the spread of the released logits: other features miss them by all of it, rounding by a thousandth."""
+
 
 def linear_student(
     task: StudentTask,
@@ -23,7 +28,7 @@ def linear_student(
     """The model of the last round, over the features in which it was fitted to the records.
 
     Args:
-        task: Holds the released model.
+        task: Of the last round, with the released model and what it answered.
         guide: The student whose features they were; None: none.
         representation: Without a guide, the features; None: the points themselves.
         seed: Seed of the features.
@@ -44,12 +49,28 @@ def linear_student(
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
     state |= {"2.weight": model.weight_DC.T.contiguous(), "2.bias": model.bias_C}
     if module.get_submodule("2").weight.shape != state["2.weight"].shape:
-        what = "is a model of other features than those of the students before"
-        raise checks.fail(
-            "student.last", "model", what, "Give the run that asked the same student, or student.last=student."
-        )
+        raise _foreign("has another width")
     module.load_state_dict(state)
-    return Student(description, module.to(device).eval(), task.spec)
+    student = Student(description, module.to(device).eval(), task.spec)
+    off = _off(student, task)
+    if not off < _OFF:
+        raise _foreign(f"its logits lie {off:.2g} of their spread from the released ones")
+    return student
+
+
+def _off(student: Student, task: StudentTask) -> float:
+    """How far the student's logits lie from those that were released, at most, in units of their spread."""
+    assert task.posterior_QC is not None, "a model was released with its logits"
+    theirs_QC = task.posterior_QC.cpu().double()
+    told_Q = (theirs_QC > _SMALLEST).all(1)
+    theirs_QC = theirs_QC[told_Q].log()
+    ours_QC = student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double().log_softmax(1)
+    return float((ours_QC - theirs_QC).abs().max() / theirs_QC.std().clamp(min=1)) if bool(told_Q.any()) else 0.0
+
+
+def _foreign(why: str) -> ValueError:
+    fix = "Use the student of the run that asked, with student@guide_student=same; or student.last=student."
+    return checks.fail("student.last", "model", f"is a model of other features than those of the students: {why}", fix)
 
 
 def _trunk(

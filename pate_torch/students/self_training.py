@@ -109,7 +109,7 @@ class SelfTraining:
             student = self._generation(learnt, turn, student, seed, device, progress, log)
             curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
         if self.last == "model":
-            student = linear_student(task, student, self.representation, seed, device)
+            student = linear_student(rounds[-1], student, self.representation, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 

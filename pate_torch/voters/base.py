@@ -18,7 +18,7 @@ from pate_torch.core import checks
 from pate_torch.data.partition import deal
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Sensitive, Student, silent
-from pate_torch.types import Dataset, Shards
+from pate_torch.types import Dataset, Shards, Votes
 from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
@@ -144,6 +144,13 @@ class VotersBase:
 
     def fingerprint(self, run: RunContext) -> str:
         return run.store.content(run.everyone)
+
+    def registered(self, run: RunContext, votes: Votes) -> FittedVoters:
+        """PRIVATE. These votes, under the random id that they had before, or a new one."""
+        register = VoterRegister(run.store)
+        registered = register.register_votes(votes, run.data.spec.name, run.ledger)
+        remember = functools.partial(register.set_ledger_head, registered)
+        return FittedVoters(id=registered.id, answers=votes, remember=remember)
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """Rank 0 needs no help."""

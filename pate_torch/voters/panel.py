@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pate_torch.teachers.panel import Panel
 from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -32,9 +30,6 @@ class PanelVoters(VotersBase):
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The teachers' votes, recognized by a keyed hash."""
-        register = VoterRegister(run.store)
         with run.clock("votes"):
             votes = self.panel.votes(run.data.pool.x)
-        registered = register.register_votes(votes, run.data.spec.name, run.ledger)
-        remember = functools.partial(register.set_ledger_head, registered)
-        return FittedVoters(id=registered.id, answers=votes, remember=remember)
+        return self.registered(run, votes)

@@ -7,7 +7,6 @@ The owner vouches for what no file can show: that every privacy unit reached one
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 from dataclasses import dataclass, field, replace
@@ -72,10 +71,7 @@ class VotesFile(VotersBase):
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes under the random id that they had, or a new one."""
-        register = VoterRegister(run.store)
-        registered = register.register_votes(self._read, run.data.spec.name, run.ledger)
-        remember = functools.partial(register.set_ledger_head, registered)
-        return FittedVoters(id=registered.id, answers=self._read, remember=remember)
+        return self.registered(run, self._read)
 
     @property
     def _read(self) -> Votes:
