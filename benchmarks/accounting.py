@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from pate_torch.accounting import data_dependent, exact, price_of_q, smooth_sensitivity, vote_rows
+from pate_torch.accounting.data_dependent import exact, price_of_q, smooth_sensitivity, theorems, vote_rows
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
 from pate_torch.core.rng import numpy_stream
 
@@ -164,16 +164,16 @@ def main() -> None:
     model, rows = Gnmax(sigma=SIGMA), []
     votes = realistic_votes(10_000, args.seed)
     unique = len(vote_rows.group(votes))
-    data_dependent.theorem_rdp(model, votes[:100], ORDERS)
+    theorems.theorem_rdp(model, votes[:100], ORDERS)
 
     for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, center=1.0))):
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
-        seconds, value = timed(lambda some=some: data_dependent.theorem_rdp(model, some, ORDERS), 7)
+        seconds, value = timed(lambda some=some: theorems.theorem_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)
         rows.append(row(f"theorem{name}", len(some), len(vote_rows.group(some)), seconds, len(some), loop_s))
         if not name:
             large = realistic_votes(args.large, args.seed)
-            seconds, _ = timed(lambda large=large: data_dependent.theorem_rdp(model, large, ORDERS), 1)
+            seconds, _ = timed(lambda large=large: theorems.theorem_rdp(model, large, ORDERS), 1)
             rows.append(row("theorem", len(large), len(vote_rows.group(large)), seconds, len(some), loop_s))
 
     few = votes[:60]

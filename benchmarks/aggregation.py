@@ -24,8 +24,9 @@ import torch
 from pate_torch.core.rng import torch_stream
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
-from pate_torch.types import Context, Votes
+from pate_torch.types import Context
 
 
 def seconds(work: Callable[[], object]) -> float:

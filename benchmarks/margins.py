@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch.analysis.figures import margin_correlation, margin_distribution
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
 from pate_torch.core.rng import numpy_stream
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 
 def main() -> None:

@@ -30,8 +30,9 @@ import pandas as pd
 import torch
 
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting import rdp, sanitised_release
-from pate_torch.accounting.price import price
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import sanitised_release
+from pate_torch.accounting.data_dependent.price import price
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.data.glyphs import Glyphs

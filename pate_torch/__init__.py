@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pate_torch import moved
+from pate_torch.core import moved
 
 if TYPE_CHECKING:
     from pate_torch.estimator import Pate as Pate

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, Sensitive, silent
-from pate_torch.types import CellHistogram, DataSpec, PublicPool, Release, Sensitivity, Votes
+from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
+from pate_torch.sensitive import CellHistogram, Sensitive, Sensitivity, Votes
+from pate_torch.types import DataSpec, PublicPool, Release
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -30,7 +30,8 @@ from pate_torch.core import checks
 from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
 from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
 from pate_torch.protocols import silent
-from pate_torch.types import Answers, Rehearsed, Sensitivity
+from pate_torch.sensitive import Sensitivity
+from pate_torch.types import Answers, Rehearsed
 
 BY = "by "
 """The kind of noise that a library draws itself: "by opacus"."""

@@ -9,15 +9,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from pate_torch import chance, run_folders
-from pate_torch.accounting import calibration, sanitised_release
+from pate_torch.accounting import calibration
+from pate_torch.accounting.data_dependent import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.noise.source import check_delta, check_noise
+from pate_torch.plan import chance
 from pate_torch.protocols import Checkable, DatasetSource, FeatureRecipe, Mechanism, QueryStrategy, StudentAlgorithm
-from pate_torch.sanitising import Sanitiser
+from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, PrivateData, Shards

@@ -15,22 +15,24 @@ from typing import Any
 
 from torch import nn
 
-from pate_torch import chance, release_store, run_folders
+from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.ledger import Ledger
+from pate_torch.plan import chance
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import Losses
-from pate_torch.types import CellHistogram, Dataset, PrivateData, Release, Votes
+from pate_torch.types import Dataset, PrivateData, Release
 from pate_torch.voters.base import FittedVoters
 
 

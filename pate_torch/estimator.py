@@ -26,11 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch import chance, run_folders
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import Partition, PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
@@ -38,6 +37,7 @@ from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.pipeline import fit_student, release_labels
+from pate_torch.plan import chance
 from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting.build import build_report
@@ -50,12 +50,11 @@ from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
-from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 from pate_torch.voters.base import Voters
-from pate_torch.voters.panel import PanelVoters
+from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
 from pate_torch.voters.teachers import Teachers
 from pate_torch.voters.transductive import TransductiveTeachers
 

@@ -28,19 +28,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pate_torch import chance, journal
 from pate_torch.accounting.events import Event, from_json, to_json
 from pate_torch.aggregation import refuse_unpriced
 from pate_torch.budget import Budget, Spending
 from pate_torch.core import checks
-from pate_torch.journal import Journal
+from pate_torch.label import journal
+from pate_torch.label.journal import Journal
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp
+from pate_torch.plan import chance
 from pate_torch.protocols import HypothesisClass, Mechanism, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.sensitive import Votes
 from pate_torch.students import store as student_store
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.types import NO_ANSWER, Context, DataSpec, Votes
+from pate_torch.types import NO_ANSWER, Context, DataSpec
 
 Voters = Callable[[Tensor], Votes]
 """PRIVATE. Public points [Q, ...] -> the teachers' votes on them."""

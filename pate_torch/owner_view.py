@@ -17,10 +17,11 @@ from pate_torch.reporting.owner import (
     withheld_figures,
 )
 from pate_torch.reporting.report import Baseline
+from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.types import Dataset, Votes
+from pate_torch.types import Dataset
 from pate_torch.voters.register import VoterRegister
 
 

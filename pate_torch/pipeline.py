@@ -27,11 +27,12 @@ from pate_torch.reporting.owner import write_owner_summary
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
+from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
-from pate_torch.types import CellHistogram, Release, Votes
+from pate_torch.types import Release
 from pate_torch.voters.base import FittedVoters
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, Sensitivity
+from pate_torch.sensitive import Sensitivity
+from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -40,37 +41,6 @@ class DatasetSource(Protocol):
         Raises:
             ValueError: The data cannot be found; names the folder and the switch.
         """
-        ...
-
-
-class Sensitive(Protocol):
-    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records.
-
-    Records are ``reverse_knn.Records``, who fill in ``CellHistogram``, and ``gradient_sums.GradientSums``, who are
-    asked as often as the mechanism likes.
-    """
-
-    def __len__(self) -> int:
-        """Of the pool."""
-        ...
-
-    @property
-    def num_teachers(self) -> int:
-        """Number of teachers; 0 where records answer for themselves."""
-        ...
-
-    @property
-    def num_classes(self) -> int:
-        """Number C of classes."""
-        ...
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """How far one privacy unit moves what they say."""
-        ...
-
-    def take(self, index_Q: Tensor, /) -> Any:
-        """What they say of these public points, in this order."""
         ...
 
 

@@ -23,9 +23,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pate_torch import run_folders
 from pate_torch.accounting import events
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.core.files import file_digest
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student

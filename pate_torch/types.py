@@ -6,7 +6,6 @@ C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -174,41 +173,6 @@ class Dataset:
         return f"Dataset({self.spec.name!r}, content withheld)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """How far one privacy unit moves a value, at most; stated by whoever makes the value.
-
-    Over the whole value, in its own numbers (votes, ballots, lengths of slopes); infinite where nothing bounds it.
-
-    Attributes:
-        l1: L1 distance.
-        l2: L2 distance.
-        linf: Largest change of one number.
-        adjacency: Neighboring relation; None: the distances hold under whichever the shards justify.
-    """
-
-    l1: float
-    l2: float
-    linf: float
-    adjacency: str | None = None
-
-    def __post_init__(self) -> None:
-        for norm in ("l1", "l2", "linf"):
-            if not getattr(self, norm) >= 0:  # also refuses NaN
-                raise checks.fail(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
-        if self.adjacency is not None:
-            checks.one_of("adjacency", self.adjacency, ADJACENCIES)
-
-    def within(self, priced: Sensitivity) -> bool:
-        """Whether a price for ``priced`` covers this value: no distance larger, and the same adjacency."""
-        near = self.l1 <= priced.l1 and self.l2 <= priced.l2 and self.linf <= priced.linf
-        return near and (None in (self.adjacency, priced.adjacency) or self.adjacency == priced.adjacency)
-
-
-ONE_VOTE = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
-"""Of one row of votes: a unit in one shard moves one teacher's vote from a class to another."""
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
     """PRIVATE. Disjoint shards.
@@ -250,133 +214,6 @@ class Shards:
 
     def __repr__(self) -> str:
         return f"Shards(num_teachers={self.num_teachers}, adjacency={self.adjacency!r}, content withheld)"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Votes:
-    """PRIVATE. Vote counts: one teacher, one vote.
-
-    Attributes:
-        counts_QC: Integers, each row sums to ``num_teachers``.
-        num_teachers: Number K of teachers.
-        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
-            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
-    """
-
-    counts_QC: Tensor
-    num_teachers: int
-    sensitivity: Sensitivity = ONE_VOTE
-
-    def __post_init__(self) -> None:
-        checks.integer("num_teachers", self.num_teachers, low=1)
-        counts = self.counts_QC
-        if not isinstance(counts, Tensor) or counts.dim() != 2 or counts.shape[1] < 2:
-            raise ValueError("votes: counts must be a [queries, classes] tensor with at least two classes")
-        if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
-            raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
-        if len(counts):
-            low, high = map(int, counts.aminmax())  # a byte compared with 256 is compared with 0
-            # Counts within 0..K sum to C K at most: 32 bits mostly do, in a quarter of the time of 64.
-            narrow = self.num_teachers * counts.shape[1] < 2**31
-            total = counts.sum(1, dtype=torch.int32 if narrow else torch.int64)
-            least, most = total.aminmax()  # in place of a comparison: a pass and a tensor less
-            if low < 0 or high > self.num_teachers or least != self.num_teachers or most != self.num_teachers:
-                raise ValueError(
-                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
-                )
-
-    def __len__(self) -> int:
-        return self.counts_QC.shape[0]
-
-    @property
-    def num_classes(self) -> int:
-        """Number C of classes."""
-        return self.counts_QC.shape[1]
-
-    def take(self, index_Q: Tensor) -> Votes:
-        """The votes on some of the queries."""
-        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
-
-    def plurality(self) -> Tensor:
-        """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
-        # max over equal values returns an unspecified index on some devices; the sum of a prefix is exact.
-        top = self.counts_QC.max(1, keepdim=True).values
-        return (self.counts_QC == top).int().argmax(1)
-
-    def top(self) -> Tensor:
-        """Winning counts, [Q]. PRIVATE; changes by at most 1."""
-        return self.counts_QC.max(1).values
-
-    def gap(self) -> Tensor:
-        """Winner minus runner-up, [Q]. PRIVATE; changes by at most 2."""
-        best = self.counts_QC.topk(2, dim=1).values
-        return best[:, 0] - best[:, 1]
-
-    def __repr__(self) -> str:
-        return f"Votes({len(self)} queries, content withheld)"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CellHistogram:
-    """PRIVATE. How many ballots name each (question, class); one unit, one ballot.
-
-    Attributes:
-        counts_QC: Integers >= 0.
-        sensitivity: Sensitivity of the *whole* table, however many rows it has (``ONE_COUNT``).
-        cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
-    """
-
-    counts_QC: Tensor
-    sensitivity: Sensitivity
-    cell_P: Tensor
-
-    def __post_init__(self) -> None:
-        counts = self.counts_QC
-        if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
-            raise ValueError("cells: counts must be integers [questions, classes] (one unit, counted once)")
-        if len(counts) and int(counts.min()) < 0:
-            raise ValueError("cells: counts must be non-negative")
-
-    def __len__(self) -> int:
-        return self.counts_QC.shape[0]
-
-    @property
-    def num_classes(self) -> int:
-        """Number C of classes."""
-        return self.counts_QC.shape[1]
-
-    def take(self, index_Q: Tensor) -> CellHistogram:
-        """The ballots on some of the questions, each taken once."""
-        return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
-
-    def __repr__(self) -> str:
-        return f"CellHistogram({len(self)} questions, content withheld)"
-
-
-ONE_COUNT = {
-    "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
-    "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
-}
-"""Of a table in which every unit fills in one ballot: one number changes by one, or one ballot moves to another."""
-
-
-def one_vector(adjacency: str, size: int) -> Sensitivity:
-    """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
-
-    One unit more or less moves it by that vector; one replaced, by that and the other in its place.
-    """
-    times = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
-    return Sensitivity(l1=times * math.sqrt(size), l2=times, linf=times, adjacency=adjacency)
-
-
-def of_each_record(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
-    """Sensitivity of a value that every record of all shards adds to by itself, where that would be ``sensitivity``.
-
-    With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
-    """
-    if not shards.capped:
-        return sensitivity
-    return Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency=shards.adjacency)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,8 @@ from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
-from pate_torch.journal import Journal
 from pate_torch.label import command as label
+from pate_torch.label.journal import Journal
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Ledger
 from pate_torch.ledger.chain import Chain
@@ -43,12 +43,12 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.medoids import Medoids
 from pate_torch.queries.random import Random
+from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.teachers.checkpoints import Checkpoints
 from pate_torch.teachers.store import ID, TeacherStore
-from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.types import DataSpec, Votes
+from pate_torch.teachers.training import Checkpoints, TeacherRecipe
+from pate_torch.types import DataSpec
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
 

@@ -20,17 +20,19 @@ import torch
 from run_configs import changed, run_config
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import pipeline, run_folders
+from pate_torch import pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.config import RunConfig
+from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
 from pate_torch.estimator import Pate
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
 from pate_torch.queries.passive import Passive
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
-from pate_torch.types import LABEL_UNIT, Dataset, Votes
+from pate_torch.types import LABEL_UNIT, Dataset
 from pate_torch.voters.teachers import Teachers
 from pate_torch.voters.transductive import TransductiveTeachers
 from pate_torch.voters.votes_file import VotesFile

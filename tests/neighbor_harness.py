@@ -25,7 +25,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import estimator, pipeline, sanitising
+from pate_torch import estimator, pipeline, published_price
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
@@ -38,9 +38,8 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity
 from pate_torch.students import selection
-from pate_torch.types import Sensitivity
-from pate_torch.voters.gradient_sums import UNIT_NORM, GradientSums
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
 
@@ -112,7 +111,11 @@ class OneDay(datetime.date):
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, slope, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
-    publish, add_noise, errors = sanitising.publication.release, EntropyOptimizer.add_noise, exponential.error_counts
+    publish, add_noise, errors = (
+        published_price.publication.release,
+        EntropyOptimizer.add_noise,
+        exponential.error_counts,
+    )
     ids = itertools.count(1)
 
     def at_the_door(self: Any, value: Any, noise: Any) -> Any:
@@ -164,7 +167,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(GradientSums, "gradient_sum", of_records)
         patch.setattr(selection, "draw", of_students)
-        patch.setattr(sanitising.publication, "release", of_price)
+        patch.setattr(published_price.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "error_counts", of_hypotheses)
         for name in ("gaussian", "laplace", "gumbel", "uniform"):

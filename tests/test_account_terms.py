@@ -22,8 +22,9 @@ from test_api import clouds as points
 from test_claims import pate, selection
 from test_experiments_dpsgd import clouds
 
-from pate_torch import Pate, pipeline, run_folders
+from pate_torch import Pate, pipeline
 from pate_torch.cli.train import configuration
+from pate_torch.core import run_folders
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
@@ -37,8 +38,8 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
-from pate_torch.voters.base import RecordVoters
 from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.records import RecordVoters
 from pate_torch.voters.reverse_knn import ReverseKnn
 
 

@@ -14,9 +14,10 @@ from pate_torch.analysis.stability import by_teachers, on_average_stability, one
 from pate_torch.core.rng import torch_stream
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.engine import batches
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import Context, DataSpec, Votes
+from pate_torch.types import Context, DataSpec
 
 
 def binary(ones, K):

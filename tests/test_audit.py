@@ -18,7 +18,7 @@ from pate_torch.mechanisms import single_stable, stability
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "mechanism").glob("*.yaml"))
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from command_runs import TINY, ledger_entries, train, written
 
-from pate_torch import release_store, run_folders
+from pate_torch import release_store
 from pate_torch.cli import hydra_config
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Ledger
-from pate_torch.types import DataSpec, PrivateData, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import DataSpec, PrivateData
 
 ROOT = Path(__file__).parent.parent
 

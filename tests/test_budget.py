@@ -27,7 +27,8 @@ from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
 from pate_torch.mechanisms.soft_stability import SoftVotes
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
-from pate_torch.types import ONE_COUNT, Answers, CellHistogram, Context, DataSpec, PublicPool, Sensitivity, Votes
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, Votes
+from pate_torch.types import Answers, Context, DataSpec, PublicPool
 
 PACKAGE = Path(pate_torch.__file__).parent
 CPU = torch.device("cpu")

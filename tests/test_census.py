@@ -37,22 +37,12 @@ from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.medoids import Medoids
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Votes
 from pate_torch.students import label_propagation
 from pate_torch.students.label_posterior import class_proportions
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import (
-    LABEL_UNIT,
-    ONE_COUNT,
-    CellHistogram,
-    Context,
-    Dataset,
-    Evaluation,
-    NoisyCounts,
-    PrivateData,
-    PublicPool,
-    Votes,
-)
+from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells
 

@@ -11,7 +11,7 @@ import torch
 from command_runs import train
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import Pate, chance
+from pate_torch import Pate
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
@@ -23,7 +23,9 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.types import Context, Votes
+from pate_torch.plan import chance
+from pate_torch.sensitive import Votes
+from pate_torch.types import Context
 
 ASKED = 20_000
 

@@ -29,11 +29,11 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
+from pate_torch.published_price import Sanitiser
 from pate_torch.queries.random import Random
 from pate_torch.reporting.build import claims
 from pate_torch.reporting.render import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
-from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe

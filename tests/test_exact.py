@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from pate_torch.accounting import data_dependent, exact, outcome_laws, vote_rows
+from pate_torch.accounting.data_dependent import exact, outcome_laws, theorems, vote_rows
+from pate_torch.accounting.data_dependent.price import price
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
-from pate_torch.accounting.price import price
 
 ORDERS = np.array([1.05, 1.5, 2, 3, 8, 32, 100])
 DENSE = 1 + np.geomspace(0.02, 300, 97)
@@ -95,7 +95,7 @@ def test_every_small_histogram_against_enumeration_and_adaptive_quadrature(model
 
     rows = np.array([r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]])
     bracket = exact.exact_rows(model, rows, ORDERS, direction)
-    cap = data_dependent.data_independent_rdp(model, ORDERS)
+    cap = theorems.data_independent_rdp(model, ORDERS)
     for i, row in enumerate(rows):
         slow = np.minimum(brute_force(model, row, ORDERS, direction, law), cap)
         assert bracket.upper[i] == pytest.approx(slow, rel=1e-8, abs=1e-11)
@@ -262,7 +262,7 @@ def test_a_thousand_classes_take_megabytes():
     finally:
         tracemalloc.stop()
     assert peak < 2**26
-    assert (bracket.upper < 5 * data_dependent.data_independent_rdp(model, DENSE)).all()
+    assert (bracket.upper < 5 * theorems.data_independent_rdp(model, DENSE)).all()
     assert (bracket.upper - bracket.lower <= 2e-3 * bracket.upper).all()
 
 
@@ -325,8 +325,8 @@ histograms = st.lists(st.integers(0, 12), min_size=2, max_size=6).filter(lambda 
 def test_forward_at_most_theorem_and_two_sided_and_all_at_most_data_independent(model, row):
     forward = exact.exact_rdp(model, [row], ORDERS, "forward")
     two_sided = exact.exact_rdp(model, [row], ORDERS, "two_sided")
-    theorem = data_dependent.theorem_rdp(model, [row], ORDERS)
-    cap = data_dependent.data_independent_rdp(model, ORDERS) * (1 + 1e-12)
+    theorem = theorems.theorem_rdp(model, [row], ORDERS)
+    cap = theorems.data_independent_rdp(model, ORDERS) * (1 + 1e-12)
     assert (forward.lower <= forward.upper).all() and (two_sided.lower <= two_sided.upper).all()
     assert (forward.lower <= theorem * (1 + 1e-12)).all()
     assert (forward.upper <= two_sided.upper * (1 + 1e-12)).all()
@@ -340,14 +340,14 @@ def test_without_the_cap_the_divergence_is_below_it_anyway():
     rows = vote_rows.group([r for r in itertools.product(range(9), repeat=3) if sum(r) == 8]).rows_UC
     for model in SMALL:
         bracket = exact.exact_rows(model, rows, ORDERS)
-        assert (bracket.lower < data_dependent.data_independent_rdp(model, ORDERS)).all()
+        assert (bracket.lower < theorems.data_independent_rdp(model, ORDERS)).all()
 
 
 def test_the_reverse_direction_passes_the_theorem():
     """Why the theorem's price is called forward: some two-sided divergence lies strictly above it."""
     rows = vote_rows.group([r for r in itertools.product(range(21), repeat=3) if sum(r) == 20]).rows_UC
     model = Gnmax(sigma=3.0)
-    theorem = data_dependent.theorem_rows(model, rows, ORDERS)
+    theorem = theorems.theorem_rows(model, rows, ORDERS)
     assert (exact.exact_rows(model, rows, ORDERS, "forward").lower <= theorem * (1 + 1e-12)).all()
     assert (exact.exact_rows(model, rows, ORDERS, "two_sided").lower > theorem * 1.01).any()
 
@@ -356,13 +356,13 @@ def test_exact_beats_the_theorem_by_a_wide_margin_on_clear_votes():
     rng = np.random.default_rng(0)
     votes = rng.multinomial(250, [0.7, 0.2, 0.05, 0.02, 0.01, 0.01, 0.01, 0, 0, 0], 50)
     exact_price = exact.exact_rdp(Gnmax(sigma=40), votes, ORDERS).upper
-    assert (exact_price < 0.8 * data_dependent.theorem_rdp(Gnmax(sigma=40), votes, ORDERS)).all()
+    assert (exact_price < 0.8 * theorems.theorem_rdp(Gnmax(sigma=40), votes, ORDERS)).all()
 
 
 def test_noise_too_small_for_float64_falls_back_to_the_data_independent_price():
     for model in (Gnmax(sigma=0.1), Lnmax(scale=0.01), Confident(screen_sigma=1, threshold=9, sigma=0.1)):
         bracket = exact.exact_rdp(model, [[10, 0, 0]], ORDERS)
-        assert bracket.upper == pytest.approx(data_dependent.data_independent_rdp(model, ORDERS))
+        assert bracket.upper == pytest.approx(theorems.data_independent_rdp(model, ORDERS))
         assert (bracket.lower == 0).all()
 
 
@@ -385,7 +385,7 @@ def test_price_dispatches_and_refuses():
             exact.exact_rdp(model, votes, ORDERS, direction).upper
         )
     assert price(model, votes, ORDERS, adaptive=False, method="theorem", direction="forward") == pytest.approx(
-        data_dependent.theorem_rdp(model, votes, ORDERS)
+        theorems.theorem_rdp(model, votes, ORDERS)
     )
     with pytest.raises(ValueError, match="adaptive"):
         price(model, votes, ORDERS, adaptive=True)

@@ -333,7 +333,7 @@ def full_disk(*_, **__):
     ("place", "charged"),
     [
         ("pate_torch.teachers.store.save_file", 0),
-        ("pate_torch.teachers.checkpoints.save_file", 0),
+        ("pate_torch.teachers.training.save_file", 0),
         ("pate_torch.release_store.replace", 1),
         ("pate_torch.owner_view.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),

@@ -17,8 +17,8 @@ from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Votes
 from pate_torch.voters.votes_file import VoterRegister, read
 
 K, P, C = 12, 7, 3

@@ -20,8 +20,9 @@ from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
+from pate_torch.sensitive import Votes
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import DataSpec, Votes
+from pate_torch.types import DataSpec
 
 DELTA = 1e-5
 SPEC = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.0,), std=(1.0,))

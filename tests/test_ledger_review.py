@@ -25,7 +25,7 @@ from pate_torch.ledger.command import main
 from pate_torch.ledger.ledger import CHOICE, LABELS, PRICE, Ledger
 from pate_torch.ledger.review import review
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
-from pate_torch.sanitising import Sanitiser
+from pate_torch.published_price import Sanitiser
 
 DELTA = 1e-4
 QUESTIONS = Gaussian(mu=0.2, count=6)

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from pate_torch import run_folders
-from pate_torch.core import locks
+from pate_torch.core import locks, run_folders
 from pate_torch.teachers.store import ABANDONED, TeacherStore
 
 

@@ -17,7 +17,8 @@ from pate_torch.accounting.epsilon import total_pure, total_rho
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
-from pate_torch.types import NO_ANSWER, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Context
 
 CONF = Path(__file__).parent.parent / "conf" / "mechanism"
 # A histogram counts records in cells, gradient descent sums gradients: see test_census.py and test_slopes.py.

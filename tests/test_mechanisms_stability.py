@@ -16,7 +16,8 @@ from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
 from pate_torch.mechanisms.sparse_vector import calibrate, distance, teachers_to_pass
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.types import NO_ANSWER, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Context
 
 both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_runs import train, written
 
-from pate_torch.moved import GONE, MOVED, SETTINGS, renamed
+from pate_torch.core.moved import GONE, MOVED, SETTINGS, renamed
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
 

@@ -18,8 +18,8 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting.events import Gaussian
 from pate_torch.mechanisms import gaussian, gradient_descent
-from pate_torch.types import Sensitivity
-from pate_torch.voters.base import RecordVoters
+from pate_torch.sensitive import Sensitivity
+from pate_torch.voters.records import RecordVoters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
 

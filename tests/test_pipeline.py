@@ -10,7 +10,7 @@ import pytest
 import torch
 from run_configs import changed, run_config
 
-from pate_torch import pipeline, release_store, sanitising
+from pate_torch import pipeline, published_price, release_store
 from pate_torch.accounting import gdp, rdp
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
@@ -19,11 +19,11 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.published_price import Sanitiser
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.margin import Margin
 from pate_torch.queries.random import Random
-from pate_torch.sanitising import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
@@ -296,13 +296,13 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
 
 
 def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], sanitising.publication.release
+    drawn, release = [], published_price.publication.release
 
     def recorded(publication, model, votes, z, *, adaptive):
         drawn.append(z)
         return release(publication, model, votes, z, adaptive=adaptive)
 
-    monkeypatch.setattr(sanitising.publication, "release", recorded)
+    monkeypatch.setattr(published_price.publication, "release", recorded)
 
     def sanitised(name, **changes):
         one = changed(

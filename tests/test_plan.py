@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from scipy.stats import norm
 
-from pate_torch import chance
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import BoundedRange
@@ -30,6 +29,7 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
+from pate_torch.plan import chance
 from pate_torch.plan import command as command
 from pate_torch.plan import report as reports
 from pate_torch.plan.choice import best

@@ -21,13 +21,15 @@ from scipy import stats
 from test_mechanisms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
 from vote_laws import TINY, Recorder
 
-from pate_torch.accounting import exact, rdp
-from pate_torch.accounting.data_dependent import gnmax_valid, pure_curve, theorem_rdp
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import exact
+from pate_torch.accounting.data_dependent.theorems import gnmax_valid, pure_curve, theorem_rdp
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
 from pate_torch.accounting.outcomes import Gnmax
 from pate_torch.noise.source import Rehearsal
-from pate_torch.types import NO_ANSWER, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Context
 
 PACKAGE = Path(__file__).parent.parent / "pate_torch"
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])

@@ -17,7 +17,8 @@ from pate_torch.audit.membership import Attack, Membership
 from pate_torch.reporting import owner
 from pate_torch.reporting.owner import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 

@@ -15,7 +15,8 @@ from reporting_demo import EPSILON, demo, examples
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.render import card, page, plain, privacy, privacy_schema, strict_json, summary, write_release
 from pate_torch.reporting.report import Baseline, Examples
-from pate_torch.types import LABEL_UNIT, PrivateData, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import LABEL_UNIT, PrivateData
 
 FIXED_KEYS = [
     "schema_version",

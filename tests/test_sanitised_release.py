@@ -11,15 +11,16 @@ import torch
 from scipy import special
 from scipy.stats import kstest, norm
 
-from pate_torch.accounting import data_dependent, rdp, sanitised_release, smooth_sensitivity
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import sanitised_release, smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.sanitised_release import Plan
 from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
-from pate_torch.accounting.sanitised_release import Plan
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
-from pate_torch.sanitising import Sanitiser
-from pate_torch.types import Votes
+from pate_torch.published_price import Sanitiser
+from pate_torch.sensitive import Votes
 
 PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
 
@@ -109,7 +110,7 @@ def test_published_is_an_upper_bound_exactly_as_often_as_promised():
     below = sanitised_release.release(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
     above = sanitised_release.release(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
     assert below.rdp < price < above.rdp
-    assert price >= data_dependent.theorem_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
+    assert price >= theorems.theorem_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
 
 
 def test_noise_has_the_accounted_scale():
@@ -217,7 +218,7 @@ def test_choice_is_from_public_votes_and_near_the_best():
     for order, decay, sigma in itertools.product((0.8, 1, 1.25), repeat=3):
         other = Plan(order=plan.order * order, decay=plan.decay * decay, sigma=plan.sigma * sigma)
         assert median_epsilon(other) > 0.97 * best
-    public = rdp.to_epsilon(rdp.ORDERS, 1000 * data_dependent.data_independent_rdp(model, rdp.ORDERS), 1e-5)
+    public = rdp.to_epsilon(rdp.ORDERS, 1000 * theorems.data_independent_rdp(model, rdp.ORDERS), 1e-5)
     assert best < 0.7 * public
 
 

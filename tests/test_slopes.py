@@ -35,23 +35,22 @@ from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.reporting.statement import title
+from pate_torch.sensitive import (
+    GRID,
+    UNIT_NORM,
+    CellHistogram,
+    GradientSums,
+    Votes,
+    _whole_weights,
+    one_vector,
+    quantize,
+)
 from pate_torch.students.export import export
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
-from pate_torch.types import (
-    CellHistogram,
-    Context,
-    Dataset,
-    Evaluation,
-    LinearModel,
-    PrivateData,
-    PublicPool,
-    Votes,
-    one_vector,
-)
-from pate_torch.voters.gradient_sums import GRID, UNIT_NORM, GradientSums, _whole_weights, quantize
+from pate_torch.types import Context, Dataset, Evaluation, LinearModel, PrivateData, PublicPool
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
 

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from pate_torch.accounting import data_dependent, price_of_q, smooth_sensitivity, vote_rows
+from pate_torch.accounting.data_dependent import price_of_q, smooth_sensitivity, theorems, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
 
 
@@ -122,8 +122,8 @@ def test_reachable_q_by_enumeration(model, teachers, classes):
 def of_q_log(model, row) -> float:
     rows = vote_rows.group([row]).rows_UC
     if isinstance(model, Gnmax):
-        return float(data_dependent.gnmax_log_q(rows, model.sigma)[0])
-    return float(data_dependent.lnmax_log_q(rows, model.scale)[0])
+        return float(theorems.gnmax_log_q(rows, model.sigma)[0])
+    return float(theorems.lnmax_log_q(rows, model.scale)[0])
 
 
 # ---- the slow twin: the definition, in mpmath ------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_published_price_is_the_theorem_or_a_little_above_it():
     votes = np.array([rng.multinomial(250, rng.dirichlet(np.full(10, c))) for c in np.geomspace(0.03, 3, 60)])
     for model in (Gnmax(sigma=40), Lnmax(scale=20), Confident(screen_sigma=90, threshold=150, sigma=40)):
         published = smooth_sensitivity.published_price(model, votes, [2.0, 8.0, 20.0])
-        theorem = data_dependent.theorem_rdp(model, votes, [2.0, 8.0, 20.0])
+        theorem = theorems.theorem_rdp(model, votes, [2.0, 8.0, 20.0])
         assert (published >= theorem * (1 - 1e-12)).all() and (published <= 1.2 * theorem).all()
 
 

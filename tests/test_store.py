@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from teacher_world import differing, recipe, records, shards_of, spec
 
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import Identity, TeacherStore, pool_hash
 from pate_torch.teachers.training import train
-from pate_torch.types import PrivateData, Votes
+from pate_torch.types import PrivateData
 
 
 @pytest.fixture(scope="module")

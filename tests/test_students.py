@@ -18,9 +18,8 @@ from sklearn.model_selection import cross_val_score
 from pate_torch import networks, protocols
 from pate_torch.cli import train as command
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.alignment import Alignment
 from pate_torch.students.ensemble import Ensemble
-from pate_torch.students.fixmatch import FixMatch
+from pate_torch.students.fixmatch import Alignment, FixMatch
 from pate_torch.students.label_propagation import most_confident
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.logistic import Logistic

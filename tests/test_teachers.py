@@ -16,7 +16,7 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import warp
 from pate_torch.protocols import silent
-from pate_torch.teachers import engine, processes, stacked, training
+from pate_torch.teachers import engine, stacked, training, workers
 from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -288,9 +288,9 @@ def test_resumes_from_finished_chunks_to_the_same_bits(tmp_path, backend, monkey
 @pytest.fixture(params=[True, False], ids=["forked", "spawned"])
 def start(request, monkeypatch):
     """Both ways to start a worker, wherever the first one works."""
-    if request.param and not processes.may_fork():
+    if request.param and not workers.may_fork():
         pytest.skip("a copy of this process could not compute")
-    monkeypatch.setattr(processes, "may_fork", lambda: request.param)
+    monkeypatch.setattr(workers, "may_fork", lambda: request.param)
 
 
 def test_workers_give_the_bits_of_this_process_however_they_start(start):
@@ -309,18 +309,18 @@ def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     monkeypatch.setenv("PYTHONPATH", "")
     broken = recipe(backend="processes", batch_size=8, steps=3)
     object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
-    shapes = processes._result_shapes(spec(), recipe(), 8)
-    monkeypatch.setattr(processes, "_result_shapes", lambda *_: shapes)
+    shapes = workers._result_shapes(spec(), recipe(), 8)
+    monkeypatch.setattr(workers, "_result_shapes", lambda *_: shapes)
     chunks = training.chunks(8, 3)
     with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorised"):
-        list(processes.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 2))
+        list(workers.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 2))
 
 
 def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start):
     private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
     forever = recipe(backend="processes", workers=3, steps=10**6, augment=None)
-    started: list[processes._Worker] = []
-    plain = processes._started
+    started: list[workers._Worker] = []
+    plain = workers._started
 
     def remember(*arguments):
         started.append(plain(*arguments))
@@ -328,8 +328,8 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
             started[1].process.kill()
         return started[-1]
 
-    monkeypatch.setattr(processes, "_started", remember)
-    monkeypatch.setattr(processes, "_PATIENCE", 60.0)  # a spawned one may still be importing torch
+    monkeypatch.setattr(workers, "_started", remember)
+    monkeypatch.setattr(workers, "_PATIENCE", 60.0)  # a spawned one may still be importing torch
     with pytest.raises(ChildProcessError, match="killed by signal 9"):
         train(private, spec(), shards, forever, seed=0)
     assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped by themselves
@@ -339,10 +339,10 @@ ORPHAN = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
 from teacher_world import recipe, records, shards_of, spec
-from pate_torch.teachers import processes
+from pate_torch.teachers import workers
 from pate_torch.teachers.training import train
 
-plain, started = processes._started, []
+plain, started = workers._started, []
 
 def remember(*arguments):
     started.append(plain(*arguments))
@@ -351,8 +351,8 @@ def remember(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return started[-1]
 
-processes._started = remember
-processes.may_fork = lambda: {fork}
+workers._started = remember
+workers.may_fork = lambda: {fork}
 forever = recipe(backend="processes", workers=3, steps=10**6, augment=None)
 train(records(40), spec(), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)]), forever, seed=0)
 """
@@ -360,15 +360,15 @@ train(records(40), spec(), shards_of([list(range(k * 5, k * 5 + 5)) for k in ran
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_killed_run(start):
-    code = ORPHAN.format(tests=str(Path(__file__).parent), fork=processes.may_fork())
+    code = ORPHAN.format(tests=str(Path(__file__).parent), fork=workers.may_fork())
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == -9, run.stderr
-    workers = run.stdout.split()
-    assert len(workers) == 3
+    pids = run.stdout.split()
+    assert len(pids) == 3
     patience = time.monotonic() + 30
-    while any(Path("/proc", pid).exists() for pid in workers) and time.monotonic() < patience:
+    while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < patience:
         time.sleep(0.05)
-    assert not [pid for pid in workers if Path("/proc", pid).exists()]
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]
 
 
 def test_progress_and_curves_are_reported():

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from pate_torch import networks
+from pate_torch.sensitive import Votes
 from pate_torch.teachers import voting
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.voting import count, label_dtype
-from pate_torch.types import DataSpec, Votes
+from pate_torch.types import DataSpec
 
 
 def by_loop(predictions, classes):

@@ -2,7 +2,7 @@
 
 A mechanism compiles to events and the accountant composes events, so a new mechanism needs no change there.
 Every event prices the change of one privacy unit (one teacher's vote moves in every query at once; see
-``types.Votes``), and holds under the adjacency of the shards it was computed from.
+``sensitive.Votes``), and holds under the adjacency of the shards it was computed from.
 """
 
 from __future__ import annotations

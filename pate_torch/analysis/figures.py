@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 _INK, _ACCENT = "#1f4e79", "#c55a11"
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pate_torch.core import checks
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 Floats = NDArray[np.float64]
 

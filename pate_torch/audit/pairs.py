@@ -17,8 +17,7 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.types import ONE_COUNT, CellHistogram, Votes, one_vector
-from pate_torch.voters.gradient_sums import GRID, GradientSums
+from pate_torch.sensitive import GRID, ONE_COUNT, CellHistogram, GradientSums, Votes, one_vector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,8 +22,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pate_torch.cli.main import piped
 from pate_torch.core import checks
-from pate_torch.moved import renamed
-from pate_torch.run_folders import run_folder, run_id
+from pate_torch.core.moved import renamed
+from pate_torch.core.run_folders import run_folder, run_id
 
 
 def configuration() -> str:

@@ -35,8 +35,9 @@ from pate_torch.experiments.liu2021_tables import Cell, Facts
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import DatasetSource, QueryStrategy, StudentTask
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset, Release, Votes
+from pate_torch.types import Dataset, Release
 
 WITHOUT_PRIVACY = 0.1
 """Votes of noise in the columns without privacy: the plurality, ties broken at random (a gap of 1 is lost at 1e-12)."""

@@ -27,11 +27,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import run_folders
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import Partition, RunConfig
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.passive import Passive

@@ -13,7 +13,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import ADJACENCIES, NO_ANSWER, ONE_VOTE, Answers, CellHistogram, Context, Sensitivity, Votes
+from pate_torch.sensitive import ONE_VOTE, CellHistogram, Sensitivity, Votes
+from pate_torch.types import ADJACENCIES, NO_ANSWER, Answers, Context
 
 
 @dataclass(frozen=True, kw_only=True)

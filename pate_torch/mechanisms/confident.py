@@ -13,7 +13,8 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import answer_event
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Answers, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import Answers, Context
 
 
 def screen_event(sigma: float, count: int, discrete: bool) -> Event:

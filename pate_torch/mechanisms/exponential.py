@@ -11,7 +11,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Answers, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import Answers, Context
 
 
 @dataclass(frozen=True, kw_only=True)

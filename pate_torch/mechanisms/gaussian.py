@@ -12,7 +12,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Answers, Context, NoisyCounts, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import Answers, Context, NoisyCounts
 
 
 def answer_event(sigma: float, count: int, discrete: bool) -> Event:

@@ -12,8 +12,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Answers, Context, Sensitivity, one_vector
-from pate_torch.voters.gradient_sums import MIN_CLIP_NORM, UNIT_NORM, GradientSums
+from pate_torch.sensitive import MIN_CLIP_NORM, UNIT_NORM, GradientSums, Sensitivity, one_vector
+from pate_torch.types import Answers, Context
 
 
 @dataclass(frozen=True, kw_only=True)

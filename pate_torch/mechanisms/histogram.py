@@ -10,7 +10,8 @@ import torch
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import ONE_COUNT, Answers, CellHistogram, Context, NoisyCounts, Sensitivity
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity
+from pate_torch.types import Answers, Context, NoisyCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.confident import screen_event
 from pate_torch.mechanisms.gaussian import answer_event
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Answers, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import Answers, Context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import NO_ANSWER, ONE_VOTE, Answers, Context, Sensitivity, Votes
+from pate_torch.sensitive import ONE_VOTE, Sensitivity, Votes
+from pate_torch.types import NO_ANSWER, Answers, Context
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Answers, Context
 
 
 @dataclass(frozen=True, kw_only=True)

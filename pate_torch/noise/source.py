@@ -21,7 +21,8 @@ from torch import Tensor
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.noise import discrete
-from pate_torch.types import Answers, Rehearsed, Sensitivity
+from pate_torch.sensitive import Sensitivity
+from pate_torch.types import Answers, Rehearsed
 
 _BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
 _BLOCK = 1 << 18

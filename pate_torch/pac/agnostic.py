@@ -32,7 +32,8 @@ from pate_torch.pac.sample import (
 )
 from pate_torch.pac.semi_private import sspp_candidates
 from pate_torch.protocols import HypothesisClass
-from pate_torch.types import NO_ANSWER, Answers, Context, Votes
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Answers, Context
 
 RELABEL_FACTOR = (1 + math.exp(0.5)) ** 2
 """What relabeling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""

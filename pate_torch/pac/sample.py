@@ -18,7 +18,7 @@ from pate_torch.budget import Door
 from pate_torch.core import checks
 from pate_torch.ledger.ledger import HYPOTHESIS
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Sensitivity
+from pate_torch.sensitive import Sensitivity
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from pate_torch import chance
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter, Spend
@@ -18,6 +17,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.plan import chance
 from pate_torch.plan.declared import Declared
 from pate_torch.plan.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
 from pate_torch.types import Dataset

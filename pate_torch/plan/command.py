@@ -35,7 +35,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch import chance
 from pate_torch.cli import hydra_config as composer
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
@@ -43,6 +42,7 @@ from pate_torch.core import checks, rng
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.plan import chance
 from pate_torch.plan import report as reports
 from pate_torch.plan.choice import Choice, PlanEvaluator, best, planned
 from pate_torch.plan.declared import Declared

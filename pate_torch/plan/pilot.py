@@ -26,8 +26,9 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import Context, Dataset, PrivateData, Votes
+from pate_torch.types import Context, Dataset, PrivateData
 from pate_torch.voters.gradients import Gradients
 
 Array = NDArray[np.float64]

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting import exact, rdp
-from pate_torch.accounting.data_dependent import theorem_rdp
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import exact
+from pate_torch.accounting.data_dependent.theorems import theorem_rdp
+from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.accounting.vote_rows import Array
 from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
 from pate_torch.protocols import Student
@@ -29,10 +30,11 @@ from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.private import OWNER_ONLY_FILE
 from pate_torch.reporting.render import strict_json
 from pate_torch.reporting.statement import advantage_bound
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.baseline import logits_of_one
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.voting import count
-from pate_torch.types import Dataset, PrivateData, Release, Votes
+from pate_torch.types import Dataset, PrivateData, Release
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"

@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.audit.membership import Membership
 from pate_torch.reporting.figures import numbered, thinned
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 OWNER_ONLY = 0o700
 OWNER_ONLY_FILE = 0o600

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.features.views import strong_view, weak_view
 from pate_torch.protocols import Log
-from pate_torch.students.alignment import Alignment
-from pate_torch.students.label_propagation import most_confident, propagate, propagated_loss
+from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
 from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 
 
@@ -101,3 +100,29 @@ class FixMatch(GradientStudent):
 def guess(model: nn.Module, x: Tensor) -> Tensor:
     """Class probabilities of a model in evaluation mode, float32 [B, C]."""
     return model(x).float().softmax(1)
+
+
+class Alignment:
+    """Distribution alignment: guesses scaled so that each class gets its expected share (ReMixMatch, section 3.1).
+
+    The scale is expected share over recent mean guess.
+
+    Args:
+        problem: Gives the expected shares.
+        kind: See ``expected_shares``.
+        decay: Decay of the mean guess.
+    """
+
+    def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:
+        self.target_C = expected_shares(problem, kind)
+        self.active = kind != "none"
+        self.mean_C = self.target_C.clone()
+        self.decay = decay
+
+    def __call__(self, guess_BC: Tensor) -> Tensor:
+        """Scale class probabilities [B, C] and normalize each row."""
+        if not self.active:
+            return guess_BC
+        self.mean_C = self.decay * self.mean_C + (1 - self.decay) * guess_BC.mean(0)
+        scaled_BC = guess_BC * (self.target_C / self.mean_C.clamp(min=1e-4))
+        return scaled_BC / scaled_BC.sum(1, keepdim=True).clamp(min=1e-12)

@@ -62,3 +62,13 @@ def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
 def propagated_loss(logits_BC: Tensor, carried_B: Tensor) -> Tensor:
     """Mean corrected cross-entropy of propagated labels; -1 (not kept) counts nothing."""
     return (label_loss(logits_BC, carried_B.clamp(min=0), _ERROR) * (carried_B >= 0)).mean()
+
+
+def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
+    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
+    counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
+    if kind == "uniform":
+        # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.
+        return (counts_C > 0).float() / (counts_C > 0).sum()
+    # One extra label a class: an unseen class is rare, not impossible.
+    return (counts_C + 1) / (counts_C + 1).sum()

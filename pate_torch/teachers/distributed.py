@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pate_torch.core.progress import Stages
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble, spec_from
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import Dataset, DataSpec, Votes
+from pate_torch.types import Dataset, DataSpec
 
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
 """What rank 0 tells the others to do."""

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.protocols import Progress, silent
+from pate_torch.sensitive import Votes
 from pate_torch.teachers import stacked, voting
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import DataSpec, Votes
+from pate_torch.types import DataSpec
 
 TEACHERS, POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times

@@ -29,9 +29,10 @@ from torch import Tensor
 from pate_torch.core import checks, locks
 from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing
 from pate_torch.protocols import silent
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble, spec_from
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import DataSpec, PrivateData, Votes
+from pate_torch.types import DataSpec, PrivateData
 
 SCHEMA_VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.files import content, private_folder, read_tensors, replacing
 from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, stacked
-from pate_torch.teachers.checkpoints import Checkpoints
-from pate_torch.teachers.engine import POINTS, Trained, gather_chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.processes import may_fork, train_chunks
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
+from pate_torch.teachers.workers import may_fork, train_chunks
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 __all__ = ["TeacherRecipe", "train"]
@@ -276,3 +279,42 @@ def _show_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, losses: Los
             log(f"teachers/{name}_min", float(value_K.min()), step)
             log(f"teachers/{name}_max", float(value_K.max()), step)
         losses(step, curves_KP["loss"][:, point])
+
+
+class Checkpoints:
+    """A folder of chunks, each file named by what decides its result (records, recipe, seed): a stale one is not found.
+
+    Args:
+        folder: PRIVATE. The folder for the files.
+        recipe: Recipe of the teachers.
+        seed: Seed of their training.
+    """
+
+    def __init__(self, folder: Path, recipe: TeacherRecipe, seed: int) -> None:
+        self.folder = private_folder(Path(folder))
+        self.decides = json.dumps([recipe.configuration(), seed], sort_keys=True)
+
+    def _path(self, chunk: Chunk) -> Path:
+        state = hashlib.sha256(self.decides.encode())
+        state.update(f"{chunk.first} {tuple(chunk.x_kS.shape)} {chunk.x_kS.dtype}".encode())
+        for tensor in (chunk.x_kS, chunk.y_kS, chunk.size_k):
+            state.update(content(tensor))
+        return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
+
+    def load(self, chunk: Chunk) -> Trained | None:
+        """The trained chunk, or None; a damaged file is trained again rather than trusted."""
+        path = self._path(chunk)
+        if not path.exists():
+            return None
+        try:
+            tensors = read_tensors(path)
+            loss, accuracy = tensors.pop("curve.loss"), tensors.pop("curve.accuracy")
+        except (ValueError, KeyError):
+            return None
+        return Trained(tensors, loss, accuracy)
+
+    def save(self, chunk: Chunk, trained: Trained) -> None:
+        """Write a chunk beside and rename it: a run killed here leaves no half a chunk."""
+        tensors = trained.params | {"curve.loss": trained.loss_Pk, "curve.accuracy": trained.accuracy_Pk}
+        with replacing(self._path(chunk)) as temporary:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 WIDTH = 2048
 """Queries counted together: with 255 teachers of one byte each they stay in a core's cache."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data.partition import deal
-from pate_torch.networks import feature_extractor
-from pate_torch.protocols import Progress, Sensitive, Student, silent
-from pate_torch.types import Dataset, Shards, Votes
+from pate_torch.protocols import Student
+from pate_torch.sensitive import Sensitive, Votes
+from pate_torch.types import Dataset
 from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
@@ -160,88 +158,3 @@ class VotersBase:
 
     def declared(self, data: Dataset) -> int | None:
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordVoters(VotersBase):
-    """Records that answer for themselves, each by a function of itself and of public values.
-
-    A subclass defines how they are asked (``ask``).
-
-    Attributes:
-        mechanism: The mechanism that prices their answers.
-    """
-
-    mechanism: ClassVar[str]
-
-    @property
-    def num_teachers(self) -> int:
-        return 0
-
-    @property
-    def guided(self) -> bool:
-        """Whether a later round lies in features of the student: always."""
-        return True
-
-    def check(self, config: RunConfig) -> None:
-        """Raise ValueError for options of teachers, and where one record's answer is not its own."""
-        if config.sanitiser is not None:
-            fix = "Leave out sanitiser: every record answers for itself."
-            raise checks.fail("voters", self.name, "cannot be combined with sanitiser", fix)
-        given = config.mechanism.name
-        if given != self.mechanism:
-            what, fix = f"cannot be combined with mechanism={given}", f"Use mechanism={self.mechanism}."
-            raise checks.fail("voters", self.name, what, fix)
-        capacity = getattr(config.partition, "capacity", None)
-        if capacity is not None:
-            what = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
-            raise checks.fail("partition.capacity", capacity, what, "Leave out partition.capacity.")
-        adjacency = config.partition.adjacency
-        given = getattr(config.mechanism, "adjacency", adjacency)
-        if given != adjacency:
-            raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
-
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where the partition's adjacency does not hold for these units."""
-        deal(config.partition, data.private, 1, config.seed)
-
-    def ask(
-        self,
-        data: Dataset,
-        shards: Shards,
-        *,
-        encoder: nn.Module | None,
-        device: torch.device | str = "cpu",
-        progress: Progress = silent,
-    ) -> Sensitive:
-        """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
-
-        Args:
-            data: The run's data.
-            shards: Which hold the records.
-            encoder: Normalized points -> features, learnt from the public points or a released student's; None: the
-                normalized points themselves.
-            device: Device of the encoding.
-            progress: Called with (done, total) records.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
-
-    def fitted(self, run: RunContext) -> FittedVoters:
-        """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
-
-        def ask(encoder: nn.Module | None) -> Any:
-            shards = deal(run.config.partition, run.data.private, 1, run.config.seed)
-            progress = run.stages("Encoding every record")
-            return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
-
-        def refit(guide: Student) -> FittedVoters:
-            answers = ask(feature_extractor(guide.module))
-            return replace(first, answers=answers, feature_PD=answers.place_PD)
-
-        register = VoterRegister(run.store)
-        registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
-        remember = functools.partial(register.set_ledger_head, registered)
-        with run.clock("records"):
-            answers = ask(run.encoder())
-        first = FittedVoters(id=registered.id, answers=answers, remember=remember, refit=refit)
-        return first

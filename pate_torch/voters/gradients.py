@@ -12,7 +12,7 @@ clipped to length 1.
 
 Guarantee: a gradient is a function of one unit's record and of public values (``map_records_independently``), quantized
 to whole numbers: so sums are exact, no record influences the rounding of another's, and a gradient is at most
-``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``types.one_vector`` x ``UNIT_NORM``.
+``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``sensitive.one_vector`` x ``UNIT_NORM``.
 Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
 """
 
@@ -28,16 +28,15 @@ from pate_torch.core import checks
 from pate_torch.data.units import one_per_unit
 from pate_torch.features.whitening import Whitening
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import Dataset, Shards, of_each_record, one_vector
-from pate_torch.voters.base import RecordVoters
-from pate_torch.voters.gradient_sums import GradientSums, quantize
-from pate_torch.voters.records import encode_public, map_records_independently
+from pate_torch.sensitive import GradientSums, of_each_record, one_vector, quantize
+from pate_torch.types import Dataset, Shards
+from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
 
 _MOST = 1 << 22
-"""Records: the sums of fewer are exact (``gradient_sums.UNIT_NORM``)."""
+"""Records: the sums of fewer are exact (``sensitive.UNIT_NORM``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

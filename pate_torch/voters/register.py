@@ -15,8 +15,8 @@ import torch
 from pate_torch.core import checks
 from pate_torch.core.files import content, private_folder, replacing
 from pate_torch.ledger import Ledger
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Votes
 
 SCHEMA_VERSION = 1
 

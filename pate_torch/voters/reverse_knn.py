@@ -8,7 +8,7 @@ second round may lie in its features, where the classes are further apart.
 
 Guarantee: a count is a function of one unit's records and of public values, and no record influences even the rounding
 of another's (``map_records_independently``). So one unit moves one count of each round's table
-(``types.CellHistogram``), and rounds compose adaptively.
+(``CellHistogram``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
 in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
@@ -25,18 +25,9 @@ from torch import Tensor, nn
 
 from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
-from pate_torch.types import (
-    ONE_COUNT,
-    CellHistogram,
-    Dataset,
-    DataSpec,
-    PrivateData,
-    Sensitivity,
-    Shards,
-    of_each_record,
-)
-from pate_torch.voters.base import RecordVoters
-from pate_torch.voters.records import encode_public, map_records_independently
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, of_each_record
+from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
+from pate_torch.core.run_folders import checked_id
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
-from pate_torch.run_folders import checked_id
+from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset, Votes
+from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, VotersBase
 
 if TYPE_CHECKING:

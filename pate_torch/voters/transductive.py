@@ -26,9 +26,10 @@ from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, spread
 from pate_torch.protocols import Progress, silent
+from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.types import Dataset, Votes
+from pate_torch.types import Dataset
 from pate_torch.voters.teachers import Teachers
 
 if TYPE_CHECKING:

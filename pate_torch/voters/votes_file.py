@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
-from pate_torch.types import Dataset, Votes
+from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, Voters, VotersBase
 from pate_torch.voters.register import VoterRegister
 

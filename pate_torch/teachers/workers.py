@@ -1,33 +1,42 @@
-"""Chunks trained by one-thread processes: on a CPU, four of them beat four threads inside every small operation."""
+"""Chunks trained by one-thread processes: on a CPU, four of them beat four threads inside every small operation.
+
+The main process puts the private records into anonymous shared memory (``SharedTensors``: no name in the file system,
+gone with the last process). A worker reads chunk numbers, a line each, trains them, writes their parameters back, and
+answers with lines of JSON: the share of a chunk that is done, and its number when it is finished. It ends when its
+orders close, so that no worker outlives its run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import multiprocessing
 import multiprocessing.process
 import os
+import queue
 import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import torch
+from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.protocols import silent
-from pate_torch.teachers import worker
-from pate_torch.teachers.engine import POINTS, Trained
+from pate_torch.teachers.engine import POINTS, Trained, gather_rows, train_stacked
+from pate_torch.teachers.ensemble import spec_from
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.shared_memory import SharedTensors
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -211,7 +220,7 @@ class _Forked(_Worker):
                 for fd in (1, 2):
                     os.dup2(self.errors.fileno(), fd)
                 _keep_memory()
-                worker.serve(setup, os.fdopen(told), os.fdopen(said, "w"), records.tensors, results.tensors)
+                serve(setup, os.fdopen(told), os.fdopen(said, "w"), records.tensors, results.tensors)
             except BaseException:
                 os.write(2, traceback.format_exc().encode())
             finally:
@@ -237,7 +246,7 @@ class _Spawned(_Worker):
         told, said = self._theirs
         self.process = _Program(
             subprocess.Popen(
-                [sys.executable, "-m", "pate_torch.teachers.worker"],
+                [sys.executable, "-m", "pate_torch.teachers.workers"],
                 stdin=told,
                 stdout=said,
                 stderr=self.errors,
@@ -277,3 +286,105 @@ def may_fork() -> bool:
 
 def _started(setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]) -> _Worker:
     return _Forked(setup, records, results, pool) if may_fork() else _Spawned(setup, records, results)
+
+
+def serve(
+    setup: Mapping[str, Any],
+    orders: TextIO,
+    answers: TextIO,
+    records: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
+) -> None:
+    """Train the chunks whose numbers come on ``orders`` until it closes, which ends the process."""
+    torch.set_num_threads(1)
+    spec = spec_from(setup["spec"])
+    recipe = TeacherRecipe(**setup["recipe"])
+    tasks: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders, tasks), daemon=True).start()
+
+    def tell(share: float) -> None:
+        print(json.dumps({"share": share}), file=answers, flush=True)
+
+    while True:
+        number = tasks.get()
+        teachers = range(*setup["chunks"][number])
+        chunk = gather_rows(records["x"], records["y"], records["index"], records["mask"], teachers)
+        trained = train_stacked(chunk, spec, recipe, setup["seed"], torch.device("cpu"), tell)
+        rows = slice(teachers.start, teachers.stop)
+        for name, parameter in trained.params.items():
+            results["params." + name][rows] = parameter
+        results["loss"][:, rows], results["accuracy"][:, rows] = trained.loss_Pk, trained.accuracy_Pk
+        print(json.dumps({"done": number}), file=answers, flush=True)
+
+
+def _listen(orders: TextIO, tasks: queue.SimpleQueue[int]) -> None:
+    for line in orders:
+        tasks.put(int(line))
+    os._exit(0)  # the run is over, or its main process is gone: stop in the middle of a chunk too
+
+
+def main() -> None:
+    """Run a worker: the setup is the first line of its orders."""
+    setup = json.loads(sys.stdin.readline())
+    records, results = (SharedTensors(*setup[name]).tensors for name in ("records", "results"))
+    serve(setup, sys.stdin, sys.stdout, records, results)
+
+
+ALIGN = 64
+
+
+class SharedTensors:
+    """Named tensors in one anonymous mapping.
+
+    Private records are neither pickled nor written to a disk, and a killed run leaves nothing behind.
+
+    Args:
+        fd: File descriptor, by which a child attaches to the mapping.
+        layout: Plain data: name, type, shape and place of each tensor.
+    """
+
+    def __init__(self, fd: int, layout: Mapping[str, Any]) -> None:
+        self.fd, self.layout = fd, dict(layout)
+        self._map = mmap.mmap(fd, self.layout["bytes"])
+        self.tensors: dict[str, Tensor] = {}
+        for name, (dtype, shape, offset) in self.layout["tensors"].items():
+            count = math.prod(shape)
+            kind = getattr(torch, dtype)
+            flat = torch.frombuffer(self._map, dtype=kind, count=count, offset=offset) if count else torch.empty(0)
+            self.tensors[name] = flat.to(kind).view(shape)
+
+    @classmethod
+    def empty(cls, shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> SharedTensors:
+        """Zero-filled tensors of these types and shapes."""
+        layout, offset = {}, 0
+        for name, (dtype, shape) in shapes.items():
+            layout[name] = (str(dtype).removeprefix("torch."), list(shape), offset)
+            offset += -(-math.prod(shape) * dtype.itemsize // ALIGN) * ALIGN
+        fd = _anonymous_file()
+        os.ftruncate(fd, max(offset, ALIGN))
+        return cls(fd, {"bytes": max(offset, ALIGN), "tensors": layout})
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> SharedTensors:
+        """Copies of these tensors."""
+        shared = cls.empty({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+        for name, tensor in tensors.items():
+            shared.tensors[name].copy_(tensor)
+        return shared
+
+    def close(self) -> None:
+        """Close the file; the memory lives until the last tensor of it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pate_torch")
+    with tempfile.TemporaryFile() as file:  # no name either, where the system has no memfd
+        return os.dup(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

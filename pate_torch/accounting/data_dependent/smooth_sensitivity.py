@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate_torch.accounting import vote_rows
+from pate_torch.accounting.data_dependent import vote_rows
+from pate_torch.accounting.data_dependent.price_of_q import PriceOfQ, PriceOfTop, price_parts
+from pate_torch.accounting.data_dependent.vote_rows import Array, VoteRows
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.accounting.price_of_q import PriceOfQ, PriceOfTop, price_parts
-from pate_torch.accounting.vote_rows import Array, VoteRows
 from pate_torch.core import checks
 
 _CHUNK_FLOATS = 2**18  # of the largest temporary, rows times distances times orders

@@ -17,14 +17,14 @@ import torch
 
 from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting import sanitised_release as publication
+from pate_torch.accounting.data_dependent import sanitised_release as publication
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_epsilon
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.ledger.ledger import PRICE
 from pate_torch.protocols import Mechanism
-from pate_torch.types import Votes
+from pate_torch.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)

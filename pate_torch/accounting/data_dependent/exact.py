@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pate_torch.accounting import data_dependent, outcome_laws, vote_rows
+from pate_torch.accounting.data_dependent import outcome_laws, theorems, vote_rows
+from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
 from pate_torch.accounting.outcomes import Lnmax, OutcomeModel
-from pate_torch.accounting.vote_rows import Array, Counts
 from pate_torch.core import checks
 
 SECONDS, BYTES = 25.0, 0.75 * 2**30
@@ -98,7 +98,7 @@ def exact_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array, direction:
     Where the noise is so small that probabilities leave float64, [0, data-independent price].
     """
     checks.one_of("direction", direction, DIRECTIONS)
-    cap_A = data_dependent.data_independent_rdp(model, orders_A)
+    cap_A = theorems.data_independent_rdp(model, orders_A)
     num_rows, num_classes = rows_UC.shape
     lower_UA = np.zeros((num_rows, len(orders_A)))
     upper_UA = np.tile(cap_A, (num_rows, 1))

@@ -9,7 +9,6 @@ teacher trained alone and one trained beside others. All layers here have a stac
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from pate_torch.core import checks
+from pate_torch.networks.modules import L2Normalize, MeanShift, Residual, Voting, feature_extractor
 
 Description = dict[str, Any]
-
-
-class Residual(nn.Module):
-    """A residual block: shortcut(x) + branch(x)."""
-
-    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.branch, self.shortcut = branch, shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shortcut(x) + self.branch(x)
 
 
 def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
@@ -219,17 +207,6 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-class Voting(nn.Module):
-    """Mean log-probabilities of its members: a class of votes (LZCW21 Theorem 20), whose softmax is their pool."""
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([member(x).log_softmax(1) for member in self.members]).mean(0)
-
-
 def voting(
     input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Mapping[str, Any] | None = None
 ) -> nn.Module:
@@ -243,77 +220,6 @@ def voting(
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
     return Voting([build(design["name"], input_shape, num_classes, **design["options"]) for _ in range(members)])
-
-
-def last_linear(network: nn.Module) -> str:
-    """Name of a network's classifier: its last linear layer.
-
-    Raises:
-        ValueError: There is none.
-    """
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
-    if not names:
-        raise ValueError("representation: the network needs a last linear layer apart from its trunk")
-    return names[-1]
-
-
-def remove_head(network: nn.Module) -> nn.Module:
-    """The network with its classifier replaced by the identity, in place; returns it."""
-    network.set_submodule(last_linear(network), nn.Identity())
-    return network
-
-
-def feature_extractor(network: nn.Module) -> nn.Module:
-    """A copy of a network up to its last layer, whose inputs are the features.
-
-    Of a vote of several, the features of all members side by side; of a network without such a layer, the points
-    themselves.
-    """
-    if isinstance(network, Voting):
-        return ConcatFeatures([feature_extractor(member) for member in network.members])
-    try:
-        return remove_head(copy.deepcopy(network))
-    except ValueError:
-        return nn.Flatten()
-
-
-class ConcatFeatures(nn.Module):
-    """The unit-length features of several encoders, side by side."""
-
-    def __init__(self, encoders: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleList(encoders)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
-
-
-class L2Normalize(nn.Module):
-    """Scales rows to length 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(x.float().flatten(1), dim=1)
-
-
-class MeanShift(nn.Module):
-    """Mean-shift step, [B, D] -> [B, D]: a unit-length feature becomes the weighted mean of its nearest public ones.
-
-    Of its ``neighbors`` nearest of P public points each weighs d_K^2 - d_k^2: the last one nothing, so that the mean
-    does not jump where one takes the place of another. (Fukunaga and Hostetler 1975: features move to where public
-    points are dense, and classes apart.)
-    """
-
-    def __init__(self, points: int, width: int, neighbors: int) -> None:
-        super().__init__()
-        self.neighbors = min(neighbors, points)
-        self.register_buffer("place_PD", torch.zeros(points, width))
-        self.place_PD: Tensor
-
-    def forward(self, x_BD: Tensor) -> Tensor:
-        near = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
-        weight_BK = (near.values - near.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
-        weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
-        return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
 
 
 def probe(
@@ -416,8 +322,3 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
             norm.weight.fill_(1)
             norm.bias.zero_()
     return module
-
-
-def num_parameters(module: nn.Module) -> int:
-    """Number of parameters that a network learns."""
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr
 
+from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
-from pate_torch.accounting.vote_rows import Array, Counts
 from pate_torch.core import checks
 
 _TAIL = 1e-16  # relative mass left out at either end of a Gaussian rule

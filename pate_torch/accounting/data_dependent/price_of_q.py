@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
-from pate_torch.accounting import data_dependent
+from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax, OutcomeModel
-from pate_torch.accounting.vote_rows import Array, Counts
 from pate_torch.core import checks
 
 Function = Callable[[Array], Array]
@@ -172,8 +172,8 @@ def price_parts(
             return _gnmax(sigma, orders_A, num_teachers, num_classes), []
         case Confident(sigma=sigma):
             tops = np.arange(num_teachers + 1)
-            log_q_N = data_dependent.threshold_log_q(tops, model.threshold, model.screen_sigma)
-            price_NA = data_dependent.gnmax_curve(log_q_N, math.sqrt(2) * model.screen_sigma, orders_A)
+            log_q_N = theorems.threshold_log_q(tops, model.threshold, model.screen_sigma)
+            price_NA = theorems.gnmax_curve(log_q_N, math.sqrt(2) * model.screen_sigma, orders_A)
             screen = PriceOfTop(price_NA=price_NA, num_classes=num_classes)
             return _gnmax(sigma, orders_A, num_teachers, num_classes), [screen]
         case Lnmax(scale=scale):
@@ -185,10 +185,10 @@ def _gnmax(sigma: float, orders_A: Array, num_teachers: int, num_classes: int) -
     independent_A = orders_A / sigma**2
     # Inside the theorem's region: sqrt(L) >= 1 + 1/sigma and mu1 > a; see ``gnmax_valid`` for its third condition.
     limit_A = -np.maximum((1 + 1 / sigma) ** 2, ((orders_A - 0.99) / sigma) ** 2)
-    assert data_dependent.gnmax_valid(limit_A, sigma).all()
+    assert theorems.gnmax_valid(limit_A, sigma).all()
 
     def log_dependent(log_q_V: Array, orders_A: Array) -> Array:
-        return data_dependent.gnmax_log_moment(log_q_V, sigma, orders_A)
+        return theorems.gnmax_log_moment(log_q_V, sigma, orders_A)
 
     return PriceOfQ(
         orders_A=orders_A,
@@ -203,11 +203,11 @@ def _gnmax(sigma: float, orders_A: Array, num_teachers: int, num_classes: int) -
 
 
 def _lnmax(scale: float, orders_A: Array, num_teachers: int, num_classes: int) -> PriceOfQ:
-    independent_A = data_dependent.data_independent_rdp(Lnmax(scale=scale), orders_A)
+    independent_A = theorems.data_independent_rdp(Lnmax(scale=scale), orders_A)
     limit_A = np.full_like(orders_A, -np.logaddexp(0, 2 / scale) * (1 + 1e-12))
 
     def log_dependent(log_q_V: Array, orders_A: Array) -> Array:
-        return data_dependent.pure_log_moment(log_q_V, 2 / scale, orders_A)
+        return theorems.pure_log_moment(log_q_V, 2 / scale, orders_A)
 
     def log_tail(gap: Array) -> Array:
         x = np.abs(gap) / scale

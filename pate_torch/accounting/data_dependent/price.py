@@ -6,10 +6,10 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
-from pate_torch.accounting import data_dependent, exact, vote_rows
-from pate_torch.accounting.exact import Direction
+from pate_torch.accounting.data_dependent import exact, theorems, vote_rows
+from pate_torch.accounting.data_dependent.exact import Direction
+from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.accounting.vote_rows import Array
 from pate_torch.core import checks
 
 Method = Literal["theorem", "exact"]
@@ -62,4 +62,4 @@ def price(
         raise checks.fail(
             "direction", direction, "the published theorems bound the forward divergence only", "Use method=exact."
         )
-    return data_dependent.theorem_rdp(model, votes, vote_rows.validated_orders(orders))
+    return theorems.theorem_rdp(model, votes, vote_rows.validated_orders(orders))

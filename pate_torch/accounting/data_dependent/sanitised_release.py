@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
-from pate_torch.accounting import data_dependent, rdp, smooth_sensitivity, vote_rows
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems, vote_rows
 from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
@@ -156,7 +157,7 @@ def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adap
     price = float(smooth_sensitivity.published_price(model, votes, order_A)[0])
     noisy = price + smooth * (plan.shift + plan.sigma * z)
     # Public ends: no price is negative, none above the data-independent one.
-    ceiling = len(np.asarray(votes)) * float(data_dependent.data_independent_rdp(model, order_A)[0])
+    ceiling = len(np.asarray(votes)) * float(theorems.data_independent_rdp(model, order_A)[0])
     return SanitisedPrice(plan=plan, rdp=min(max(noisy, 0.0), ceiling))
 
 
@@ -217,7 +218,7 @@ def forecast(plan: Plan, model: OutcomeModel, example_votes: ArrayLike, *, num_q
     local_DA = scale * smooth_sensitivity.local_sensitivity(model, example_votes, order_A)
     smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA, plan.decay)[0])
     price = scale * float(smooth_sensitivity.published_price(model, example_votes, order_A)[0])
-    ceiling = num_queries * float(data_dependent.data_independent_rdp(model, order_A)[0])
+    ceiling = num_queries * float(theorems.data_independent_rdp(model, order_A)[0])
     return SanitisedPrice(plan=plan, rdp=min(price + smooth * plan.shift, ceiling)).epsilon(delta)
 
 

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 
-from pate_torch.accounting import rdp, vote_rows
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent import vote_rows
+from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
-from pate_torch.accounting.vote_rows import Array, Counts
 from pate_torch.core import checks
 
 _CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache

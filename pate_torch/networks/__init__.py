@@ -1,0 +1,17 @@
+"""Networks of teachers and students: built by name, described by plain data, initialized from one stream."""
+
+from pate_torch.networks.architectures import BUILDERS as BUILDERS
+from pate_torch.networks.architectures import NETWORKS as NETWORKS
+from pate_torch.networks.architectures import build as build
+from pate_torch.networks.architectures import describe as describe
+from pate_torch.networks.architectures import initialize as initialize
+from pate_torch.networks.architectures import rebuild as rebuild
+from pate_torch.networks.modules import ConcatFeatures as ConcatFeatures
+from pate_torch.networks.modules import L2Normalize as L2Normalize
+from pate_torch.networks.modules import MeanShift as MeanShift
+from pate_torch.networks.modules import Residual as Residual
+from pate_torch.networks.modules import Voting as Voting
+from pate_torch.networks.modules import feature_extractor as feature_extractor
+from pate_torch.networks.modules import last_linear as last_linear
+from pate_torch.networks.modules import num_parameters as num_parameters
+from pate_torch.networks.modules import remove_head as remove_head

@@ -1,0 +1,335 @@
+"""Sensitive values: what comes from private records, with how far one privacy unit moves it.
+
+Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
+what their owner says. Only a mechanism opens one, and only where it is priced for no less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.features.whitening import Whitening
+from pate_torch.types import ADJACENCIES, LinearModel, Shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """How far one privacy unit moves a value, at most; stated by whoever makes the value.
+
+    Over the whole value, in its own numbers (votes, ballots, lengths of slopes); infinite where nothing bounds it.
+
+    Attributes:
+        l1: L1 distance.
+        l2: L2 distance.
+        linf: Largest change of one number.
+        adjacency: Neighboring relation; None: the distances hold under whichever the shards justify.
+    """
+
+    l1: float
+    l2: float
+    linf: float
+    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        for norm in ("l1", "l2", "linf"):
+            if not getattr(self, norm) >= 0:  # also refuses NaN
+                raise checks.fail(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
+        if self.adjacency is not None:
+            checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+
+    def within(self, priced: Sensitivity) -> bool:
+        """Whether a price for ``priced`` covers this value: no distance larger, and the same adjacency."""
+        near = self.l1 <= priced.l1 and self.l2 <= priced.l2 and self.linf <= priced.linf
+        return near and (None in (self.adjacency, priced.adjacency) or self.adjacency == priced.adjacency)
+
+
+class Sensitive(Protocol):
+    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records.
+
+    Records are ``reverse_knn.Records``, who fill in ``CellHistogram``, and ``GradientSums``, who are
+    asked as often as the mechanism likes.
+    """
+
+    def __len__(self) -> int:
+        """Of the pool."""
+        ...
+
+    @property
+    def num_teachers(self) -> int:
+        """Number of teachers; 0 where records answer for themselves."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        ...
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """How far one privacy unit moves what they say."""
+        ...
+
+    def take(self, index_Q: Tensor, /) -> Any:
+        """What they say of these public points, in this order."""
+        ...
+
+
+class SensitiveRecords(Sensitive, Protocol):
+    """PRIVATE. Records that answer for themselves, in features that are public."""
+
+    @property
+    def place_PD(self) -> Tensor:
+        """Releasable. The features of the public points, [P, D]."""
+        ...
+
+
+ONE_VOTE = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
+"""Of one row of votes: a unit in one shard moves one teacher's vote from a class to another."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Votes:
+    """PRIVATE. Vote counts: one teacher, one vote.
+
+    Attributes:
+        counts_QC: Integers, each row sums to ``num_teachers``.
+        num_teachers: Number K of teachers.
+        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
+            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
+    """
+
+    counts_QC: Tensor
+    num_teachers: int
+    sensitivity: Sensitivity = ONE_VOTE
+
+    def __post_init__(self) -> None:
+        checks.integer("num_teachers", self.num_teachers, low=1)
+        counts = self.counts_QC
+        if not isinstance(counts, Tensor) or counts.dim() != 2 or counts.shape[1] < 2:
+            raise ValueError("votes: counts must be a [queries, classes] tensor with at least two classes")
+        if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
+            raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
+        if len(counts):
+            low, high = map(int, counts.aminmax())  # a byte compared with 256 is compared with 0
+            # Counts within 0..K sum to C K at most: 32 bits mostly do, in a quarter of the time of 64.
+            narrow = self.num_teachers * counts.shape[1] < 2**31
+            total = counts.sum(1, dtype=torch.int32 if narrow else torch.int64)
+            least, most = total.aminmax()  # in place of a comparison: a pass and a tensor less
+            if low < 0 or high > self.num_teachers or least != self.num_teachers or most != self.num_teachers:
+                raise ValueError(
+                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
+                )
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return self.counts_QC.shape[1]
+
+    def take(self, index_Q: Tensor) -> Votes:
+        """The votes on some of the queries."""
+        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
+
+    def plurality(self) -> Tensor:
+        """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
+        # max over equal values returns an unspecified index on some devices; the sum of a prefix is exact.
+        top = self.counts_QC.max(1, keepdim=True).values
+        return (self.counts_QC == top).int().argmax(1)
+
+    def top(self) -> Tensor:
+        """Winning counts, [Q]. PRIVATE; changes by at most 1."""
+        return self.counts_QC.max(1).values
+
+    def gap(self) -> Tensor:
+        """Winner minus runner-up, [Q]. PRIVATE; changes by at most 2."""
+        best = self.counts_QC.topk(2, dim=1).values
+        return best[:, 0] - best[:, 1]
+
+    def __repr__(self) -> str:
+        return f"Votes({len(self)} queries, content withheld)"
+
+
+def one_vector(adjacency: str, size: int) -> Sensitivity:
+    """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
+
+    One unit more or less moves it by that vector; one replaced, by that and the other in its place.
+    """
+    times = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    return Sensitivity(l1=times * math.sqrt(size), l2=times, linf=times, adjacency=adjacency)
+
+
+def of_each_record(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
+    """Sensitivity of a value that every record of all shards adds to by itself, where that would be ``sensitivity``.
+
+    With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
+    """
+    if not shards.capped:
+        return sensitivity
+    return Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency=shards.adjacency)
+
+
+ONE_COUNT = {
+    "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
+    "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
+}
+"""Of a table in which every unit fills in one ballot: one number changes by one, or one ballot moves to another."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CellHistogram:
+    """PRIVATE. How many ballots name each (question, class); one unit, one ballot.
+
+    Attributes:
+        counts_QC: Integers >= 0.
+        sensitivity: Sensitivity of the *whole* table, however many rows it has (``ONE_COUNT``).
+        cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
+    """
+
+    counts_QC: Tensor
+    sensitivity: Sensitivity
+    cell_P: Tensor
+
+    def __post_init__(self) -> None:
+        counts = self.counts_QC
+        if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
+            raise ValueError("cells: counts must be integers [questions, classes] (one unit, counted once)")
+        if len(counts) and int(counts.min()) < 0:
+            raise ValueError("cells: counts must be non-negative")
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return self.counts_QC.shape[1]
+
+    def take(self, index_Q: Tensor) -> CellHistogram:
+        """The ballots on some of the questions, each taken once."""
+        return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
+
+    def __repr__(self) -> str:
+        return f"CellHistogram({len(self)} questions, content withheld)"
+
+
+GRID = 1 << 15
+"""Features of length 1 and residuals of length 1 are written in units of 1/GRID, rounded towards zero."""
+UNIT_NORM = GRID**2
+"""A gradient of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+MIN_CLIP_NORM = 1 / 64
+"""Clipping norms below would leave a residual fewer than 512 units of the grid."""
+_BELOW = 1 - 2.0**-30  # far more than float64 can be off in a length
+_BLOCK = 4096
+
+
+def quantize(value: Tensor) -> Tensor:
+    """Round vectors of length at most 1 towards zero to units of 1/GRID, int64, so that none is longer than GRID."""
+    return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
+
+
+def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
+    """(weights as multiples of a unit, the unit: a power of 2).
+
+    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID long, stay
+    below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+    """
+    longest = float(weight_DC.norm(dim=0).max())
+    unit = 2.0 ** (math.frexp(longest)[1] - 36)
+    return (weight_DC / unit).round(), unit
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GradientSums:
+    """PRIVATE. Records as voters: whatever the weights, the sum of their clipped gradients.
+
+    Attributes:
+        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID.
+        y_N: PRIVATE. Labels.
+        place_PD: Releasable features of the public points.
+        sensitivity: Sensitivity of ``gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller clipping
+            norm scales it.
+        scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
+        whitening: Releasable. The map by which ``place_PD`` came from features.
+        neighbors: Number of neighbors of the mean-shift step before it; 0: none.
+        asked_Q: The public points whose labels are wanted; None: all.
+    """
+
+    z_ND: Tensor
+    y_N: Tensor
+    place_PD: Tensor
+    num_classes: int
+    sensitivity: Sensitivity
+    scale: float
+    whitening: Whitening | None = None
+    neighbors: int = 0
+    asked_Q: Tensor | None = None
+    num_teachers: int = 0
+
+    def __post_init__(self) -> None:
+        # No assert: the guarantee rests on this, and python -O drops asserts.
+        if not bool((self.z_ND.long().square().sum(1) <= UNIT_NORM).all()):
+            raise ValueError("gradients: a record's features are longer than 1")
+
+    def __len__(self) -> int:
+        return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
+
+    def take(self, index_Q: Tensor) -> GradientSums:
+        """The same records, asked about these public points."""
+        asked_Q = index_Q.cpu() if self.asked_Q is None else self.asked_Q[index_Q.cpu()]
+        return replace(self, asked_Q=asked_Q)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the model's weights, [D, C]."""
+        return self.z_ND.shape[1], self.num_classes
+
+    @property
+    def adjacency(self) -> str | None:
+        """The adjacency of the sensitivity."""
+        return self.sensitivity.adjacency
+
+    def gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
+        """PRIVATE. The sum of all records' clipped gradients in units of 1/UNIT_NORM, int64 [D, C].
+
+        One unit moves it by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+
+        Args:
+            weight_DC: Weights at which the gradients are taken.
+            clip_norm: Length to which longer residuals e_y - softmax(z W) are clipped, at most 1.
+
+        Raises:
+            ValueError: A residual is longer than ``clip_norm``: a fault of the arithmetic, on which the guarantee
+                rests.
+        """
+        weight_DC, unit = _whole_weights(weight_DC.double().cpu())
+        total_DC = torch.zeros(self.shape, dtype=torch.int64)
+        named_NC = F.one_hot(self.y_N, self.num_classes).double()
+        for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
+            # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
+            # a record's logits are the same in any company.
+            change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
+            change_BC = quantize(change_BC * (clip_norm / change_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm)))
+            if not bool((change_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
+                raise ValueError("gradients: a record's residual is longer than clip_norm")
+            total_DC += (z_BD.double().T @ change_BC.double()).to(torch.int64)
+        return total_DC
+
+    def scores(self, weight_DC: Tensor) -> Tensor:
+        """Releasable. The logits of a released model on every public point, float32 [P, C]."""
+        return self.place_PD @ weight_DC.float()
+
+    def model(self, weight_DC: Tensor) -> LinearModel | None:
+        """Releasable. A released model for points that are not here; None: their features are not known."""
+        return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbors)
+
+    def __repr__(self) -> str:
+        return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"
