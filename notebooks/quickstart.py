@@ -63,7 +63,7 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # reserved in the ledger before the first noise is drawn.
 
 # %%
-release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voting="transductive")
+release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voters="teachers_transductive")
 truth = digits.evaluation.pool_y[release.query_Q]
 
 fig, axes = plt.subplots(2, 10, figsize=(9, 2.6), layout="constrained")

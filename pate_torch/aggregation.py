@@ -19,7 +19,7 @@ from torch import Tensor
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.sensitive import CellHistogram, Sensitive, Sensitivity, Votes
+from pate_torch.sensitive import CellHistogram, Sensitive, Sensitivity, Votes, refuse_unpriced
 from pate_torch.types import DataSpec, PublicPool, Release
 
 
@@ -87,12 +87,12 @@ def label(
         BudgetExceeded: The cap would be passed. Nothing has been drawn or charged.
     """
     rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
-    refuse_unpriced(votes.sensitivity, mechanism, budget)
+    refuse_early(votes.sensitivity, mechanism, budget)
     with budget.spend(mechanism.worst_case(num_queries, rounds), mechanism=mechanism.name) as spending:
         spending.incur(())  # a strategy may ask nothing
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
         release, state = Release.empty(spending.id, spending.reserved), RoundState(feature_PD=feature_PD)
-        seen: list[Votes | CellHistogram] = []
+        opened: list[Votes | CellHistogram] = []
         for turn in range(rounds):
             if len(release.query_Q) == num_queries:
                 break
@@ -102,20 +102,20 @@ def label(
             query_Q = _select(strategy, release, state, pool, spec, num_queries, rounds, seed)
             if len(query_Q) == 0:
                 break
-            said = votes.take(query_Q)
+            asked = votes.take(query_Q)
             context = release.context(
                 num_queries, rounds, None if state.student_PC is None else state.student_PC[query_Q]
             )
-            answers = spending.admit(mechanism.release(said, spending.noise, context))
+            answers = spending.admit(mechanism.release(asked, spending.noise, context))
             spending.incur(answers.events)
-            cell_P = len(release.query_Q) + said.cell_P if isinstance(said, CellHistogram) else None
+            cell_P = len(release.query_Q) + asked.cell_P if isinstance(asked, CellHistogram) else None
             release = release.extended(query_Q, answers, spending.incurred or (), cell_P)
-            if isinstance(said, Votes | CellHistogram):
+            if isinstance(asked, Votes | CellHistogram):
                 # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
-                seen.append(said.take(torch.arange(release.rounds[-1])))
+                opened.append(asked.take(torch.arange(release.rounds[-1])))
             progress(len(release.query_Q), num_queries)
-        if seen:
-            on_votes(_together(seen))
+        if opened:
+            on_votes(_together(opened))
         if write is not None:
             spending.wrote(write(release))
         return release
@@ -126,7 +126,7 @@ def _next(state: RoundState, before: RoundState, votes: Sensitive, mechanism: Me
     if state.votes is not None:
         if state.votes.num_teachers != votes.num_teachers or len(state.votes) != len(votes):
             raise ValueError("votes: others must answer for as many teachers, on the same points")
-        refuse_unpriced(state.votes.sensitivity, mechanism, budget)
+        refuse_early(state.votes.sensitivity, mechanism, budget)
     return state if state.feature_PD is not None else replace(state, feature_PD=before.feature_PD)
 
 
@@ -142,7 +142,7 @@ def _select(
 ) -> Tensor:
     """The next round's questions, int64 [Q]: public."""
     remaining = num_queries - len(release.query_Q)
-    seen = QueryState(
+    known = QueryState(
         spec=spec,
         pool_x=pool.x,
         asked_Q=release.query_Q,
@@ -153,18 +153,16 @@ def _select(
         student_PC=state.student_PC,
         feature_PD=state.feature_PD,
     )
-    return _checked(strategy.select(seen), release.query_Q, remaining, len(pool))
+    return _checked(strategy.select(known), release.query_Q, remaining, len(pool))
 
 
-def refuse_unpriced(said: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:
+def refuse_early(stated: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:
     """Raise ValueError, before anything is charged, for what the mechanism would refuse to open."""
-    budget.covers(said)
+    budget.covers(stated)
     kind = getattr(mechanism, "noise", budget.kind)
     if kind != budget.kind:
         raise checks.fail("noise", budget.kind, f"must be {kind!r}, the kind {mechanism.name} was priced for")
-    if not said.within(mechanism.priced_for):
-        what = f"is more than mechanism={mechanism.name} is priced for ({mechanism.priced_for})"
-        raise checks.fail("sensitivity", said, what, "Leave out partition.capacity, or price what it says.")
+    refuse_unpriced(stated, mechanism.priced_for, mechanism.name)
 
 
 def _together(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram:

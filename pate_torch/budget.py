@@ -79,7 +79,7 @@ class Spending:
         id: Id of the reservation.
         reserved: The events it pays for at worst.
         incurred: The events that came out so far; None: nothing was said of it, and all that was reserved is charged.
-        private: Whether its noise is secret.
+        secret: Whether its noise is: else nothing it draws is private.
     """
 
     def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
@@ -91,7 +91,7 @@ class Spending:
         self._unsaid = self._admissible = False
         self._noise = None if kind.startswith(BY) else _Charged(self, kind, insecure_seed)
         self._kind = kind
-        self.private = insecure_seed is None
+        self.secret = insecure_seed is None
 
     @property
     def noise(self) -> NoiseSource:
@@ -221,8 +221,8 @@ class Budget:
         )
 
     @property
-    def private(self) -> bool:
-        """False when the noise could be known to an outsider."""
+    def secret(self) -> bool:
+        """Whether no outsider could know the noise; else nothing drawn is private."""
         return self.insecure_seed is None
 
     def check(self, events: Iterable[Event]) -> None:
@@ -265,7 +265,7 @@ class Budget:
             run=self.run,
             what=what,
             noise=self.kind,
-            insecure=not self.private,
+            insecure=not self.secret,
         )
         with self._within(reservation) as spending:
             yield spending
@@ -279,7 +279,7 @@ class Budget:
         """
         self._same_terms()
         charge = self.ledger.claim(self.account, [reservation]).parts[reservation]
-        if charge.insecure is self.private:
+        if charge.insecure is self.secret:
             raise checks.fail("reservation", reservation, "was made with noise that was seeded where this is not")
         resumed = self.ledger.resume(reservation, state=state)
         with self._within(resumed) as spending:

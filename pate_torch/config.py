@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -17,26 +17,20 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.plan import chance
-from pate_torch.protocols import Checkable, DatasetSource, FeatureRecipe, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import (
+    Checkable,
+    DatasetSource,
+    FeatureRecipe,
+    Mechanism,
+    Partition,
+    QueryStrategy,
+    StudentAlgorithm,
+)
 from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import Dataset, PrivateData, Shards
+from pate_torch.types import Dataset
 from pate_torch.voters.base import Voters
-
-
-@runtime_checkable
-class Partition(Protocol):
-    """Assigns units to shards; see data/partition.py."""
-
-    @property
-    def adjacency(self) -> str:
-        """``add_remove`` or ``replace_one``."""
-        ...
-
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
-        """Assign every unit to one of the shards."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

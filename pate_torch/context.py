@@ -138,7 +138,7 @@ class RunContext:
     def release_board(self) -> ReleaseBoard:
         """The TensorBoard that may be published."""
         assert self.opened is not None
-        private = self.budget is None or self.budget.private
+        private = self.budget is None or self.budget.secret
         private &= self.reused is None or bool(self.reused.facts["private"])
         return self.opened.enter_context(ReleaseBoard(self.release_dir / "tensorboard", private=private))
 

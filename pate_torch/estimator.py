@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
-from pate_torch.config import Partition, PrivacyConfig, RunConfig
+from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Clock, Stages
@@ -38,7 +38,7 @@ from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.plan import chance
-from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy, Student, StudentAlgorithm
+from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.owner import attack_student
@@ -233,9 +233,9 @@ class Pate:
         num_queries: int = 100,
         *,
         strategy: QueryStrategy | None = None,
-        refit: str | StudentAlgorithm | None = None,
-        voting: str | TransductiveTeachers | None = None,
-        representation: FeatureRecipe | None = None,
+        guide_student: str | StudentAlgorithm | None = None,
+        voters: str | TransductiveTeachers | None = None,
+        features: FeatureRecipe | None = None,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
@@ -245,11 +245,11 @@ class Pate:
             pool_x: The public points, of the form of the private ones.
             num_queries: Largest number of questions.
             strategy: Any of ``pate_torch.queries``; None: at random.
-            refit: The guide student of a strategy of several rounds, trained anew before each but the first: a name of
+            guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            voting: "transductive", or TransductiveTeachers with its options: a recipe's teachers answer for all public
-                points together; None: for each by itself.
-            representation: How features of the public points are learnt, in which questions are chosen and records are
+            voters: "teachers_transductive", or TransductiveTeachers with its options: a recipe's teachers answer for
+                all public points together; None: for each by itself.
+            features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
 
         Raises:
@@ -265,11 +265,11 @@ class Pate:
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         data = Dataset(spec, private, pool, _unknown(spec, private.x))
         config = replace(
-            self._config(data, self._voters(voting), num_queries, Random() if strategy is None else strategy),
-            features=representation,
+            self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
+            features=features,
             guide_student=Supervised(network=_guide(spec), steps=GUIDE_STEPS)
-            if refit is None
-            else _named("refit", refit, {"network": _guide(spec), "steps": GUIDE_STEPS}),
+            if guide_student is None
+            else _named("guide_student", guide_student, {"network": _guide(spec), "steps": GUIDE_STEPS}),
         )
         with RunContext.open(config, self._clock, _remedy) as run:
             if run.forecast is not None:
@@ -483,17 +483,17 @@ class Pate:
         """Of the teachers that are kept; None was given: a small network for the data."""
         return self.teacher if isinstance(self.teacher, TeacherRecipe) else TeacherRecipe(network=_guide(spec))
 
-    def _voters(self, voting: str | TransductiveTeachers | None) -> Voters:
+    def _voters(self, voters: str | TransductiveTeachers | None) -> Voters:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
-        if isinstance(voting, str):
-            checks.one_of("voting", voting, ("transductive",))
-            voting = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
+        if isinstance(voters, str):
+            checks.one_of("voters", voters, ("teachers_transductive",))
+            voters = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
         if self._stored is not None:
-            how = Teachers(num_teachers=self.num_teachers) if voting is None else voting
+            how = Teachers(num_teachers=self.num_teachers) if voters is None else voters
             return replace(how, num_teachers=self.num_teachers, stored=self._stored.id)
-        if voting is not None:
-            fix = "Leave out voting, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.fail("voters", type(voting).__name__, "needs the probabilities of a recipe's teachers", fix)
+        if voters is not None:
+            fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
+            raise checks.fail("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, Voters):
             return self.teacher
         assert self._panel is not None

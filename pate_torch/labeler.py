@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import Event, from_json, to_json
-from pate_torch.aggregation import refuse_unpriced
+from pate_torch.aggregation import refuse_early
 from pate_torch.budget import Budget, Spending
 from pate_torch.core import checks
 from pate_torch.label import journal
@@ -309,7 +309,7 @@ class PrivateLabeler:
                 f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
-        refuse_unpriced(votes.sensitivity, self.mechanism, self.budget)
+        refuse_early(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.fits(len(votes)):
             self._settle()
         try:
@@ -375,7 +375,7 @@ class PrivateLabeler:
             mechanism=self.mechanism.name,
             parameters={k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"},  # type: ignore[call-overload]
             num_teachers=votes.num_teachers,
-            private=self.budget.private,
+            private=self.budget.secret,
         )
         return _Block(spending.id, size, self.calls)
 

@@ -31,8 +31,8 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
     votes, voters = release.raw_votes, release.voters
-    if votes is None and voters is not None and isinstance(voters.answers, Votes):
-        votes = voters.answers.take(release.labels.query_Q)
+    if votes is None and voters is not None and isinstance(voters.sensitive, Votes):
+        votes = voters.sensitive.take(release.labels.query_Q)
     if votes is None:
         return
     table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
@@ -53,7 +53,7 @@ def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble
     figures = owner_summary(
         data=run.data,
         release=release.labels,
-        votes=voters.answers if isinstance(voters.answers, Votes) else None,
+        votes=voters.sensitive if isinstance(voters.sensitive, Votes) else None,
         ensemble=voters.ensemble,
         nonprivate=nonprivate,
         model=config.mechanism.outcome_model(),

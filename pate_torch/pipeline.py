@@ -18,6 +18,7 @@ from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext
+from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.protocols import Student, StudentAlgorithm
@@ -79,7 +80,7 @@ def release_labels(run: RunContext) -> LabelRelease:
         facts = _facts(run, voters)
         found = (
             release_store.find_same(config.root, facts["key"], data.pool, data.spec, run.ledger)
-            if budget.private
+            if budget.secret
             else None
         )
         if found is not None:
@@ -97,7 +98,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             return release_store.digests(written)
 
         labels = aggregation.label(
-            votes=voters.answers,
+            votes=voters.sensitive,
             pool=data.pool,
             spec=data.spec,
             mechanism=config.mechanism,
@@ -140,8 +141,8 @@ class _Guide:
         task = replace(task, guide=self.kept)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
         now = self.voters.for_round(self.student)
-        answers = None if now is self.voters else now.answers
-        return RoundState(self.student.probabilities(data.pool.x), answers, now.feature_PD)
+        votes = None if now is self.voters else now.sensitive
+        return RoundState(self.student.probabilities(data.pool.x), votes, now.feature_PD)
 
 
 def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     if config.is_guided:
         asking["refit"] = _configuration(config.guide)
     declared = config.voters.declared(data)
-    pool = release_store.digest(data.pool)
+    pool = tensor_digest(data.pool.x)
     same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
     return {
         "key": release_store.key(same),
@@ -167,7 +168,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "mechanism": config.mechanism.name,
         "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
         "noise": config.privacy.noise,
-        "private": run.budget.private,
+        "private": run.budget.secret,
         "query": config.query.name,
         "voters": config.voters.name,
         "rounds": config.num_rounds,
@@ -188,8 +189,8 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
     config = run.config
     if config.sanitiser is None or release.labels.id not in run.paid:
         return None
-    assert run.budget is not None and release.voters is not None and isinstance(release.voters.answers, Votes)
-    votes = release.voters.answers.take(release.labels.query_Q)
+    assert run.budget is not None and release.voters is not None and isinstance(release.voters.sensitive, Votes)
+    votes = release.voters.sensitive.take(release.labels.query_Q)
     publication, delta = config.publication(run.data), config.privacy.delta
     epsilon, paid = config.sanitiser.publish(publication, config.mechanism, votes, run.budget, delta, run.release_dir)
     run.paid.append(paid)

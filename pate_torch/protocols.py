@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.sensitive import Sensitivity
-from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel
+from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, PrivateData, Shards
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -41,6 +41,20 @@ class DatasetSource(Protocol):
         Raises:
             ValueError: The data cannot be found; names the folder and the switch.
         """
+        ...
+
+
+@runtime_checkable
+class Partition(Protocol):
+    """Deals privacy units to shards; see data/partition.py."""
+
+    @property
+    def adjacency(self) -> str:
+        """The neighboring relation that its shards justify: ``add_remove`` or ``replace_one``."""
+        ...
+
+    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+        """Disjoint shards, one for each teacher."""
         ...
 
 
@@ -127,7 +141,7 @@ class QueryState:
         rounds_left: Including this one.
         seed: Names the strategy's own stream.
         student_PC: The current student's class probabilities on the whole pool; None: before the first round.
-        feature_PD: A representation learnt from public points without labels, or None.
+        feature_PD: Features learnt from public points without labels, or None.
     """
 
     spec: DataSpec

@@ -137,7 +137,7 @@ class Sanitiser:
                 "order": plan.order,
                 "decay": plan.decay,
                 "sigma": plan.sigma,
-                "private": spending.private,
+                "private": spending.secret,
             }
             release_store.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         return epsilon, spending.id

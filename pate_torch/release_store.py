@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import file_digest
+from pate_torch.core.files import file_digest, tensor_digest
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
@@ -35,13 +35,6 @@ SCHEMA_VERSION = 1
 _GUIDE = "guide.safetensors"
 _ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors", _GUIDE)
 """What is nothing without its release.json, which is written last."""
-
-
-def digest(pool: PublicPool) -> str:
-    """SHA-256 of the public points: a release's indices mean nothing for another pool."""
-    content = pool.x.contiguous()
-    header = json.dumps([str(content.dtype), list(content.shape)]).encode()
-    return hashlib.sha256(header + content.cpu().numpy().tobytes()).hexdigest()
 
 
 def key(facts: Mapping[str, Any]) -> str:
@@ -159,7 +152,7 @@ def _is_number(name: str) -> bool:
 
 
 def _cells(release: Release) -> str:
-    """Of a census: for each public point the question in whose cell it lies, round by round, as pool indices."""
+    """Reverse k-NN labeling: the question in whose cell each public point lies, round by round, as pool indices."""
     assert release.cell_RP is not None
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -229,7 +222,7 @@ def _guide(folder: Path, record: dict[str, Any]) -> Student | None:
 def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _bad(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
-    if record.get("dataset") != spec.name or record.get("pool_sha256") != digest(pool):
+    if record.get("dataset") != spec.name or record.get("pool_sha256") != tensor_digest(pool.x):
         raise _bad(
             record,
             f"was answered on other public points (data set {record.get('dataset')!r})",

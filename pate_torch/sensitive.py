@@ -23,7 +23,7 @@ from pate_torch.types import ADJACENCIES, LinearModel, Shards
 class Sensitivity:
     """How far one privacy unit moves a value, at most; stated by whoever makes the value.
 
-    Over the whole value, in its own numbers (votes, ballots, lengths of slopes); infinite where nothing bounds it.
+    Over the whole value, in its own numbers (votes, counts, lengths of gradients); infinite where nothing bounds it.
 
     Attributes:
         l1: L1 distance.
@@ -50,11 +50,30 @@ class Sensitivity:
         return near and (None in (self.adjacency, priced.adjacency) or self.adjacency == priced.adjacency)
 
 
-class Sensitive(Protocol):
-    """PRIVATE. Who answers: teachers, by their ``Votes`` on the whole pool, or records.
+def refuse_unpriced(stated: Sensitivity, priced: Sensitivity, mechanism: str) -> None:
+    """Refuse to open a value that moves further than a mechanism's price allows for.
 
-    Records are ``reverse_knn.Records``, who fill in ``CellHistogram``, and ``GradientSums``, who are
-    asked as often as the mechanism likes.
+    Args:
+        stated: Sensitivity of the value.
+        priced: That of the values which the mechanism prices (``Mechanism.priced_for``).
+        mechanism: Its name, for the message.
+
+    Raises:
+        ValueError: The value is of another adjacency or of a larger sensitivity.
+    """
+    if None not in (stated.adjacency, priced.adjacency) and stated.adjacency != priced.adjacency:
+        what = f"is not the records' ({stated.adjacency})"
+        raise checks.fail("mechanism.adjacency", priced.adjacency, what, "Set it to the partition's.")
+    if not stated.within(priced):
+        what = f"is more than mechanism={mechanism} is priced for ({priced})"
+        raise checks.fail("sensitivity", stated, what, "Leave out partition.capacity, or price what it says.")
+
+
+class Sensitive(Protocol):
+    """PRIVATE. What a mechanism opens: the ``Votes`` of teachers on the whole pool, or what records say themselves.
+
+    Records are asked for a ``CellHistogram`` (``reverse_knn.Records``), or for ``GradientSums`` as often as the
+    mechanism likes.
     """
 
     def __len__(self) -> int:
@@ -85,8 +104,8 @@ class SensitiveRecords(Sensitive, Protocol):
     """PRIVATE. Records that answer for themselves, in features that are public."""
 
     @property
-    def place_PD(self) -> Tensor:
-        """Releasable. The features of the public points, [P, D]."""
+    def feature_PD(self) -> Tensor:
+        """Releasable. The unit-length features of the public points, [P, D], in which the next questions are chosen."""
         ...
 
 
@@ -181,12 +200,12 @@ ONE_COUNT = {
     "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
     "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
 }
-"""Of a table in which every unit fills in one ballot: one number changes by one, or one ballot moves to another."""
+"""Of a table in which every unit is counted once: one count changes by one, or one unit moves to another count."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellHistogram:
-    """PRIVATE. How many ballots name each (question, class); one unit, one ballot.
+    """PRIVATE. How many units lie in the cell of each question, by class; each is counted once.
 
     Attributes:
         counts_QC: Integers >= 0.
@@ -214,7 +233,7 @@ class CellHistogram:
         return self.counts_QC.shape[1]
 
     def take(self, index_Q: Tensor) -> CellHistogram:
-        """The ballots on some of the questions, each taken once."""
+        """The counts of some of the questions, each taken once."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
@@ -254,18 +273,20 @@ class GradientSums:
     Attributes:
         z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID.
         y_N: PRIVATE. Labels.
-        place_PD: Releasable features of the public points.
+        z_PD: Releasable. Whitened features of the public points.
+        feature_PD: Releasable. Their features before that.
         sensitivity: Sensitivity of ``gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller clipping
             norm scales it.
         scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
-        whitening: Releasable. The map by which ``place_PD`` came from features.
+        whitening: Releasable. The map from features to whitened ones.
         neighbors: Number of neighbors of the mean-shift step before it; 0: none.
         asked_Q: The public points whose labels are wanted; None: all.
     """
 
     z_ND: Tensor
     y_N: Tensor
-    place_PD: Tensor
+    z_PD: Tensor
+    feature_PD: Tensor
     num_classes: int
     sensitivity: Sensitivity
     scale: float
@@ -280,7 +301,7 @@ class GradientSums:
             raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:
-        return len(self.place_PD) if self.asked_Q is None else len(self.asked_Q)
+        return len(self.z_PD) if self.asked_Q is None else len(self.asked_Q)
 
     def take(self, index_Q: Tensor) -> GradientSums:
         """The same records, asked about these public points."""
@@ -325,7 +346,7 @@ class GradientSums:
 
     def scores(self, weight_DC: Tensor) -> Tensor:
         """Releasable. The logits of a released model on every public point, float32 [P, C]."""
-        return self.place_PD @ weight_DC.float()
+        return self.z_PD @ weight_DC.float()
 
     def model(self, weight_DC: Tensor) -> LinearModel | None:
         """Releasable. A released model for points that are not here; None: their features are not known."""

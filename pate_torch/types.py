@@ -306,9 +306,9 @@ class Release:
         planned: Reserved.
         noisy: The noisy counts behind the labels, where they were released too.
         rounds: How many were asked in each round; empty: all in one.
-        cell_RP: Of a census, the question (its place in query_Q) in whose cell each public point lies, round by round,
-            int64 [R, P].
-        score_RPC: Of slopes, the logits of every public point, round by round, float32.
+        cell_RP: Of reverse k-NN labeling, the question (its place in query_Q) in whose cell each public point lies,
+            round by round, int64 [R, P].
+        score_RPC: Of per-record gradients, the logits of every public point, round by round, float32.
         model: The model that gave the last round's.
     """
 
@@ -349,7 +349,7 @@ class Release:
             query_Q: The questions, of which a prefix was answered.
             answers: Answers to these.
             incurred: Events of all rounds.
-            cell_P: Of a census, the question of this round in whose cell each public point lies.
+            cell_P: Of reverse k-NN labeling, the question of this round in whose cell each public point lies.
         """
         shown = len(answers.label_Q)
         noisy = [answers.noisy] if not self.rounds else [self.noisy, answers.noisy]

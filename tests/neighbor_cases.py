@@ -171,8 +171,8 @@ def _teacher(plan: RunConfig) -> Any:
 def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
     voting = plan.voters if isinstance(plan.voters, TransductiveTeachers) else None
-    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, refit=plan.guide_student, voting=voting,
-               representation=plan.features)  # fmt: skip
+    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, guide_student=plan.guide_student, voters=voting,
+               features=plan.features)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
 

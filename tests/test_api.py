@@ -221,12 +221,12 @@ def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeyp
     pate = make().fit_teachers(X, Y)
     pate.label(POOL, num_queries=9, strategy=Margin(rounds=3))
     assert [(guide.network, guide.steps) for guide in built] == [("mlp", 200)] * 2
-    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit=Supervised(network="logistic", steps=4))
+    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student=Supervised(network="logistic", steps=4))
     assert [(guide.network, guide.steps) for guide in built[2:]] == [("logistic", 4)] * 2
     assert pate.epsilon == price(18)  # another guide asks other questions
-    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit="vat")
-    with pytest.raises(ValueError, match="refit"):
-        pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), refit="mlp")
+    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student="vat")
+    with pytest.raises(ValueError, match="guide_student"):
+        pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student="mlp")
     assert pate.epsilon == price(27)
 
 

@@ -156,7 +156,7 @@ PARTS = [
     ("student.precision=fp4", "student.precision='fp4'", "bfloat16"),
     ("student.augment=5", "student.augment=5", "keys and values"),
     ("student.augment={twist:1}", "student.augment key='twist'", "rotate"),
-    ("student.representation=3", "student.representation=3", "null"),
+    ("student.features=3", "student.features=3", "null"),
     ("student=fixmatch student.threshold=2", "student.threshold=2", "[0, 1]"),
     ("student=fixmatch student.unlabeled_batch=0", "student.unlabeled_batch=0", "[1,"),
     ("student=fixmatch student.alignment=foo", "student.alignment='foo'", "uniform"),

@@ -116,7 +116,7 @@ RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "ran
 
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
-    among = {"aggregation.py", "students/selection.py", "sanitising.py", "labeler.py", "experiments/dpsgd.py"}
+    among = {"aggregation.py", "students/selection.py", "published_price.py", "labeler.py", "experiments/dpsgd.py"}
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():
@@ -307,7 +307,7 @@ def test_a_library_that_draws_its_own_is_handed_none(ledger):
 def test_a_seed_marks_the_charge(ledger, seed, private):
     with budget(ledger, insecure_seed=seed).spend([EACH], mechanism="m") as spending:
         drawn = spending.noise.gaussian((50,), 1.0, CPU)
-        assert spending.private is private
+        assert spending.secret is private
     assert ledger.account("svhn").private is private
     assert torch.equal(drawn, Rehearsal("torch", 3).gaussian((50,), 1.0, CPU)) is not private
 

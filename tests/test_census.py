@@ -558,4 +558,4 @@ def test_the_experiment_is_a_census_in_rounds_below_its_price(tmp_path, override
     assert plan.num_rounds == (2 if overrides else 3)
     price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
-    assert plan.student.representation == plan.features == plan.student.first.representation
+    assert plan.student.features == plan.features == plan.student.first.features

@@ -26,7 +26,7 @@ def test_an_example_runs_as_it_stands(line, tmp_path, monkeypatch):
     settings = line.split("myconf ")[1].split()
     settings += QUICK + ([] if "dataset=stripes" in settings else DIGITS)
     settings += ["student=supervised", "student.steps=3"] if not any(s.startswith("student=") for s in settings) else []
-    settings = [s for s in settings if s != "student.representation=null"]
+    settings = [s for s in settings if s != "student.features=null"]
     outcome = train(tmp_path / "home", *settings, f"hydra.searchpath=[file://{tmp_path}/myconf]",
                     monkeypatch=monkeypatch, base=[])  # fmt: skip
     assert outcome.code == 0, outcome.err

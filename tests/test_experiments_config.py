@@ -45,7 +45,7 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     assert accounting.epsilon(plan.mechanism.worst_case(plan.num_queries), plan.privacy.delta).epsilon < 0.1
     assert isinstance(plan.teacher.start, PublicStart) and plan.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
-    assert plan.features == plan.teacher.start.representation == plan.student.representation
+    assert plan.features == plan.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 

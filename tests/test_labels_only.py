@@ -27,7 +27,7 @@ from pate_torch.types import LABEL_UNIT, PrivateData
 AUGMENT = Affine(rotate=10, shift=0.7)
 SOURCE = LabelsOnly(source=Digits(private=200, public=60, test=60))
 START = PublicStart(
-    representation=ContrastiveFeatures(
+    features=ContrastiveFeatures(
         network_options={"channels": [8, 16], "hidden": 24}, steps=30, batch_size=64, augment=AUGMENT
     ),
     copies=1,

@@ -117,7 +117,7 @@ def test_insecure_seed_repeats_and_says_so():
     x = first.laplace((50,), 1.0, CPU)
     assert torch.equal(x, second.laplace((50,), 1.0, CPU)) and not torch.equal(x, other.laplace((50,), 1.0, CPU))
     assert not torch.equal(x, first.laplace((50,), 1.0, CPU))
-    assert not first.private and Rehearsal().private and Rehearsal("discrete").private
+    assert not first.secret and Rehearsal().secret and Rehearsal("discrete").secret
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from pate_torch.types import PrivateData
 AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
 SOURCE = Glyphs(private=240, public=80, test=60, num_classes=3, size=12, shift=0.5, rotate=8, noise=0.05)
 START = PublicStart(
-    representation=ContrastiveFeatures(
+    features=ContrastiveFeatures(
         network="small_cnn",
         network_options={"channels": [8, 16], "hidden": 24},
         steps=40,
@@ -102,7 +102,7 @@ def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk)
 
 
 def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
-    twin = START.representation.features(data.pool.x, data.spec, seed=0)
+    twin = START.features.features(data.pool.x, data.spec, seed=0)
     torch.testing.assert_close(trunk.features(data.pool.x), twin, rtol=0, atol=0)
     assert trunk.spec.input_shape == (24,)
     standard = trunk.spec.normalize(twin, torch.float64)

@@ -117,7 +117,7 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
         return fit(self, task, seed=seed, **rest)
 
     monkeypatch.setattr(Supervised, "fit", spy)
-    student = Supervised(network_options=SMALL, steps=2, representation=recipe)
+    student = Supervised(network_options=SMALL, steps=2, features=recipe)
     Ensemble(member=student, members=2).fit(
         StudentTask(SPEC, x, torch.arange(60), torch.from_numpy(np.asarray(y))), seed=4, device=CPU
     )
@@ -128,8 +128,8 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
 
 
 def test_a_teacher_starts_from_one_encoder():
-    with pytest.raises(ValueError, match=r"start\.representation\.encoders=2|features.encoders=2"):
-        PublicStart(representation=dataclasses.replace(RECIPE, encoders=2))
+    with pytest.raises(ValueError, match=r"start.features.encoders=2"):
+        PublicStart(features=dataclasses.replace(RECIPE, encoders=2))
     with pytest.raises(ValueError, match=r"features\.encoders=0"):
         dataclasses.replace(RECIPE, encoders=0)
 
@@ -312,12 +312,12 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
         }
     )
     student = instantiate(tree.student, _convert_="all")
-    assert student.representation == instantiate(tree.features, _convert_="all")
+    assert student.features == instantiate(tree.features, _convert_="all")
     x, y = digits(60)
     fitted = student.fit(StudentTask(SPEC, x, torch.arange(20), y[:20]), seed=0, device=torch.device("cpu"))
     assert fitted.network["options"] == {"channels": [8, 16], "hidden": 32}
     tree.features = None
-    assert instantiate(tree.student, _convert_="all").representation is None
+    assert instantiate(tree.student, _convert_="all").features is None
 
 
 def test_a_student_with_a_recipe_starts_from_its_encoder():
@@ -325,7 +325,7 @@ def test_a_student_with_a_recipe_starts_from_its_encoder():
     recipe = dataclasses.replace(RECIPE, steps=2)
     task = StudentTask(SPEC, x, torch.arange(20), y[:20])
     problem = prepare(task, 3, torch.device("cpu"))
-    student = Supervised(network_options=SMALL, representation=recipe)
+    student = Supervised(network_options=SMALL, features=recipe)
     model = student.initial(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
     encoder = recipe.learn(x, SPEC, seed=3)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in encoder.state_dict().items())

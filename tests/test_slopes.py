@@ -133,7 +133,7 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
     assert math.log2(unit).is_integer() and max(abs(v) for row in exact for v in row) < 2**52
     off = weight * unit - size * torch.randn(300, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert 0 < float(off.abs().max()) <= 2.0**-36 * float((weight * unit).norm(dim=0).max()) * (1 + 1e-9)
-    records = GradientSums(z_ND.int(), torch.arange(50) % 3, torch.zeros(1, 300), 3, "add_remove", 1.0)
+    records = GradientSums(z_ND.int(), torch.arange(50) % 3, *(torch.zeros(1, 300),) * 2, 3, "add_remove", 1.0)
     one_by_one = [
         dataclasses.replace(records, z_ND=records.z_ND[n : n + 1], y_N=records.y_N[n : n + 1]) for n in range(50)
     ]
@@ -142,7 +142,7 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
 
 def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
     many, few = leanings(40), leanings(30)
-    assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.place_PD, few.place_PD)
+    assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.z_PD, few.z_PD)
     replaced = leanings(40, "replace_one")
     assert replaced.sensitivity.l2 == 2
     assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
@@ -177,7 +177,7 @@ def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be()
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
     for y in range(3):
         for one in z_ND:
-            alone = GradientSums(one[None], torch.tensor([y]), torch.zeros(1, 8), 3, "add_remove", 1.0)
+            alone = GradientSums(one[None], torch.tensor([y]), *(torch.zeros(1, 8),) * 2, 3, "add_remove", 1.0)
             sure = torch.zeros(8, 3, dtype=torch.float64)
             sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
             for cut in (1.0, 0.25):
@@ -190,6 +190,7 @@ def test_longer_features_than_promised_are_not_taken():
         GradientSums(
             torch.full((1, 2), GRID, dtype=torch.int32),
             torch.tensor([0]),
+            torch.zeros(1, 2),
             torch.zeros(1, 2),
             2,
             one_vector("add_remove", 4),
@@ -306,7 +307,7 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     for step, (_, drawn) in enumerate(source.drawn):
         noisy = (records.gradient_sum(weight, cut) + drawn).round() / (cut * UNIT_NORM)
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
-    score = records.place_PD @ weight.float()
+    score = records.z_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
     x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * UNIT_NORM)
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
@@ -486,7 +487,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     encoder = mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
     frame = Whitening.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
-    weight_DC = torch.linalg.lstsq(leanings.place_PD.double(), score_PC, driver="gelsd").solution
+    weight_DC = torch.linalg.lstsq(leanings.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = frame(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = student.logits(x).double()
@@ -545,7 +546,7 @@ def test_a_model_that_was_not_released_is_not_published():
         task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
     )
     with pytest.raises(ValueError, match=r"student\.last='model'.*other features.*released"):
-        dataclasses.replace(student, representation=small).fit(other, seed=0, device=torch.device("cpu"))
+        dataclasses.replace(student, features=small).fit(other, seed=0, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"student\.last='teacher'"):
         dataclasses.replace(student, last="teacher")
 

@@ -69,7 +69,7 @@ def by_teachers(
             of data sets holds).
     """
     if recipe.start is not None:
-        raise checks.fail("teacher.start", recipe.start.representation.name, "must be null here")
+        raise checks.fail("teacher.start", recipe.start.features.name, "must be null here")
     recipe.check(spec)
     checks.integer("label", label, low=0, high=spec.num_classes - 1)
     device = torch.device(device)

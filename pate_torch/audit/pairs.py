@@ -75,7 +75,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SlopePair(Pair):
+class GradientPair(Pair):
     """Gradient sums of neighbors: one record more, or another in its place.
 
     The record lies where the one public point that is asked does, its features of length 1, so that its gradient at W =
@@ -93,10 +93,18 @@ class SlopePair(Pair):
     def votes(self, side: str) -> GradientSums:
         there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
         z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
-        return GradientSums(z_ND, y_N, torch.ones(1, 1), _CLASSES, one_vector(self.adjacency, _CLASSES), self.scale)
+        return GradientSums(
+            z_ND=z_ND,
+            y_N=y_N,
+            z_PD=torch.ones(1, 1),
+            feature_PD=torch.ones(1, 1),
+            num_classes=_CLASSES,
+            sensitivity=one_vector(self.adjacency, _CLASSES),
+            scale=self.scale,
+        )
 
 
-_CLASSES = 50  # of a slope at the start: then e_y - p has length .99
+_CLASSES = 50  # of a gradient at the start: then e_y - p has length .99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +131,7 @@ class Setting:
             "stability": cls(queries=8, runs=20_000, overrides=sparse),
             "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
             "single_stable": cls(overrides={"epsilon": 1.0, "delta": 1e-7}),
-            # Later steps start where noise has led, and there a slope is shorter.
+            # Later steps start where noise has led, and there a gradient is shorter.
             "gradient_descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
         }.get(name, cls())
 
@@ -147,15 +155,15 @@ def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
         return _screened_pairs(mechanism, queries)
     if isinstance(mechanism, GradientDescent):
         scale = 1 / (mechanism.first_step_size * mechanism.sigma)  # logits whose noise is 1
-        return [SlopePair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
+        return [GradientPair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
     if isinstance(mechanism, Histogram):
-        return _ballot_pairs(mechanism, queries)
+        return _histogram_pairs(mechanism, queries)
     sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
     teachers = 2 * math.ceil(4 * sigma) + 20
     return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
 
 
-def _ballot_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
+def _histogram_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
     """One count more, or one that has moved: to another class, and (with two questions) to another question."""
     left_QC = torch.full((queries, 2), 2 * math.ceil(4 * mechanism.sigma))
     ways = {"one more": [(0, 0, 1)]}

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.audit.membership import MembershipTest
-from pate_torch.config import Partition, PrivacyConfig, RunConfig
+from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
-from pate_torch.protocols import DatasetSource, FeatureRecipe, Mechanism, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import DatasetSource, FeatureRecipe, Mechanism, Partition, QueryStrategy, StudentAlgorithm
 from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensor_digest(x: Tensor) -> str:
+    """SHA-256 of a tensor's type, shape and content."""
+    header = json.dumps([str(x.dtype), list(x.shape)]).encode()
+    return hashlib.sha256(header + bytes(content(x))).hexdigest()
 
 
 def content(x: Tensor) -> memoryview:

@@ -98,6 +98,8 @@ SETTINGS = {
     "student=carried": "student=self_training",
     "student.carried": "student.propagation",
     "student.generations": "student.num_generations",
+    "student.representation": "student.features",
+    "teacher.start.representation": "teacher.start.features",
     "student.reach": "student.alpha",
     "student.reach_later": "student.alpha_later",
     "student.trust": "student.keep_fraction",

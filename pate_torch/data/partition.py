@@ -7,13 +7,14 @@ Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
 from pate_torch.data.units import keyed_hash
+from pate_torch.protocols import Partition
 from pate_torch.types import LABEL_UNIT, PrivateData, Shards
 
 
@@ -97,18 +98,7 @@ class ReplaceOne:
         return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
 
 
-class Deals(Protocol):
-    """A partition: deals privacy units to shards."""
-
-    @property
-    def adjacency(self) -> str:
-        """Neighboring relation that its shards justify."""
-
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
-        """Disjoint shards, one for each teacher."""
-
-
-def deal(partition: Deals, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: int) -> Shards:
     """The shards of a partition, held to what it says: a partition may be a user's own.
 
     Raises:

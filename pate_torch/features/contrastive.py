@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
+from pate_torch.core.files import tensor_digest
 from pate_torch.core.parallel import side_by_side
 from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine
@@ -171,7 +171,7 @@ class ContrastiveFeatures:
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
     def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
-        return (repr(self), repr(spec), digest(x_P), str(seed), str(device))
+        return (repr(self), repr(spec), tensor_digest(x_P), str(seed), str(device))
 
 
 def learn_encoder(
@@ -190,13 +190,6 @@ def learn_features(
     """Unit-length features of the public points, float32 [P, D]; None without a recipe."""
     encoder = learn_encoder(recipe, data, seed, device, stages)
     return None if encoder is None else encode(encoder, data.pool.x, data.spec)
-
-
-def digest(x: Tensor) -> str:
-    """A name of a tensor within this process, by its type, shape and numbers."""
-    state = hashlib.blake2b(f"{x.dtype}{tuple(x.shape)}".encode(), digest_size=16)
-    state.update(x.cpu().contiguous().numpy().tobytes())
-    return state.hexdigest()
 
 
 def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:

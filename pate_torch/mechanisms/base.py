@@ -13,7 +13,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import ONE_VOTE, CellHistogram, Sensitivity, Votes
+from pate_torch.sensitive import ONE_VOTE, CellHistogram, Sensitivity, Votes, refuse_unpriced
 from pate_torch.types import ADJACENCIES, NO_ANSWER, Answers, Context
 
 
@@ -100,13 +100,7 @@ class VoteMechanism:
         if not isinstance(value, self.takes):
             who = "teachers" if isinstance(value, Votes) else type(value).__name__.lower()
             raise checks.fail("voters", who, f"cannot go with mechanism={self.name}", self._wants())
-        said: Sensitivity = value.sensitivity
-        if None not in (said.adjacency, self.priced_for.adjacency) and said.adjacency != self.priced_for.adjacency:
-            what, fix = f"is not the records' ({said.adjacency})", "Set it to the partition's."
-            raise checks.fail("mechanism.adjacency", self.priced_for.adjacency, what, fix)
-        if not said.within(self.priced_for):
-            what = f"is more than mechanism={self.name} is priced for ({self.priced_for})"
-            raise checks.fail("sensitivity", said, what, "Leave out partition.capacity, or price what it says.")
+        refuse_unpriced(value.sensitivity, self.priced_for, self.name)
         return value
 
     def _wants(self) -> str:

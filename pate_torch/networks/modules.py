@@ -79,7 +79,7 @@ def last_linear(network: nn.Module) -> str:
     """
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
-        raise ValueError("representation: the network needs a last linear layer apart from its trunk")
+        raise ValueError("features: the network needs a last linear layer apart from its trunk")
     return names[-1]
 
 

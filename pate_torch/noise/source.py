@@ -91,8 +91,8 @@ class NoiseSource:
             self._generator = torch.Generator().manual_seed(self.insecure_seed)
 
     @property
-    def private(self) -> bool:
-        """False when the noise could be known to an outsider."""
+    def secret(self) -> bool:
+        """Whether no outsider could know the noise; else nothing drawn is private."""
         return self.insecure_seed is None
 
     def marked(self, answers: Answers) -> Answers:

@@ -115,7 +115,7 @@ def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int) -> str | 
 
 
 Remedy = Callable[["RunConfig", Dataset, GradientDescent], str]
-"""Says of a descent how it is asked for."""
+"""Says of a noisy gradient descent how it is asked for."""
 
 
 class Drowned(UserWarning):
@@ -129,7 +129,7 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
         plan: Plan of the run.
         data: Its public facts are looked at, and whether there are records.
         mechanism: Answers the questions.
-        how: Says of a descent how it is asked for; None: by settings of train.py.
+        how: Says of a noisy gradient descent how it is asked for; None: by settings of train.py.
     """
     drowns = drowned(mechanism, plan.num_teachers, data.spec.num_classes) if plan.num_teachers else None
     if drowns is None:
@@ -156,8 +156,8 @@ def same_price(plan: RunConfig, mechanism: Mechanism) -> GradientDescent | None:
 def instead(descent: GradientDescent, size: int | None, num_classes: int, how: str) -> str:
     """What to do where votes drown in noise.
 
-    At best the records of a class lie in one place, and a step parts them from every other class by one slope for each,
-    beside noise of ``descent.sigma`` slopes on every class: a vote by as many as they are, under the same law.
+    At best the records of a class lie in one place, and a step parts them from every other class by one gradient for
+    each, beside noise of ``descent.sigma`` gradients on every class: a vote by as many as they are, under the same law.
 
     Args:
         descent: Noisy descent at the same price.
@@ -181,7 +181,7 @@ def typed(plan: RunConfig, data: Dataset, descent: GradientDescent) -> str:
 def settings(
     plan: RunConfig, *, sigma: float | None, declared: bool, images: bool | None, questions: int | None
 ) -> tuple[str, ...]:
-    """The settings of train.py that have records answer by slopes in the place of this plan's teachers.
+    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
 
     Args:
         plan: Plan of the run with teachers.

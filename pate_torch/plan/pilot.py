@@ -220,7 +220,7 @@ def simulate_release(
 
 
 def follow(
-    descent: GradientDescent, slopes: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
+    descent: GradientDescent, voters: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
 ) -> Outcome:
     """Forecast per-record gradients: fit a model to ``data``, a public data set, as ``size`` records would.
 
@@ -229,7 +229,7 @@ def follow(
 
     Args:
         descent: The mechanism.
-        slopes: The voters.
+        voters: The voters.
         data: A public data set in place of the private one.
         size: Number of records that is planned for.
         features: Makes an encoder of its public points.
@@ -240,7 +240,7 @@ def follow(
     stand_in = replace(data, private=records)
     partition = AddRemove() if descent.adjacency == "add_remove" else ReplaceOne()
     shards = partition.shards(records, 1, seed)
-    asked = replace(slopes, size=len(records)).ask(stand_in, shards, encoder=features(data))
+    asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
     scaled = replace(descent, sigma=descent.sigma * len(records) / size)
     noise = Rehearsal(descent.noise, rng.derive(seed, "plan", "noise"))
     label_Q = scaled.release(asked, noise, Context(num_queries=len(asked))).label_Q

@@ -69,7 +69,7 @@ class FixMatch(GradientStudent):
         align = Alignment(problem, self.alignment)
         fade = max(1, round(self.propagation * self.steps))
         propagated_P = (
-            most_confident(propagate(problem, self.representation, align.target_C), self.keep_fraction)
+            most_confident(propagate(problem, self.features, align.target_C), self.keep_fraction)
             if self.propagation
             else None
         )

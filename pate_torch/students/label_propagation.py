@@ -19,7 +19,7 @@ ALPHA = 0.99
 
 def propagate(
     problem: StudentProblem,
-    representation: ContrastiveFeatures | None,
+    recipe: ContrastiveFeatures | None,
     target_C: Tensor,
     *,
     before: Student | None = None,
@@ -29,23 +29,23 @@ def propagate(
 
     Args:
         problem: The released labels and the public points.
-        representation: Features that the graph joins; None: principal axes.
+        recipe: Of the features that the graph joins; None: principal axes.
         target_C: Share that each class should get.
-        before: An earlier student, whose features then take the place of ``representation``'s.
+        before: An earlier student, whose features then take their place.
         alpha: See ``neighbors.spread``.
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:
-        features = encode(feature_extractor(before.module), x_P, spec)
-    elif representation is not None:
-        features = representation.features(x_P, spec, seed=problem.seed, device=x_P.device)
+        place_PD = encode(feature_extractor(before.module), x_P, spec)
+    elif recipe is not None:
+        place_PD = recipe.features(x_P, spec, seed=problem.seed, device=x_P.device)
     else:
-        features = coordinates(x_P, spec)
+        place_PD = coordinates(x_P, spec)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
     seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = spread(neighbor_graph(features, _NEIGHBORS), seeds_PC, alpha)
+    mass_PC = spread(neighbor_graph(place_PD, _NEIGHBORS), seeds_PC, alpha)
     return balanced(mass_PC, target_C.cpu()).to(x_P.device)
 
 

@@ -21,7 +21,7 @@ from pate_torch.students.training import Average, GradientStudent, Objective, St
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpreading(GradientStudent):
-    """Spreads over the learnt features where a ``representation`` is given, else over the points' principal axes.
+    """Spreads over the learnt features where there is a recipe (``features``), else over the points' principal axes.
 
     Attributes:
         unlabeled_batch: Public points a step.
@@ -46,7 +46,7 @@ class LabelSpreading(GradientStudent):
         """Corrected cross-entropy on released and on propagated labels."""
         spec, device = problem.spec, problem.x_P.device
         target_C = expected_shares(problem, self.alignment)
-        propagated_P = most_confident(propagate(problem, self.representation, target_C), self.keep_fraction)
+        propagated_P = most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
         view, draws = weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))

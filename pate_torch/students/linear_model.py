@@ -21,7 +21,7 @@ _OFF = 0.02
 def linear_student(
     task: StudentTask,
     guide: Student | None,
-    representation: ContrastiveFeatures | None,
+    recipe: ContrastiveFeatures | None,
     seed: int,
     device: torch.device,
 ) -> Student:
@@ -30,7 +30,7 @@ def linear_student(
     Args:
         task: Of the last round, with the released model and what it answered.
         guide: The student whose features they were; None: none.
-        representation: Without a guide, the features; None: the points themselves.
+        recipe: Without a guide, of the features; None: the points themselves.
         seed: Seed of the features.
         device: Device of the student.
 
@@ -41,7 +41,7 @@ def linear_student(
     if model is None:
         fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
         raise checks.fail("student.last", "model", "is the model trained on gradients, and none was released", fix)
-    trunk, network = _trunk(task, guide, representation, seed, device)
+    trunk, network = _trunk(task, guide, recipe, seed, device)
     trunk = mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
     description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
@@ -76,17 +76,17 @@ def _foreign(why: str) -> ValueError:
 def _trunk(
     task: StudentTask,
     guide: Student | None,
-    representation: ContrastiveFeatures | None,
+    recipe: ContrastiveFeatures | None,
     seed: int,
     device: torch.device,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The encoder that the round was asked in, and the name and options of the network whose lower part it is."""
     if guide is not None:
         return networks.feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
-    if representation is None:
+    if recipe is None:
         return nn.Flatten(), {"name": "logistic", "options": {}}
-    trunk = representation.learn(task.pool_x, task.spec, seed=seed, device=device)
-    alone = {"name": representation.network, "options": dict(representation.network_options)}
-    if representation.encoders == 1:
+    trunk = recipe.learn(task.pool_x, task.spec, seed=seed, device=device)
+    alone = {"name": recipe.network, "options": dict(recipe.network_options)}
+    if recipe.encoders == 1:
         return trunk, alone
-    return trunk, {"name": "voting", "options": {"members": representation.encoders, "of": alone}}
+    return trunk, {"name": "voting", "options": {"members": recipe.encoders, "of": alone}}

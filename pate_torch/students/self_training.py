@@ -31,7 +31,7 @@ class SelfTraining:
     Attributes:
         first: The algorithm of the first student.
         then: The algorithm of each later one.
-        representation: Features that the first graph joins; None: principal axes.
+        features: Features that the first graph joins; None: principal axes.
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
@@ -49,7 +49,7 @@ class SelfTraining:
     first: StudentAlgorithm
     then: StudentAlgorithm
     name: str = "self_training"
-    representation: ContrastiveFeatures | None = None
+    features: ContrastiveFeatures | None = None
     keep_fraction: float = 0.8
     keep_fraction_later: float = 0.95
     alpha: float = ALPHA
@@ -79,7 +79,7 @@ class SelfTraining:
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first, self.then, self.representation):
+        for part in (self.first, self.then, self.features):
             if isinstance(part, Checkable):
                 part.check(spec)
 
@@ -109,7 +109,7 @@ class SelfTraining:
             student = self._generation(learnt, turn, student, seed, device, progress, log)
             curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
         if self.last == "model":
-            student = linear_student(rounds[-1], student, self.representation, seed, device)
+            student = linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 
@@ -143,7 +143,7 @@ class SelfTraining:
         """The most confident propagated labels. before: the student of the generation before, whose features help."""
         problem = prepare(task, seed, device)
         keep_fraction = self.keep_fraction if before is None else self.keep_fraction_later
-        share_PC = propagate(problem, self.representation, problem.target_QC.mean(0), before=before, alpha=alpha)
+        share_PC = propagate(problem, self.features, problem.target_QC.mean(0), before=before, alpha=alpha)
         class_P = most_confident(share_PC, keep_fraction).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])

@@ -185,7 +185,7 @@ class GradientStudent(ABC):
         batch_size: Labeled points a step.
         ema: Decay of the averaged weights.
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
-        representation: Learn the network's trunk from the public points first, without labels.
+        features: Learn the network's trunk from the public points first, without labels.
         label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
             on feature rows by a second opinion (``opinion.doubted``), on images none.
         precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
@@ -203,7 +203,7 @@ class GradientStudent(ABC):
     weight_decay: float = 1e-3
     ema: float = 0.99
     augment: Affine | Mapping[str, Any] | None = None
-    representation: ContrastiveFeatures | None = None
+    features: ContrastiveFeatures | None = None
     label_noise: float | None = None
     precision: str = "float32"
 
@@ -219,9 +219,9 @@ class GradientStudent(ABC):
         checks.one_of("student.network", self.network, networks.NETWORKS)
         checks.mapping("student.network_options", self.network_options)
         as_affine(self.augment, "student.augment")
-        if self.representation is not None and not isinstance(self.representation, ContrastiveFeatures):
+        if self.features is not None and not isinstance(self.features, ContrastiveFeatures):
             fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
-            raise checks.fail("student.representation", self.representation, "must be a recipe or null", fix)
+            raise checks.fail("student.features", self.features, "must be a recipe or null", fix)
 
     @property
     def affine(self) -> Affine | None:
@@ -231,8 +231,8 @@ class GradientStudent(ABC):
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        if self.representation is not None:
-            self.representation.check(spec)
+        if self.features is not None:
+            self.features.check(spec)
 
     @abstractmethod
     def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
@@ -276,11 +276,9 @@ class GradientStudent(ABC):
     def initial(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """The network before the first step: fresh, or with a trunk learnt from the public points."""
         model = networks.initialize(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
-        if self.representation is not None:
+        if self.features is not None:
             device = problem.x_P.device
-            transfer(
-                self.representation.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model
-            )
+            transfer(self.features.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)
         return model
 
     def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, log: Log) -> None:

@@ -94,7 +94,7 @@ class TeacherRecipe:
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the data do not fit the recipe."""
         if self.start is not None:
-            start = self.start.representation
+            start = self.start.features
             networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)
             spec = dataclasses.replace(spec, input_shape=(1,))  # rows; how wide is known once they are learnt
         elif self.augment is not None and not spec.is_image:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pate_torch.core import checks, locks
-from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing
+from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing, tensor_digest
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble, spec_from
@@ -101,13 +101,6 @@ def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], points: 
     if facts is None:
         return None
     return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
-
-
-def pool_hash(x: Tensor) -> str:
-    """The SHA-256 of public points: their type, shape and content."""
-    state = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode())
-    state.update(content(x))
-    return state.hexdigest()
 
 
 def _lock(checkpoints: Path) -> Path:
@@ -332,7 +325,7 @@ class TeacherStore:
         """
         folder = self._folder(name)
         manifest = self._manifest(folder)
-        path = private_folder(folder / "votes") / f"{pool_hash(pool_x)}{manner and '-'}{manner}.safetensors"
+        path = private_folder(folder / "votes") / f"{tensor_digest(pool_x)}{manner and '-'}{manner}.safetensors"
         if path.exists():
             counts = read_tensors(path).get("counts_QC")
             if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):

@@ -158,7 +158,7 @@ def train(
     device = distributed.local_device(torch.device(device))
     recipe.check(spec)
     if recipe.start is not None and trunk is None:
-        given = recipe.start.representation.name
+        given = recipe.start.features.name
         raise checks.fail("teacher.start", given, "has no public points to learn from here", "Set teacher.start=null.")
     points = spec
     if trunk is not None and recipe.start is not None:

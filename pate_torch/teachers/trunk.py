@@ -37,23 +37,23 @@ class PublicStart:
     """A recipe for a trunk.
 
     Attributes:
-        representation: How the features are learnt.
+        features: How the features are learnt.
         diffusion: A diffusion map of them; None: none.
         copies: Distorted copies of each private record, encoded beside it. They are drawn by the recipe's ``augment``,
             from the teacher's own stream, and stay in the record's shard: with a frozen trunk this is what augmentation
             is.
     """
 
-    representation: ContrastiveFeatures
+    features: ContrastiveFeatures
     diffusion: Diffusion | None = None
     copies: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.representation, ContrastiveFeatures):
-            raise checks.fail("start.representation", self.representation, "must be a recipe", "See conf/features.")
-        if self.representation.encoders > 1:
+        if not isinstance(self.features, ContrastiveFeatures):
+            raise checks.fail("start.features", self.features, "must be a recipe", "See conf/features.")
+        if self.features.encoders > 1:
             fix = "A teacher starts from one encoder."
-            raise checks.fail("start.representation.encoders", self.representation.encoders, "must be 1", fix)
+            raise checks.fail("start.features.encoders", self.features.encoders, "must be 1", fix)
         checks.integer("start.copies", self.copies, low=0)
 
     def learn(
@@ -66,7 +66,7 @@ class PublicStart:
         progress: Progress = silent,
     ) -> Trunk:
         """Learn the trunk from raw public points [P, ...]."""
-        recipe = self.representation
+        recipe = self.features
         network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
         encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
         if self.diffusion is None:

@@ -31,7 +31,7 @@ class FittedVoters:
 
     Attributes:
         id: A random id: the same voters keep it.
-        answers: Sensitive values on the pool, which only a mechanism opens.
+        sensitive: Their values on the pool, which only a mechanism opens.
         remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
         feature_PD: Releasable features of the public points, in which records answer; None: they use none.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
@@ -39,7 +39,7 @@ class FittedVoters:
     """
 
     id: str
-    answers: Sensitive
+    sensitive: Sensitive
     remember: Callable[[str], None]
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
@@ -148,7 +148,7 @@ class VotersBase:
         register = VoterRegister(run.store)
         registered = register.register_votes(votes, run.data.spec.name, run.ledger)
         remember = functools.partial(register.set_ledger_head, registered)
-        return FittedVoters(id=registered.id, answers=votes, remember=remember)
+        return FittedVoters(id=registered.id, sensitive=votes, remember=remember)
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """Rank 0 needs no help."""

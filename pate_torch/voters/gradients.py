@@ -118,7 +118,8 @@ class Gradients(RecordVoters):
         return GradientSums(
             z_ND=z_ND,
             y_N=private.y,
-            place_PD=whitening(place_PD),
+            z_PD=whitening(place_PD),
+            feature_PD=place_PD,
             num_classes=classes,
             sensitivity=sensitivity,
             scale=whitening.radius / size,

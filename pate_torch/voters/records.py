@@ -102,15 +102,15 @@ class RecordVoters(VotersBase):
             return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
         def refit(guide: Student) -> FittedVoters:
-            answers = ask(feature_extractor(guide.module))
-            return replace(first, answers=answers, feature_PD=answers.place_PD)
+            records = ask(feature_extractor(guide.module))
+            return replace(first, sensitive=records, feature_PD=records.feature_PD)
 
         register = VoterRegister(run.store)
         registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
         remember = functools.partial(register.set_ledger_head, registered)
         with run.clock("records"):
-            answers = ask(run.encoder())
-        first = FittedVoters(id=registered.id, answers=answers, remember=remember, refit=refit)
+            records = ask(run.encoder())
+        first = FittedVoters(id=registered.id, sensitive=records, remember=remember, refit=refit)
         return first
 
 

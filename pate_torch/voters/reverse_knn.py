@@ -70,19 +70,19 @@ class Records:
     """PRIVATE. Records as voters.
 
     Attributes:
-        place_PD: Releasable: unit-length features of the public points.
+        feature_PD: Releasable: unit-length features of the public points.
     """
 
     private: PrivateData
     spec: DataSpec
     encoder: nn.Module
-    place_PD: Tensor
+    feature_PD: Tensor
     sensitivity: Sensitivity
     progress: Progress = silent
     num_teachers: int = 0
 
     def __len__(self) -> int:
-        return len(self.place_PD)
+        return len(self.feature_PD)
 
     @property
     def num_classes(self) -> int:
@@ -97,13 +97,13 @@ class Records:
 
     def take(self, index_Q: Tensor) -> CellHistogram:
         """PRIVATE. The cell counts of these questions: pool indices, int64 [Q]."""
-        asked_QD = self.place_PD[index_Q.cpu()]
+        asked_QD = self.feature_PD[index_Q.cpu()]
         nearest = functools.partial(cells, asked_QD=asked_QD)
         row_N = map_records_independently(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _one_cell_each(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
-        return CellHistogram(counts_QC, self.sensitivity, cells(self.place_PD, asked_QD))
+        return CellHistogram(counts_QC, self.sensitivity, cells(self.feature_PD, asked_QD))
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"
@@ -124,5 +124,5 @@ def _one_cell_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple
     kept, count = np.unique(place_N2, axis=0, return_counts=True)
     order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))
     _, first = np.unique(kept[order, 0], return_index=True)
-    ballot = torch.from_numpy(kept[order[first]])
-    return ballot[:, 1], ballot[:, 2]
+    place_U2 = torch.from_numpy(kept[order[first]])
+    return place_U2[:, 1], place_U2[:, 2]

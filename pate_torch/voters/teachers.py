@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import checked_id
 from pate_torch.data.partition import deal
@@ -19,7 +20,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.store import Identity, Stored, TeacherStore, pool_hash
+from pate_torch.teachers.store import Identity, Stored, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, VotersBase
@@ -72,7 +73,7 @@ class Teachers(VotersBase):
 
     def identify(self, data: Dataset, config: RunConfig) -> Identity:
         """PRIVATE. The identity of this run's teachers, down to the content of the records."""
-        pool = {} if config.teacher.start is None else {"pool": pool_hash(data.pool.x)}
+        pool = {} if config.teacher.start is None else {"pool": tensor_digest(data.pool.x)}
         return Identity(
             dataset=data.spec.name,
             fingerprint=TeacherStore(config.root).fingerprint(data.private),
@@ -95,7 +96,7 @@ class Teachers(VotersBase):
         with run.clock("votes"):
             votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
-        return FittedVoters(id=stored.id, answers=votes, remember=remember, ensemble=stored.ensemble)
+        return FittedVoters(id=stored.id, sensitive=votes, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.

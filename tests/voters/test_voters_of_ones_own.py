@@ -61,7 +61,7 @@ class NearestMean(VotersBase):
         register = VoterRegister(run.store)
         registered = register.known(run.store.fingerprint(data.private), data.spec.name, self.num_teachers, run.ledger)
         return FittedVoters(
-            id=registered.id, answers=votes, remember=lambda head: register.set_ledger_head(registered, head)
+            id=registered.id, sensitive=votes, remember=lambda head: register.set_ledger_head(registered, head)
         )
 '''
 YAML = """_target_: nearest_mean.NearestMean
