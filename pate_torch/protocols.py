@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
+from pate_torch.core import moved
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, PrivateData, Shards
 
@@ -288,3 +289,7 @@ class HypothesisClass(Protocol):
     def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray:
         """The labels of x [n, D], bool [n]."""
         ...
+
+
+def __getattr__(name: str) -> Any:
+    raise moved.absent(__name__, name)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import Event
-from pate_torch.core import checks
+from pate_torch.core import checks, moved
 
 NO_ANSWER = -1
 ADJACENCIES = ("add_remove", "replace_one")
@@ -414,3 +415,7 @@ class Context:
     def last(self) -> bool:
         """Whether no call is planned after this one."""
         return self.turn >= self.rounds - 1
+
+
+def __getattr__(name: str) -> Any:
+    raise moved.absent(__name__, name)

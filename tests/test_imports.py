@@ -10,9 +10,9 @@ HYDRA_KNOWERS = {"cli.train", "cli.hydra_config", "audit.command", "plan.command
 
 # For each part: the pate_torch modules (prefixes) it may import, and outside packages it must not.
 ALLOWED = {
-    "types": {"core.checks", "accounting.events"},
+    "types": {"core.checks", "core.moved", "accounting.events"},
     "sensitive": {"types", "core.checks", "features.whitening"},
-    "protocols": {"types", "sensitive", "accounting.events", "accounting.outcomes"},
+    "protocols": {"types", "sensitive", "core.moved", "accounting.events", "accounting.outcomes"},
     "core": {"core", "protocols"},
     "noise": {"noise", "core.checks", "types", "sensitive", "accounting.events"},
     "budget": {"types", "sensitive", "core.checks", "noise", "protocols", "accounting.events", "ledger"},

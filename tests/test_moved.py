@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_runs import train, written
 
-from pate_torch.core.moved import GONE, MOVED, SETTINGS, renamed
+from pate_torch.core.moved import GONE, MOVED, NAMES, SETTINGS, renamed
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
 
@@ -16,6 +16,19 @@ def test_an_old_name_is_answered_with_the_new_one(old):
     importlib.import_module(f"pate_torch.{MOVED[old]}")
     with pytest.raises(ModuleNotFoundError, match=f"is pate_torch.{MOVED[old]} now"):
         importlib.import_module(f"pate_torch.{old}")
+
+
+@pytest.mark.parametrize("module,name", [(module, name) for module in NAMES for name in NAMES[module]])
+def test_a_name_that_left_its_module_is_answered_with_the_new_place(module, name):
+    new = NAMES[module][name]
+    assert hasattr(importlib.import_module(f"pate_torch.{new}"), name)
+    with pytest.raises(ImportError, match=rf"pate_torch\.{module}\.{name} is pate_torch\.{new}\.{name} now"):
+        exec(f"from pate_torch.{module} import {name}")
+
+
+def test_a_name_that_no_module_had_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        vars(importlib.import_module("pate_torch.types"))["__getattr__"]("nothing")
 
 
 def test_a_name_that_never_was_is_none_of_its_business():

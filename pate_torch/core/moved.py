@@ -80,6 +80,14 @@ MOVED = {
     "accounting.vote_rows": "accounting.data_dependent.vote_rows",
 }
 """Old name -> new name, both below ``pate_torch``."""
+NAMES = {
+    "types": dict.fromkeys(
+        ("CellHistogram", "ONE_COUNT", "ONE_VOTE", "Sensitivity", "Votes", "of_each_record", "one_vector"), "sensitive"
+    ),
+    "protocols": {"Sensitive": "sensitive"},
+    "config": {"Partition": "protocols"},
+}
+"""Names that left a module which is still there, and the module where they are now."""
 
 
 SETTINGS = {
@@ -142,6 +150,14 @@ def renamed(settings: Iterable[str]) -> str | None:
         if new is not None:
             return f"{setting}: is {new} now (docs/migration.md)."
     return None
+
+
+def absent(module: str, name: str) -> Exception:
+    """The error for a name that a module does not have: states where it is now."""
+    new = NAMES.get(module.removeprefix("pate_torch."), {}).get(name)
+    if new is None:
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    return ImportError(f"{module}.{name} is pate_torch.{new}.{name} now (docs/migration.md)", name=module)
 
 
 class _Signpost(MetaPathFinder):
