@@ -16,7 +16,7 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import warp
 from pate_torch.protocols import silent
-from pate_torch.teachers import engine, stacked, training, workers
+from pate_torch.teachers import engine, launch, stacked, training, workers
 from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -251,13 +251,13 @@ def test_batches_are_permutations_of_the_own_shard():
 
 
 @pytest.mark.parametrize("backend", ["vectorised", "processes"])
-def test_resumes_from_finished_chunks_to_the_same_bits(tmp_path, backend, monkeypatch):
-    private, shards = records(90), shards_of([list(range(k * 12, k * 12 + 12)) for k in range(7)])
-    settings = recipe(backend=backend, workers=1)
+def test_resumes_from_finished_units_to_the_same_bits(tmp_path, backend, monkeypatch):
+    private, shards = records(120), shards_of([list(range(k * 3, k * 3 + 3)) for k in range(40)])
+    settings = recipe(backend=backend, workers=1, steps=4, chunk=8)
     whole = train(private, spec(), shards, settings, seed=0)
 
     def interrupt(done: int, _: int) -> None:
-        if done == 6:
+        if done >= 32:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -272,17 +272,18 @@ def test_resumes_from_finished_chunks_to_the_same_bits(tmp_path, backend, monkey
         return plain(chunk, *arguments)
 
     monkeypatch.setattr(training, "train_stacked", counted)
-    resumed = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=tmp_path)
-    assert trained == [range(6, 7)]
+    here = recipe(steps=4, chunk=8)
+    resumed = train(private, spec(), shards, here, seed=0, checkpoint_dir=tmp_path)
+    assert trained == [range(32, 40)]
     assert differing(whole.params, resumed.params) == set()
 
     trained.clear()  # another seed, other records, a damaged file: trained anew
-    train(private, spec(), shards, recipe(), seed=1, checkpoint_dir=tmp_path)
-    assert len(trained) == 3
+    train(private, spec(), shards, here, seed=1, checkpoint_dir=tmp_path)
+    assert len(trained) == 5
     trained.clear()
     kept[0].write_bytes(b"damaged")
-    train(replaced(private, 13), spec(), shards, recipe(), seed=0, checkpoint_dir=tmp_path)
-    assert trained == [range(0, 3)]
+    train(replaced(private, 61), spec(), shards, here, seed=0, checkpoint_dir=tmp_path)
+    assert trained == [range(0, 8), range(8, 16), range(16, 24), range(24, 32)]
 
 
 @pytest.fixture(params=[True, False], ids=["forked", "spawned"])
@@ -311,9 +312,9 @@ def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
     shapes = workers._result_shapes(spec(), recipe(), 8)
     monkeypatch.setattr(workers, "_result_shapes", lambda *_: shapes)
-    chunks = training.chunks(8, 3)
+    chunks = [range(3), range(3, 6), range(6, 8)]
     with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorised"):
-        list(workers.train_chunks(private, spec(), shards, broken, 0, chunks, [0, 1, 2], 2))
+        list(workers.train_chunks(private, spec(), shards, broken, 0, chunks, 2))
 
 
 def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start):
@@ -405,22 +406,12 @@ def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
     training._refuse_diverged(loss, recipe())
 
 
-@pytest.mark.parametrize("network", ["logistic", "lean_cnn", "convnet"])
-def test_chunks_depend_on_public_numbers_only(network):
-    cpu = torch.device("cpu")
-    for teachers in (1, 7, 48, 250, 1000, 5000):
-        size = training.chunk_size(TeacherRecipe(network=network, options={}), spec(), teachers, cpu)
-        assert 1 <= size <= 64
-        grouping = training.chunks(teachers, size)
-        assert [k for chunk in grouping for k in chunk] == list(range(teachers))
-    assert training.chunk_size(TeacherRecipe(chunk=12), spec(), 250, cpu) == 12
-
-
 def test_multiplications_by_hand():
     one = TeacherRecipe(network="lean_cnn", options={"channels": [2, 3], "hidden": 5}, steps=1, batch_size=1)
     by_hand = 2 * 6 * 6 * 9 + 3 * 3 * 3 * 2 * 9 + 27 * 5 + 5 * 4
     parameters = (2 * 9 + 2) + (3 * 2 * 9 + 3) + (27 * 5 + 5) + (5 * 4 + 4)
-    assert training.network_cost(one, spec()) == (parameters, by_hand)
+    cost = launch.network_cost(one.network, one.options, spec())
+    assert (cost.parameters, cost.products) == (parameters, by_hand)
 
 
 @pytest.mark.parametrize(

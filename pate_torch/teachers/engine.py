@@ -75,6 +75,27 @@ class Trained:
     loss_Pk: Tensor
     accuracy_Pk: Tensor
 
+    def __len__(self) -> int:
+        return self.loss_Pk.shape[1]
+
+    def rows(self) -> dict[str, Tensor]:
+        """Everything by teacher, [k, ...]; the curves under names of their own."""
+        return self.params | {"curve.loss": self.loss_Pk.T, "curve.accuracy": self.accuracy_Pk.T}
+
+    def take(self, teachers: slice) -> Trained:
+        """Some of the teachers."""
+        params = {name: parameter[teachers] for name, parameter in self.params.items()}
+        return Trained(params, self.loss_Pk[:, teachers], self.accuracy_Pk[:, teachers])
+
+    @staticmethod
+    def joined(parts: Sequence[Trained]) -> Trained:
+        """The teachers of all parts, in their order."""
+        params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
+        loss_Pk, accuracy_Pk = (
+            torch.cat([getattr(part, key) for part in parts], 1) for key in ("loss_Pk", "accuracy_Pk")
+        )
+        return Trained(params, loss_Pk, accuracy_Pk)
+
 
 def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
     """PRIVATE. Copy the records of some teachers out of the private set."""
@@ -285,11 +306,7 @@ def train_loop(
         done.append(_finish(params, alone, loss, accuracy))
         if row + 1 < len(chunk):
             tell((row + 1) / len(chunk))
-    return Trained(
-        {name: torch.cat([t.params[name] for t in done]) for name in done[0].params},
-        torch.cat([t.loss_Pk for t in done], 1),
-        torch.cat([t.accuracy_Pk for t in done], 1),
-    )
+    return Trained.joined(done)
 
 
 def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> Trained:

@@ -13,15 +13,14 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
-from pate_torch.teachers import stacked, voting
+from pate_torch.teachers import launch, stacked, voting
+from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec
 
 TEACHERS, POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long). A GPU takes 64 teachers and ``POINTS_GPU``."""
-
-POINTS_GPU = 512
+as long). A GPU takes as many as its memory holds (``launch.ask_size``)."""
 
 STRETCH = 1 << 16
 """Queries whose predictions are held at a time."""
@@ -64,6 +63,7 @@ class Ensemble:
         trained_K: Whether each was trained, bool.
         spec: Facts of the points that are asked about.
         trunk: Gives the features that the networks take; None: they take the points.
+        memory_gib: Memory that the teachers may take on a GPU while they are asked.
     """
 
     network: dict[str, Any]
@@ -71,6 +71,7 @@ class Ensemble:
     trained_K: Tensor
     spec: DataSpec
     trunk: Trunk | None = None
+    memory_gib: float = MEMORY_GIB
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
@@ -93,7 +94,7 @@ class Ensemble:
     def select(self, teachers: slice) -> Ensemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return Ensemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
+        return Ensemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk, self.memory_gib)
 
     def opinions(
         self,
@@ -119,10 +120,10 @@ class Ensemble:
         if self.trunk is not None:
             x, spec = self.trunk.features(x, device), self.trunk.spec
         on_cpu = device.type == "cpu"
-        together = TEACHERS if on_cpu else 8 * TEACHERS
-        size = batch or (POINTS if on_cpu else POINTS_GPU)
         module = self._module().to(device)
         dtype = next(iter(self.params.values())).dtype
+        together, size = (TEACHERS, POINTS) if on_cpu else self._fitting(spec, dtype)
+        size = batch or size
 
         def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: p[rows].to(device) for name, p in self.params.items()}
@@ -141,6 +142,11 @@ class Ensemble:
         for count in _in_threads(ask, range(0, len(self), together), on_cpu):
             done += count
             progress(done, len(self))
+
+    def _fitting(self, spec: DataSpec, dtype: torch.dtype) -> tuple[int, int]:
+        """Teachers and points that are asked at once on a GPU."""
+        cost = launch.network_cost(self.network["name"], self.network["options"], spec)
+        return launch.ask_size(cost, len(self), self.memory_gib, dtype.itemsize)
 
     def predictions(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent

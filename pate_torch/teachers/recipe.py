@@ -16,6 +16,8 @@ from pate_torch.features.augmentation import Affine
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 
+MEMORY_GIB = 20.0
+"""Of a card of 24 GiB, what is left beside the driver's part and what the allocator leaves between blocks."""
 BACKENDS = ("auto", "loop", "vectorised", "processes")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 
@@ -33,8 +35,10 @@ class TeacherRecipe:
         batch_size: Records a step.
         start: Trunk learnt from public points; None: none.
         backend: How teachers share the machine; all give the same teachers up to rounding.
-        chunk: Teachers that are stacked; None: chosen from the network and the device alone.
+        chunk: Teachers trained at once, on a CPU at most 16; None: chosen from the network and the device alone.
         workers: Processes; None: one per core.
+        memory_gib: Memory that teachers may take on a GPU, while they are trained and asked: it decides how many are
+            launched together (``teachers.launch``). The default fits cards of 24 GiB.
         dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
             (float32 parameters, bfloat16 arithmetic).
     """
@@ -54,6 +58,7 @@ class TeacherRecipe:
     backend: str = "auto"
     chunk: int | None = None
     workers: int | None = None
+    memory_gib: float = MEMORY_GIB
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -71,6 +76,7 @@ class TeacherRecipe:
         for name in ("chunk", "workers"):
             if getattr(self, name) is not None:
                 checks.integer(name, getattr(self, name), low=1)
+        checks.positive("memory_gib", self.memory_gib)
         object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
         if isinstance(self.augment, Mapping):
             checks.mapping("augment", self.augment, fields(Affine))

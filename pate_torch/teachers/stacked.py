@@ -103,23 +103,70 @@ class _Conv(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None
 
 
-def _conv_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, relu: bool) -> Tensor:
-    """The same convolution as one batched product over networks: patches [K, I*kh*kw, B*L], weights [K, O, I*kh*kw]."""
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+def _patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
+    """Patches [K, I*kh*kw, B*L] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
+    (dh, dw), (kh, kw), (sh, sw) = layer.dilation, layer.kernel_size, layer.stride
+    view = F.pad(x, _padding(layer)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
+    view = view[..., ::dh, ::dw].unflatten(1, (count, -1))  # [B, K, I, H', W', kh, kw]
+    return view.permute(1, 2, 5, 6, 0, 3, 4).reshape(count, -1, len(x) * view.shape[3] * view.shape[4])
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
     assert not isinstance(layer.padding, str)
-    count, outputs = weight.shape[:2]
-    batch, (height, width) = len(x), x.shape[2:]
-    out_h = (height + 2 * layer.padding[0] - dh * (kh - 1) - 1) // sh + 1
-    out_w = (width + 2 * layer.padding[1] - dw * (kw - 1) - 1) // sw + 1
-    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    patches = (
-        patches.view(batch, count, -1, out_h * out_w).permute(1, 2, 0, 3).reshape(count, -1, batch * out_h * out_w)
-    )
-    flat = weight.flatten(2)
-    out = torch.bmm(flat, patches) if bias is None else torch.baddbmm(bias.unsqueeze(2), flat, patches)
-    out = F.relu(out) if relu else out
-    out = out.view(count, outputs, batch, out_h, out_w)
-    return out.permute(2, 0, 1, 3, 4).reshape(batch, count * outputs, out_h, out_w)
+    (top, left) = layer.padding
+    return left, left, top, top
+
+
+class _ConvMatmul(torch.autograd.Function):
+    """As ``_Conv`` by one batched product over networks: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
+
+    Patches are nine to twenty-five times as large as the images they are cut from: they are not kept, but cut again in
+    the backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
+    additions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, relu: bool) -> Tensor:
+        count, outputs = weight.shape[:2]
+        patches, flat = _patches(x, layer, count), weight.flatten(2)
+        out = torch.bmm(flat, patches) if bias is None else torch.baddbmm(bias.unsqueeze(2), flat, patches)
+        out = out.relu_() if relu else out
+        shape = _out_shape(x, layer)
+        out = out.view(count, outputs, len(x), *shape).permute(2, 0, 1, 3, 4).reshape(len(x), count * outputs, *shape)
+        ctx.layer, ctx.relu, ctx.has_bias = layer, relu, bias is not None
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        x, weight, out = ctx.saved_tensors
+        layer: nn.Conv2d = ctx.layer
+        if ctx.relu:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        count, (height, width) = len(weight), grad.shape[2:]
+        grad = grad.unflatten(1, (count, -1)).permute(1, 2, 0, 3, 4).flatten(2)  # [K, O, B*L]
+        grad_weight = torch.bmm(grad, _patches(x, layer, count).mT).view_as(weight)
+        grad_bias = grad.sum(2) if ctx.has_bias else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+            parts = torch.bmm(weight.flatten(2).mT, grad).view(count, -1, kh, kw, len(x), height, width)
+            left, right, top, bottom = _padding(layer)
+            padded = x.new_zeros(len(x), x.shape[1], x.shape[2] + top + bottom, x.shape[3] + left + right)
+            for i in range(kh):
+                for j in range(kw):
+                    rows = slice(i * dh, i * dh + (height - 1) * sh + 1, sh)
+                    columns = slice(j * dw, j * dw + (width - 1) * sw + 1, sw)
+                    padded[:, :, rows, columns] += parts[:, :, i, j].permute(2, 0, 1, 3, 4).flatten(1, 2)
+            grad_x = padded[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def _out_shape(x: Tensor, layer: nn.Conv2d) -> tuple[int, int]:
+    left, _, top, _ = _padding(layer)
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    return (x.shape[2] + 2 * top - dh * (kh - 1) - 1) // sh + 1, (x.shape[3] + 2 * left - dw * (kw - 1) - 1) // sw + 1
 
 
 class _Layers:
@@ -174,7 +221,7 @@ class _Layers:
         weight, bias = self.parameter(prefix + "weight", x), self.parameter(prefix + "bias", x)
         assert weight is not None and not isinstance(layer.padding, str)
         if x.device.type in MATMUL_DEVICES and self.own == self.networks:
-            return _conv_matmul(x, weight, bias, layer, relu)
+            return _ConvMatmul.apply(x, weight, bias, layer, relu)
         geometry = (layer.stride, layer.padding, layer.dilation, self.own)  # a shared input: one wide convolution
         self.own = self.networks
         return _Conv.apply(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), geometry, relu)

@@ -49,11 +49,10 @@ def train_chunks(
     recipe: TeacherRecipe,
     seed: int,
     chunks: list[range],
-    wanted: list[int],
     workers: int,
-    tell: Callable[[int, float], object] = silent,
-) -> Iterator[tuple[int, Trained]]:
-    """PRIVATE. Train chunks in worker processes; yields (chunk number, what was learnt) as they finish.
+    tell: Callable[[range, float], object] = silent,
+) -> Iterator[tuple[range, Trained]]:
+    """PRIVATE. Train chunks in worker processes; yields (teachers, what was learnt) as they finish.
 
     Args:
         private: The private records.
@@ -62,9 +61,8 @@ def train_chunks(
         recipe: Recipe of the teachers.
         seed: Seed of their streams.
         chunks: The teachers of each chunk.
-        wanted: Numbers of the chunks to train.
         workers: Number of processes.
-        tell: Called with (chunk number, share done) in between.
+        tell: Called with (teachers, share done) in between.
 
     Raises:
         ChildProcessError: A worker died.
@@ -77,7 +75,7 @@ def train_chunks(
         "seed": seed,
         "chunks": [(teachers.start, teachers.stop) for teachers in chunks],
     }
-    waiting = list(reversed(wanted))
+    waiting = list(reversed(range(len(chunks))))
     pool: list[_Worker] = []
     try:
         for _ in range(min(workers, len(waiting))):
@@ -91,13 +89,13 @@ def train_chunks(
                 one = key.data
                 number, share = one.receive()
                 if share is not None:
-                    tell(number, share)
+                    tell(chunks[number], share)
                     continue
                 if waiting:
                     one.send(waiting.pop())
                 else:
                     selector.unregister(one.answers)
-                yield number, _rows(results, chunks[number])
+                yield chunks[number], _rows(results, chunks[number])
     finally:
         for one in pool:
             one.stop()

@@ -1,0 +1,237 @@
+"""How teachers are dealt to ranks, and how many are trained or asked at once.
+
+Teachers are dealt, and kept when a run is stopped, by units of 16, always. How many a device works on at once follows
+from public numbers alone: the network, the kind of device and the memory that it may take (``memory_gib``). On a CPU no
+launch crosses a unit, so that teachers are the same to the bit however many ranks or workers share them. On a GPU a
+launch takes as many of a rank's units as fit, and teachers are the same to the bit wherever launches are of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.parallel import one_thread
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec
+
+UNIT = 16
+"""Teachers dealt and checkpointed together."""
+ASKED = 512
+"""Points asked at once on a GPU, at most: more hardly fill it better."""
+
+CACHE = 2e6
+"""On a CPU: numbers in the stacked parameters above which a step slows down (8 MB of weights, 24 of moments)."""
+STEP_SECONDS = 8e-4
+MULTIPLICATIONS_PER_SECOND = 5e10
+UPDATES_PER_SECOND = 1e9
+"""A core's time for one stacked step: a constant, the products, and the optimizer. Only their proportions matter."""
+WORTH_PROCESSES = 0.5
+"""Estimated seconds of one core above which worker processes that are copies of this one pay."""
+
+_STATE = {"adam": 4, "sgd": 3}
+"""Copies of the parameters: themselves, their gradients, and the optimizer's moments."""
+
+
+# ---- dealing ---------------------------------------------------------------------------------------------------------
+
+
+def units(num_teachers: int) -> list[range]:
+    """The teachers of each unit."""
+    return [range(first, min(first + UNIT, num_teachers)) for first in range(0, num_teachers, UNIT)]
+
+
+def owners(num_units: int, ranks: int) -> list[int]:
+    """The rank of each unit: neighbors go to one rank, and no rank has more than one unit more than another."""
+    return [unit * ranks // num_units for unit in range(num_units)] if num_units > ranks else list(range(num_units))
+
+
+def efficiency(num_teachers: int, ranks: int) -> float:
+    """The share of the ranks' time that is spent on teachers, where all take equally long."""
+    sizes, owner = [len(unit) for unit in units(num_teachers)], owners(len(units(num_teachers)), ranks)
+    busiest = max(sum(size for size, one in zip(sizes, owner, strict=True) if one == rank) for rank in range(ranks))
+    return num_teachers / (ranks * busiest)
+
+
+def launches(todo: Sequence[range], size: int) -> list[range]:
+    """The teachers trained at once, of the units that are to be trained: parts of a unit, or neighboring units."""
+    if size < UNIT:
+        return [range(k, min(k + size, unit.stop)) for unit in todo for k in range(unit.start, unit.stop, size)]
+    runs = groupby(enumerate(todo), key=lambda numbered: numbered[1].start // UNIT - numbered[0])
+    whole, every = [[unit for _, unit in run] for _, run in runs], size // UNIT
+    return [
+        range(run[first].start, run[min(first + every, len(run)) - 1].stop)
+        for run in whole
+        for first in range(0, len(run), every)
+    ]
+
+
+# ---- what a network costs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one network takes, in numbers: of itself, and for every point.
+
+    Attributes:
+        parameters: Number of parameters.
+        products: Multiplications of a forward pass.
+        kept: What a forward pass keeps for the backward pass.
+        step: What is alive beside that, at most, in one layer of either pass.
+        asked: What is alive at most in a forward pass that keeps nothing.
+    """
+
+    parameters: int
+    products: int
+    kept: int
+    step: int
+    asked: int
+
+
+def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Cost:
+    """The cost of a network, counted on one blank point.
+
+    (On the meta device nothing would be computed, but its first use imports a thousand modules: three seconds.)
+    """
+    products = 0
+    image = math.prod(spec.input_shape)
+    # Distorting images takes a grid of two numbers a pixel, and copies.
+    kept, step, asked = [image], [4 * image], [2 * image]
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal products
+        into, made = inputs[0].numel(), out.numel()
+        match layer:
+            case nn.Conv2d():
+                # Patches of the images with a margin; in the backward pass those of their gradient, afterwards.
+                assert not isinstance(layer.padding, str)
+                (_, channels, height, width), (top, left) = inputs[0].shape, layer.padding
+                padded = channels * (height + 2 * top) * (width + 2 * left)
+                patches = layer.weight[0].numel() * out[0, 0].numel()
+                products += made * layer.weight[0].numel()
+                kept.append(made)
+                step.append(patches + 2 * padded + 3 * made)
+                asked.append(into + padded + patches + 2 * made)
+            case nn.Linear():
+                products += made * layer.weight[0].numel()
+                kept.append(made)
+                step.append(into + 2 * made)
+                asked.append(into + made)
+            case nn.MaxPool2d():
+                kept.append(3 * made)  # places are of 64 bits
+                step.append(into + made)
+                asked.append(into + 3 * made)
+            case networks.Residual():
+                kept.append(made)
+                step.append(2 * made)
+                asked.append(into + 3 * made)
+            case nn.GroupNorm() | nn.ReLU() if isinstance(layer, nn.GroupNorm) or layer in fused:
+                # A norm keeps what it takes, not what it makes; a ReLU after a layer with weights is a part of it.
+                step.append(into + 2 * made)
+                asked.append(into + 2 * made)
+            case nn.Sequential() | nn.Flatten() | nn.Identity():
+                pass
+            case _:
+                kept.append(made)
+                step.append(into + 2 * made)
+                asked.append(into + 2 * made)
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
+        module = networks.build(network, spec.input_shape, spec.num_classes, **options).eval()
+        fused = {
+            second
+            for sequence in module.modules()
+            if isinstance(sequence, nn.Sequential)
+            for first, second in pairwise(sequence)
+            if isinstance(first, nn.Linear | nn.Conv2d) and isinstance(second, nn.ReLU)
+        }
+        for layer in module.modules():
+            layer.register_forward_hook(count)
+        module(torch.zeros(1, *spec.input_shape))
+    return Cost(networks.num_parameters(module), products, sum(kept), max(step), max(asked))
+
+
+def training_bytes(recipe: TeacherRecipe, cost: Cost, spec: DataSpec, capacity: int) -> int:
+    """Memory of a device that one teacher takes while it is trained, its ``capacity`` records included."""
+    number = recipe.torch_dtype.itemsize
+    halves = cost.parameters // 2 if recipe.dtype == "bf16" else 0  # weights are cast in each step
+    numbers = _STATE[recipe.optimizer] * cost.parameters + halves + recipe.batch_size * (cost.kept + cost.step)
+    record = math.prod(spec.input_shape) * (1 if spec.is_image else 4)
+    return number * numbers + capacity * (record + 8)
+
+
+def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
+    """Memory of a device that one teacher takes while it is asked about so many points at once."""
+    return number * (cost.parameters + points * cost.asked)
+
+
+# ---- how many at once ------------------------------------------------------------------------------------------------
+
+
+def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacity: int, device: torch.device) -> int:
+    """Teachers trained at once, from public numbers and the kind of device: never from the number of workers or ranks.
+
+    On a CPU small networks are bound by the fixed cost of a step and want large launches, large ones fall out of the
+    cache: the size that one worker would finish first with where one is enough, else the one for 4 and 8 workers. On a
+    GPU as many units as its memory holds.
+
+    Raises:
+        ValueError: Not even one teacher fits.
+    """
+    if recipe.chunk is not None:
+        return min(recipe.chunk, num_teachers, *([UNIT] if device.type == "cpu" else []))
+    cost = network_cost(recipe.network, recipe.options, spec)
+    if device.type != "cpu":
+        each = training_bytes(recipe, cost, spec, capacity)
+        size = _fitting(recipe.memory_gib, each, f"a teacher of network={recipe.network} at batch_size="
+                        f"{recipe.batch_size}", "Lower teacher.batch_size, or use a smaller network")  # fmt: skip
+        return min(size - size % UNIT if size >= UNIT else size, num_teachers)
+
+    def seconds(size: int, *workers: int) -> float:
+        pieces = len(launches(units(num_teachers), size))
+        rounds = sum(w * math.ceil(pieces / w) for w in workers)
+        return recipe.steps * rounds * step_seconds(recipe, cost, size)
+
+    sizes = range(1, min(UNIT, num_teachers) + 1)
+    alone = min(sizes, key=lambda size: seconds(size, 1))
+    return alone if seconds(alone, 1) < WORTH_PROCESSES else min(sizes, key=lambda size: seconds(size, 4, 8))
+
+
+def ask_size(cost: Cost, num_teachers: int, memory_gib: float, number: int = 4) -> tuple[int, int]:
+    """Teachers and points asked at once on a GPU.
+
+    Raises:
+        ValueError: Not even one teacher fits with one point.
+    """
+
+    def together(points: int) -> int:
+        what = f"one teacher that is asked about {points} points"
+        return _fitting(memory_gib, asking_bytes(cost, points, number), what, "Use a smaller network")
+
+    points = ASKED
+    while points > 1 and asking_bytes(cost, points, number) * min(UNIT, num_teachers) > memory_gib * 2**30:
+        points //= 2
+    return min(4 * UNIT, num_teachers, together(points)), points
+
+
+def _fitting(memory_gib: float, each: int, what: str, advice: str) -> int:
+    size = int(memory_gib * 2**30 // each)
+    if size < 1:
+        needs = f"is too little: {what} takes {each / 2**30:.3g} GiB"
+        raise checks.fail("teacher.memory_gib", memory_gib, needs, f"{advice}, or raise it where the GPU has more.")
+    return size
+
+
+def step_seconds(recipe: TeacherRecipe, cost: Cost, size: int) -> float:
+    """A core's estimated time for one step of ``size`` stacked teachers."""
+    spilled = 1 + max(0.0, size * cost.parameters / CACHE - 1) / 4
+    products = 3 * cost.products * recipe.batch_size / MULTIPLICATIONS_PER_SECOND
+    return STEP_SECONDS + size * (products + cost.parameters / UPDATES_PER_SECOND) * spilled
