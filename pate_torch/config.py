@@ -13,7 +13,7 @@ from pate_torch.accounting import calibration
 from pate_torch.accounting.data_dependent import sanitised_release
 from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
-from pate_torch.core import checks, moved, run_folders
+from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.plan import chance
@@ -289,7 +289,3 @@ def refuse_component(key: str, component: object, data: Dataset) -> None:
         component.check(data.spec)
     except ValueError as error:
         raise ValueError(checks.under(key, error)) from error
-
-
-def __getattr__(name: str) -> Any:
-    raise moved.absent(__name__, name)

@@ -22,6 +22,7 @@ from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.device import settled
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.ledger import Ledger
@@ -175,6 +176,7 @@ class RunContext:
         """
         clock = Clock() if clock is None else clock
         with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as opened:
+            opened.enter_context(settled(config.device))
             with clock("data"):
                 loaded = Loaded.of(config)
             config = config.for_data(loaded.data, stages)

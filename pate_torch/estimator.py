@@ -30,6 +30,7 @@ from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
 from pate_torch.core import checks, run_folders
+from pate_torch.core.device import settled
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
@@ -503,6 +504,7 @@ class Pate:
     def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
         """A run that charges nothing: to train teachers, or a student of a release."""
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as opened:
+            opened.enter_context(settled(self.device))
             loaded = Loaded(data=data, everyone=data.private)
             folder = opened if release is not None else None
             yield RunContext(

@@ -18,6 +18,7 @@ from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext
+from pate_torch.core.device import settled
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
@@ -47,6 +48,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         ValueError: A choice cannot work. Nothing has been charged.
         BudgetExceeded: The account's cap does not admit this run.
     """
+    config = replace(config, device=distributed.local_device(config.device))
     if not distributed.is_main():
         assist(config)
         return None
@@ -290,9 +292,10 @@ def _report(
 def assist(config: RunConfig) -> None:
     """Do the part of a torchrun's ranks above 0: train their teachers and ask them, without noise or ledger."""
     data = Loaded.of(config).data
-    while (order := distributed.broadcast_text("")) != distributed.DONE:
-        if order == distributed.TRAIN:
-            config.voters.assist(data, config)
-        elif order == distributed.BASELINE:
-            quiet = Stages(quiet=True)
-            train_on_all(data, config.teacher, seed=config.seed, device=config.device, stages=quiet)
+    with settled(config.device):
+        while (order := distributed.broadcast_text("")) != distributed.DONE:
+            if order == distributed.TRAIN:
+                config.voters.assist(data, config)
+            elif order == distributed.BASELINE:
+                quiet = Stages(quiet=True)
+                train_on_all(data, config.teacher, seed=config.seed, device=config.device, stages=quiet)

@@ -34,7 +34,7 @@ def torchrun(ranks: int, folder: Path, *arguments: str) -> subprocess.CompletedP
 @pytest.fixture(scope="module")
 def alone():
     private = records(150)
-    shards = shards_of([list(range(k * 12, k * 12 + 12)) for k in range(11)])
+    shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
     jointly = TransductiveTeachers(num_teachers=1).among(coordinates(private.x, spec()))
     return ensemble.params, ensemble.votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
@@ -76,3 +76,16 @@ def test_without_torchrun_there_is_one_rank(monkeypatch):
     assert distributed.broadcast_text("here") == "here"
     distributed.barrier()
     assert distributed.local_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_ranks_of_different_kinds_refuse_to_mix(monkeypatch):
+    """Launches are of other sizes on a GPU, so that one rank's teachers would have other bits than another's."""
+    monkeypatch.setattr(distributed, "world", lambda: distributed.World(rank=1, size=3, local_rank=1, local_size=3))
+    kinds = ["cpu", "cuda", "cuda"]
+    monkeypatch.setattr(distributed.dist, "all_gather_object", lambda out, mine: out.__setitem__(slice(None), kinds))
+    with pytest.raises(ValueError, match=r"device='cuda': must be of one kind on all ranks \(rank 0 cpu, rank 1 cuda"):
+        distributed.local_device(torch.device("cuda"))
+    kinds[0] = "cuda"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert distributed.local_device(torch.device("cuda")) == torch.device("cuda", 1)
+    assert distributed.local_device(torch.device("cuda", 0)) == torch.device("cuda", 0)

@@ -85,7 +85,6 @@ NAMES = {
         ("CellHistogram", "ONE_COUNT", "ONE_VOTE", "Sensitivity", "Votes", "of_each_record", "one_vector"), "sensitive"
     ),
     "protocols": {"Sensitive": "sensitive"},
-    "config": {"Partition": "protocols"},
 }
 """Names that left a module which is still there, and the module where they are now."""
 

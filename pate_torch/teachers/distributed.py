@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble, spec_from
@@ -59,9 +60,21 @@ def is_main() -> bool:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The device of this rank: rank i of a machine takes its i-th GPU, unless one is named."""
-    if device.type == "cuda" and device.index is None and world().size > 1:
-        return torch.device("cuda", world().local_rank % torch.cuda.device_count())
+    """The device of this rank, resolved once, by all ranks together: rank i of a machine takes its i-th GPU.
+
+    Raises:
+        ValueError: Ranks have devices of different kinds, on which launches are of other sizes.
+    """
+    me = world()
+    if me.size == 1:
+        return device
+    kinds: list[str] = [""] * me.size
+    _checked(lambda: dist.all_gather_object(kinds, device.type))
+    if len(set(kinds)) > 1:
+        found = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
+        raise checks.fail("device", device.type, f"must be of one kind on all ranks ({found})", "Name it: device=cpu.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", me.local_rank % torch.cuda.device_count())
     return device
 
 

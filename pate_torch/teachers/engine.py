@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import networks
+from pate_torch.core.device import float32
 from pate_torch.core.rng import torch_stream
 from pate_torch.features import augmentation
 from pate_torch.protocols import silent
@@ -181,18 +182,6 @@ class Feed:
 
 
 @contextmanager
-def products(recipe: TeacherRecipe, device: torch.device) -> Iterator[None]:
-    """TF32 products on a GPU where the recipe asks for them, and nowhere else."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if recipe.dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
 def flushed() -> Iterator[None]:
     """Flush numbers too small for full precision to zero in this thread (where the processor can).
 
@@ -236,7 +225,7 @@ def _run(
     tell: Tell,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    with products(recipe, device), flushed():
+    with float32(tf32=recipe.dtype == "tf32"), flushed():
         return _steps(forward, params, feed, recipe, device, tell)
 
 

@@ -90,7 +90,7 @@ def train(
         ChildProcessError: A worker died.
         RuntimeError: Another rank died.
     """
-    device = distributed.local_device(torch.device(device))
+    device = torch.device(device)
     recipe.check(spec)
     if recipe.start is not None and trunk is None:
         given = recipe.start.features.name

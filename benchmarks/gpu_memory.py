@@ -1,0 +1,109 @@
+"""Bytes that teachers take on a GPU: the plan's prediction beside what is counted on the meta device.
+
+    python benchmarks/gpu_memory.py
+
+Counted: the storages alive at the peak of one forward and backward pass of stacked teachers (convolutions as batched
+products, as on a GPU), with the optimizer's moments; and of one forward pass that asks them. The meta device computes
+nothing, so this runs anywhere. What the allocator leaves between blocks is not counted; ``memory_gib`` leaves room.
+"""
+
+from __future__ import annotations
+
+import argparse
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pate_torch import networks
+from pate_torch.teachers import launch, stacked
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "logistic": {},
+    "mlp": {},
+    "lean_cnn": {},
+    "convnet": {},
+    "resnet": {},
+    "wide_resnet": {"norm": "group", "depth": 16, "widen": 2},
+}
+PIXELS = {28: 1, 32: 3, 64: 3, 224: 3}
+"""Width of the images, and their channels."""
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of storages that are alive, and their largest sum."""
+
+    def __init__(self, known: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {value.untyped_storage()._cdata: 0 for value in known.values()}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                if storage._cdata not in self.alive:
+                    self.alive[storage._cdata] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self.drop, storage._cdata)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def drop(self, storage: int) -> None:
+        self.now -= self.alive.pop(storage, 0)
+
+
+def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[str]:
+    teachers, points = 4, 16
+    shape, names = (PIXELS[size], size, size), tuple("0123456789")
+    half = (0.5,) * PIXELS[size]
+    spec = DataSpec(name="images", num_classes=10, input_shape=shape, class_names=names, mean=half, std=half)
+    recipe = TeacherRecipe(network=network, options=options, batch_size=batch)
+    module, cost = networks.build(network, shape, 10, **options), launch.network_cost(network, options, spec)
+    params = {name: torch.empty(teachers, *p.shape, device="meta") for name, p in module.named_parameters()}
+    with torch.no_grad(), Peak(params) as asked:
+        stacked.forward(module, params, torch.empty(points, 1, *shape, device="meta"))
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    with Peak(params) as trained:
+        stacked.forward(module, params, torch.empty(batch, teachers, *shape, device="meta")).sum().backward()
+    one = 4 * cost.parameters
+    train, ask = trained.peak / teachers + 3 * one, asked.peak / teachers + one
+    planned = launch.training_bytes(recipe, cost, spec, 0), launch.asking_bytes(cost, points)
+    size_24 = launch.train_size(recipe, spec, 10_000, 0, torch.device("cuda"))
+    ask_24 = launch.ask_size(cost, 10_000, recipe.memory_gib)
+    mib = 2**20
+    return [
+        network,
+        f"{size} x {size} x {PIXELS[size]}",
+        f"{planned[0] / mib:.1f}",
+        f"{train / mib:.1f}",
+        f"{planned[0] / train:.2f}",
+        f"{size_24}",
+        f"{planned[1] / points / mib:.3f}",
+        f"{ask / points / mib:.3f}",
+        f"{planned[1] / ask:.2f}",
+        f"{ask_24[0]} x {ask_24[1]}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32)
+    chosen = parser.parse_args()
+    stacked.MATMUL_DEVICES.add("meta")
+    print("| network | points | training, MiB a teacher: planned | counted | ratio | teachers in 20 GiB "
+          "| asking, MiB a teacher and point: planned | counted | ratio | teachers x points in 20 GiB |")  # fmt: skip
+    print("|---" * 10 + "|")
+    for network, options in NETWORKS.items():
+        for size in PIXELS:
+            print("| " + " | ".join(row(network, options, size, chosen.batch)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

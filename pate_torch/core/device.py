@@ -1,0 +1,43 @@
+"""What a GPU computes is what was asked for: float32 as float32, by algorithms that give the same bits again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def float32(*, tf32: bool = False) -> Iterator[None]:
+    """Compute products and convolutions of float32 as such, or rounded to TF32.
+
+    (As it comes, PyTorch rounds in cuDNN's convolutions, whatever is said of matrix products.)
+    """
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "tf32" if tf32 else "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+@contextmanager
+def settled(device: torch.device) -> Iterator[None]:
+    """Work on this device: a bare "cuda" means it, float32 is float32, and convolutions are deterministic."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product
+        torch.cuda.set_device(device)
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        with float32():
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

@@ -1,0 +1,36 @@
+"""float32 means float32 wherever a run computes, and what was set before is set again."""
+
+import torch
+
+from pate_torch.core.device import float32, settled
+from pate_torch.teachers import engine, training
+from pate_torch.teachers.recipe import TeacherRecipe
+
+
+def switches():
+    cudnn = torch.backends.cudnn
+    return torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic, cudnn.benchmark
+
+
+def test_a_run_computes_float32_as_such_and_repeatably():
+    before = switches()
+    assert before[1] == "tf32", "as it comes, cuDNN rounds"
+    with settled(torch.device("cpu")):
+        assert switches() == ("ieee", "ieee", True, False)
+        with float32(tf32=True):
+            assert switches() == ("tf32", "tf32", True, False)
+        assert switches() == ("ieee", "ieee", True, False)
+    assert switches() == before
+
+
+def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):
+    from teacher_world import records, shards_of, spec
+
+    seen = []
+    plain = engine._steps
+    monkeypatch.setattr(engine, "_steps", lambda *given: (seen.append(switches()[:2]), plain(*given))[1])
+    shards = shards_of([[0, 1], [2, 3]])
+    for dtype, expected in (("float32", "ieee"), ("tf32", "tf32"), ("float64", "ieee")):
+        recipe = TeacherRecipe(network="logistic", steps=1, batch_size=1, dtype=dtype)
+        training.train(records(4), spec(), shards, recipe, seed=0)
+        assert seen.pop() == (expected, expected) and not seen
