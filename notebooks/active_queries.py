@@ -35,12 +35,10 @@ from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.committee import Committee
-from pate_torch.queries.coreset import Coreset
-from pate_torch.queries.entropy import Entropy
-from pate_torch.queries.margin import Margin
-from pate_torch.queries.prototypes import Prototypes
 from pate_torch.queries.random import Random
+from pate_torch.queries.uncertainty import Entropy, Margin
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.types import Release

@@ -27,7 +27,7 @@ from pate_torch import Pate, load_student
 from pate_torch.data.digits import Digits
 from pate_torch.ledger import BudgetExceeded
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.queries.prototypes import Prototypes
+from pate_torch.queries.clusters import Prototypes
 from pate_torch.reporting.statement import headline, plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
 

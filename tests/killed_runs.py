@@ -40,9 +40,9 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.noise.source import Rehearsal
-from pate_torch.queries.margin import Margin
-from pate_torch.queries.medoids import Medoids
+from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
+from pate_torch.queries.uncertainty import Margin
 from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised

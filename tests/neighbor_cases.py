@@ -29,7 +29,7 @@ from pate_torch.data.partition import deal
 from pate_torch.estimator import Pate
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
-from pate_torch.queries.passive import Passive
+from pate_torch.queries.random import Passive
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
 from pate_torch.types import LABEL_UNIT, Dataset

@@ -16,7 +16,7 @@ from pate_torch.data.partition import ReplaceOne
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
-from pate_torch.queries.margin import Margin
+from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 

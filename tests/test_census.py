@@ -34,7 +34,7 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.networks import feature_extractor, remove_head
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
-from pate_torch.queries.medoids import Medoids
+from pate_torch.queries.clusters import Medoids
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Votes

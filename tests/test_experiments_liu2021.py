@@ -20,7 +20,7 @@ from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated_sigma
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.passive import Passive
+from pate_torch.queries.random import Passive
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 

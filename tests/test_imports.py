@@ -132,5 +132,5 @@ def test_the_table_would_catch_a_breach():
     assert violations("aggregation", [("hydra.utils", "instantiate")])
     assert violations("reporting.report", [("pate_torch.sensitive", "Votes")])
     assert violations("reporting.render", [("pate_torch.reporting.owner", "OwnerSummary")])
-    assert violations("queries.margin", [("pate_torch.sensitive", "Votes")])
-    assert violations("queries.margin", [("pate_torch.types", "DataSpec")]) == []
+    assert violations("queries.uncertainty", [("pate_torch.sensitive", "Votes")])
+    assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []

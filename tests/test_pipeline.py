@@ -22,8 +22,8 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.published_price import Sanitiser
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.margin import Margin
 from pate_torch.queries.random import Random
+from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe

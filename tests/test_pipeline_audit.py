@@ -17,7 +17,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.ledger.ledger import Reservation
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
-from pate_torch.queries.passive import Passive
+from pate_torch.queries.random import Passive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 

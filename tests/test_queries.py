@@ -13,14 +13,11 @@ from scipy.optimize import minimize
 
 from pate_torch.core import rng
 from pate_torch.protocols import QueryState, QueryStrategy
+from pate_torch.queries.clusters import Coreset, Prototypes, kmeans, neighbor_distance, squared_distances
 from pate_torch.queries.committee import Committee
-from pate_torch.queries.coreset import Coreset
 from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, boundary_fit, mistakes, penalised_loss
-from pate_torch.queries.entropy import Entropy
-from pate_torch.queries.geometry import kmeans, neighbor_distance, squared_distances
-from pate_torch.queries.margin import Margin
-from pate_torch.queries.passive import Passive
-from pate_torch.queries.prototypes import Prototypes
+from pate_torch.queries.random import Passive
+from pate_torch.queries.uncertainty import Entropy, Margin
 from pate_torch.types import DataSpec
 
 FOLDER = Path(__file__).parent.parent / "conf" / "query"

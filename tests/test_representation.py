@@ -14,9 +14,8 @@ from pate_torch import networks
 from pate_torch.core.parallel import one_thread
 from pate_torch.core.rng import member, torch_stream
 from pate_torch.features import contrastive, neighbors
-from pate_torch.features.augmentation import Affine
+from pate_torch.features.augmentation import Affine, View, as_affine, strong_view, weak_view, widened
 from pate_torch.features.contrastive import ContrastiveFeatures, contrast, encode, transfer
-from pate_torch.features.views import View, as_affine, strong_view, weak_view, widened
 from pate_torch.networks import feature_extractor, last_linear, remove_head
 from pate_torch.protocols import StudentTask
 from pate_torch.students.ensemble import Ensemble

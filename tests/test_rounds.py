@@ -12,8 +12,7 @@ from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import QueryState
-from pate_torch.queries.prototypes import Prototypes
-from pate_torch.queries.prototypes_then_margin import PrototypesThenMargin
+from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
 from pate_torch.release_store import write
 from pate_torch.students.label_posterior import label_posterior
 from pate_torch.students.supervised import Supervised

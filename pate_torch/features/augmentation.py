@@ -1,19 +1,24 @@
-"""Random affine distortion as one batched resampling, for images of any number of leading dimensions.
+"""Random distortions of points that keep their class.
 
-Parameters are drawn apart from the warp, so that a teacher's distortions come from its own stream and stay the same
-in every backend. Flips are part of the affine map.
+Images get affine and elastic distortion and cutout, feature rows masking and noise. Images are distorted in the scale
+where 0 is black and normalized afterwards, so that what comes in from outside the picture is background. An affine map
+is drawn apart from its warp, one batched resampling: a teacher's distortions come from its own stream and stay the same
+in every backend. Flips are part of the map.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +71,117 @@ def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
     """Resample float images x [B, Ch, H, W] (in any scale where 0 is background) by the maps theta [B, 2, 3]."""
     grid = F.affine_grid(theta.to(x.dtype), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+
+
+def as_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
+    """An ``Affine`` from a configuration's mapping; None stays None.
+
+    Raises:
+        ValueError: It is anything else; the message names ``key``.
+    """
+    if augment is None or isinstance(augment, Affine):
+        return augment
+    checks.mapping(key, augment, fields(Affine))
+    return Affine(**augment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One strength of distortion.
+
+    Attributes:
+        affine: Geometric ranges (images; None: none).
+        elastic: Amplitude of a smooth random displacement, in pixels.
+        cutout: Side of an erased square over the image's height; its place and side vary.
+        mask: Share of features set to their public mean (rows).
+        jitter: Standard deviation of added noise, in units of each feature's constant (rows), and of a random contrast
+            change (images).
+    """
+
+    affine: Affine | None = None
+    elastic: float = 0.0
+    cutout: float = 0.0
+    mask: float = 0.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.non_negative("elastic", self.elastic)
+        checks.between("cutout", self.cutout, 0, 1)
+        checks.between("mask", self.mask, 0, 1)
+        checks.non_negative("jitter", self.jitter)
+
+    def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
+        """Distort raw points [B, ...] (uint8 images, or rows) to normalized floats; drawn from a CPU generator."""
+        return self._images(x, spec, generator) if spec.is_image else self._rows(x, spec, generator)
+
+    def _images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        count, _, height, width = x.shape
+        if self.affine is not None or self.elastic:
+            affine = self.affine or Affine()
+            grid = F.affine_grid(
+                affine.draw(count, x.shape, generator).to(x.device), list(x.shape), align_corners=False
+            )
+            if self.elastic:
+                grid = grid + self._displacement(count, height, width, generator).to(x.device)
+            x = F.grid_sample(x, grid, padding_mode=affine.padding, align_corners=False)
+        if self.jitter:
+            x = x * (1 + self.jitter * (2 * torch.rand(count, 1, 1, 1, generator=generator) - 1)).to(x.device)
+        x = spec.normalize(x)
+        if self.cutout:
+            # Erased to the mean color (0 after normalization), not to the background: a black square on a black
+            # image would hide itself and leave nothing to be invariant to.
+            x = x.masked_fill(self._square(count, height, width, generator).to(x.device), 0.0)
+        return x
+
+    def _displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+        """A smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
+        coarse = torch.randn(count, 2, 4, 4, generator=generator)
+        field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
+        return field.permute(0, 2, 3, 1) * (self.elastic * torch.tensor([2 / width, 2 / height]))
+
+    def _square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+        """Bool [B, 1, H, W], True inside a square of random place and of up to ``cutout`` of the height."""
+        u = torch.rand(count, 3, generator=generator)
+        side = u[:, 0] * self.cutout * height
+        rows, columns = torch.arange(height), torch.arange(width)
+        inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
+        inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
+        return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
+
+    def _rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
+        x = spec.normalize(x)
+        if self.mask:
+            kept = torch.rand(x.shape, generator=generator) >= self.mask
+            x = x * kept.to(x.device)
+        if self.jitter:
+            x = x + self.jitter * torch.randn(x.shape, generator=generator).to(x.device)
+        return x
+
+
+def weak_view(spec: DataSpec, augment: Affine | None) -> View:
+    """The weak view, which a label surely survives: the data set's recommended ranges, or light noise on rows."""
+    return View(affine=augment) if spec.is_image else View(jitter=0.05)
+
+
+def strong_view(spec: DataSpec, augment: Affine | None) -> View:
+    """The strong view of consistency training: wider ranges and cutout, or a quarter of a row's features masked."""
+    if not spec.is_image:
+        return View(mask=0.25, jitter=0.1)
+    side = min(spec.input_shape[-2:])
+    elastic = 0.0 if augment is None else 0.03 * side
+    return View(affine=widened(augment), elastic=elastic, cutout=0.5, jitter=0.3)
+
+
+def widened(augment: Affine | None, factor: float = 1.5) -> Affine | None:
+    """The same distortion with larger ranges; flips and padding as they are."""
+    if augment is None:
+        return None
+    return Affine(
+        rotate=min(augment.rotate * factor, 180.0),
+        scale=min(augment.scale * factor, 0.5),
+        shift=augment.shift * factor,
+        shear=min(augment.shear * factor, 45.0),
+        flip=augment.flip,
+        padding=augment.padding,
+    )

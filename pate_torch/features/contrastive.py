@@ -27,8 +27,7 @@ from pate_torch.core import checks, rng
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.parallel import side_by_side
 from pate_torch.core.progress import Stages
-from pate_torch.features.augmentation import Affine
-from pate_torch.features.views import as_affine, strong_view
+from pate_torch.features.augmentation import Affine, as_affine, strong_view
 from pate_torch.networks import ConcatFeatures, last_linear, remove_head
 from pate_torch.protocols import FeatureRecipe, Progress, silent
 from pate_torch.types import Dataset, DataSpec

@@ -33,7 +33,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism, Partition
-from pate_torch.queries.passive import Passive
+from pate_torch.queries.random import Passive
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
-from pate_torch.queries.geometry import features
-from pate_torch.queries.order import open_points, share, shuffled
+from pate_torch.queries.random import features, open_points, share, shuffled
 from pate_torch.types import NO_ANSWER
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
-from pate_torch.queries.geometry import features
+from pate_torch.queries.random import features
 from pate_torch.types import NO_ANSWER
 
 _CHUNK = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB

@@ -1,20 +1,47 @@
-"""Random student queries: a uniform sample of the public points, without replacement."""
+"""Random and passive questions, and what every strategy takes from the state: open points, a seeded order, features."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from pate_torch.core import checks
+from pate_torch.core import checks, rng
+from pate_torch.features.neighbors import coordinates
 from pate_torch.protocols import QueryState
-from pate_torch.queries.order import open_points, share, shuffled
+
+
+def open_points(state: QueryState) -> Tensor:
+    """Pool indices not asked before, increasing, int64 [R]."""
+    unseen_P = torch.ones(len(state.pool_x), dtype=torch.bool)
+    unseen_P[state.asked_Q.cpu()] = False
+    return unseen_P.nonzero().squeeze(1)
+
+
+def shuffled(points: Tensor, state: QueryState, strategy: str) -> Tensor:
+    """The points in an order that depends on (seed, strategy, how many were asked before) alone."""
+    stream = rng.torch_stream(state.seed, "query", strategy, len(state.asked_Q))
+    return points[torch.randperm(len(points), generator=stream)]
+
+
+def share(state: QueryState) -> int:
+    """How many to ask this round: an equal share of what remains, at least one while any remains."""
+    checks.integer("rounds_left", state.rounds_left, low=1)
+    return min(-(-state.remaining // state.rounds_left), len(state.pool_x) - len(state.asked_Q))
+
+
+def features(state: QueryState, width: int = 64) -> Tensor:
+    """The learnt features, else the normalized points on at most ``width`` axes; float32 [P, D] on the CPU."""
+    if state.feature_PD is not None:
+        return state.feature_PD.float().cpu()
+    return coordinates(state.pool_x, state.spec, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Asks open points drawn uniformly: the passive baseline where the loader's order has meaning."""
+    """A uniform sample of the open points: the passive baseline where the loader's order has meaning."""
 
     guided: ClassVar[bool] = False
     name: str = "random"
@@ -26,3 +53,22 @@ class Random:
     def select(self, state: QueryState) -> Tensor:
         """Pool indices in random order, int64 [at most state.remaining]."""
         return shuffled(open_points(state), state, self.name)[: share(state)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passive:
+    """Asks the first open points, in the order they were loaded: right where that is already random.
+
+    Source: LZCW21 Algorithm 3 (PSQ).
+    """
+
+    guided: ClassVar[bool] = False
+    name: str = "passive"
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        checks.integer("query.rounds", self.rounds, low=1)
+
+    def select(self, state: QueryState) -> Tensor:
+        """Pool indices in increasing order, int64 [at most state.remaining]."""
+        return open_points(state)[: share(state)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.protocols import QueryState
-from pate_torch.queries.order import open_points, share, shuffled
+from pate_torch.queries.random import open_points, share, shuffled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +34,24 @@ class Uncertainty(ABC):
     @abstractmethod
     def doubt(self, student_PC: Tensor) -> Tensor:
         """How unsure each row of class probabilities is, [P]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Uncertainty):
+    """Doubt is the entropy of the probabilities, in nats; with two classes this orders points as ``margin`` does."""
+
+    name: str = "entropy"
+
+    def doubt(self, student_PC: Tensor) -> Tensor:
+        return torch.special.entr(student_PC).sum(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin(Uncertainty):
+    """Doubt is minus the lead of the first class over the second (Scheffer et al. 2001)."""
+
+    name: str = "margin"
+
+    def doubt(self, student_PC: Tensor) -> Tensor:
+        best = student_PC.topk(2, dim=1).values
+        return best[:, 1] - best[:, 0]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.views import strong_view, weak_view
+from pate_torch.features.augmentation import strong_view, weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
 from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.views import weak_view
+from pate_torch.features.augmentation import weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
 from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss

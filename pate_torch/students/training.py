@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.parallel import one_thread
-from pate_torch.features.augmentation import Affine
+from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
-from pate_torch.features.views import as_affine
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
 from pate_torch.students.opinion import doubted
 from pate_torch.types import DataSpec

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.views import weak_view
+from pate_torch.features.augmentation import weak_view
 from pate_torch.protocols import Log
 from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
 

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import torch_stream
-from pate_torch.features.augmentation import Affine
+from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.diffusion import Diffusion, Places
-from pate_torch.features.views import View
 from pate_torch.networks import remove_head
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import DataSpec, PrivateData, Shards
