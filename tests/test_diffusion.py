@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pate_torch.features import neighbors
 from pate_torch.features.diffusion import Diffusion, Places
 from pate_torch.features.neighbors import diffused, leading, neighbor_graph, spectral
 
@@ -25,11 +26,68 @@ def stream():
 def test_leading_eigenpairs_are_those_of_the_dense_matrix():
     x, _ = moons(120)
     graph = neighbor_graph(x, 8)
-    exact, vectors = np.linalg.eigh(graph.weight_PP.to_dense().double().numpy())
+    exact, vectors = np.linalg.eigh(graph.weight_PP.toarray().astype(np.float64))
     values, found = leading(graph, 6, stream(), iterations=2000)
     np.testing.assert_allclose(values.numpy(), exact[-6:], atol=1e-5)
     inside = vectors[:, -6:].T @ found.double().numpy()  # vectors of equal values may be turned among themselves
     np.testing.assert_allclose(inside.T @ inside, np.eye(6), atol=1e-3)
+
+
+def test_rare_orthogonalization_gives_the_subspace_of_its_slow_twin():
+    graph = neighbor_graph(moons()[0], 8)
+    dense = torch.from_numpy(graph.weight_PP.toarray())
+    basis = torch.linalg.qr(torch.randn(len(graph), 14, generator=stream())).Q
+    for _ in range(60):
+        basis = torch.linalg.qr((dense @ basis + basis) / 2).Q
+    values, vectors = torch.linalg.eigh(basis.T @ dense @ basis)
+    found, among = leading(graph, 6, stream())
+    torch.testing.assert_close(found, values[-6:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(among @ among.T, vectors_of(basis @ vectors), atol=1e-3, rtol=0)
+
+
+def vectors_of(vectors):
+    """What the last six span, whatever their signs."""
+    return vectors[:, -6:] @ vectors[:, -6:].T
+
+
+def test_eigenvectors_have_the_same_bits_on_any_number_of_threads():
+    graph, before, found = neighbor_graph(moons(3000)[0], 8), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.append(spectral(graph, 30, stream()))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("block", [1, 1000, 1 << 23])
+def test_nearest_are_those_of_all_pairs(block, monkeypatch):
+    monkeypatch.setattr(neighbors, "_BLOCK", block)
+    x = torch.randn(70, 5, generator=stream())
+    squared, places = neighbors.nearest(x, 9)
+    every = (x[:, None] - x[None]).square().sum(2).fill_diagonal_(torch.inf)
+    assert torch.equal(places, every.argsort(1)[:, :9])
+    torch.testing.assert_close(squared, every.sort(1).values[:, :9], atol=1e-5, rtol=1e-4)
+    _, places = neighbors.nearest(torch.cat([x, x[:1]]), 9)
+    assert (int(places[0, 0]), int(places[70, 0])) == (70, 0), "points that coincide are neighbors"
+
+
+def test_the_graph_is_that_of_all_pairs():
+    x, _ = moons(60)
+    graph = neighbor_graph(x, 5)
+    every = (x[:, None] - x[None]).square().sum(2).double().fill_diagonal_(torch.inf)
+    squared, places = every.sort(1).values[:, :5], every.argsort(1)[:, :5]
+    reach, weight = squared[:, -1].sqrt(), torch.zeros(60, 60, dtype=torch.float64)
+    for i in range(60):
+        for d, j in zip(squared[i], places[i].tolist(), strict=True):
+            weight[i, j] += torch.exp(-d / (reach[i] * reach[j]))
+            weight[j, i] += torch.exp(-d / (reach[i] * reach[j]))
+    degree = weight.sum(1)
+    np.testing.assert_allclose(graph.weight_PP.toarray(), weight / (degree[:, None] * degree).sqrt(), atol=1e-5)
+    torch.testing.assert_close(graph.spacing_P.double(), squared.sqrt().mean(1), atol=1e-5, rtol=1e-4)
+    value = torch.rand(60, 3, generator=stream())
+    torch.testing.assert_close(graph @ value, torch.from_numpy(graph.weight_PP.toarray()) @ value)
 
 
 def test_a_walk_of_no_steps_is_the_spectral_embedding_and_a_long_one_forgets_the_fast_directions():

@@ -10,10 +10,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 
 from pate_torch.core import rng
 from pate_torch.protocols import QueryState, QueryStrategy
-from pate_torch.queries.clusters import Coreset, Prototypes, kmeans, neighbor_distance, squared_distances
+from pate_torch.queries.clusters import Coreset, Prototypes, kmeans, squared_distances
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, boundary_fit, mistakes, penalised_loss
 from pate_torch.queries.random import Passive
@@ -151,7 +152,7 @@ def test_prototypes_cover_every_cluster_with_dense_central_points():
     for seed in range(5):
         ask = Prototypes().select(state(x, 3, seed=seed))
         assert sorted(y[ask].tolist()) == [0, 1, 2]
-        spacing = neighbor_distance(x, 6)
+        spacing = torch.cdist(x, x).sort(1).values[:, 1:7].mean(1)
         for point in ask.tolist():
             assert spacing[point] <= spacing[y == y[point]].median()
 
@@ -178,6 +179,46 @@ def test_kmeans_finds_the_clusters_and_its_distances_are_right():
     assert all(len(cluster[y == c].unique()) == 1 for c in range(3)) and len(cluster.unique()) == 3
     torch.testing.assert_close(center[cluster[0]], x[y == 0].mean(0))
     torch.testing.assert_close(squared_distances(x, center), torch.cdist(x, center) ** 2, rtol=1e-4, atol=1e-3)
+
+
+def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator) -> tuple[float, torch.Tensor]:
+    """The slow twin of one run, from the same start; a cluster left empty takes the point farthest from its own."""
+    picks = [int(torch.randint(len(x), (1,), generator=generator))]
+    for _ in range(clusters - 1):
+        weight = torch.cdist(x, x[picks], compute_mode="donot_use_mm_for_euclid_dist").min(1).values ** 2
+        picks.append(int(torch.multinomial(weight, 1, generator=generator)))
+    center, before = x[picks], None
+    for _ in range(steps):
+        distance, cluster = torch.cdist(x, center).min(1)
+        if before is not None and torch.equal(cluster, before):
+            break
+        before = cluster
+        far = iter(distance.argsort(descending=True).tolist())
+        center = torch.stack(
+            [x[cluster == c].mean(0) if bool((cluster == c).any()) else x[next(far)] for c in range(clusters)]
+        )
+    return float((torch.cdist(x, center).min(1).values ** 2).sum()), cluster
+
+
+@pytest.mark.parametrize("clusters", [2, 7, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed):
+    x = torch.randn(300, 6, generator=torch.Generator().manual_seed(seed)) + 2 * (torch.arange(300) % 5)[:, None]
+    cluster, center = kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
+    draws = torch.Generator().manual_seed(seed)
+    cost, twin = min((lloyd(x, clusters, 50, draws) for _ in range(3)), key=lambda run: run[0])
+    assert torch.equal(cluster, twin) and center.dtype == torch.float32
+    assert float((torch.cdist(x, center).min(1).values ** 2).sum()) == pytest.approx(cost, rel=1e-5)
+
+
+def test_kmeans_gives_the_same_bits_on_any_number_of_threads():
+    """Several would each add up a part of a cluster, in the order in which they come by."""
+    x = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for threads in (1, 2, 4):
+        with threadpool_limits(threads):
+            found.append(kmeans(x, 20, torch.Generator().manual_seed(0), restarts=1)[1])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_committee_asks_where_the_members_differ():

@@ -54,7 +54,7 @@ def probabilities(ensemble, pool) -> np.ndarray:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 0.95])
 def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
     """A twin in NumPy: proportional fitting, then the inverse of 1 - alpha W."""
-    weight = neighbor_graph(coordinates(pool, spec()), 6).weight_PP.to_dense().double().numpy()
+    weight = neighbor_graph(coordinates(pool, spec()), 6).weight_PP.toarray().astype(np.float64)
     expected, lead = [], []
     for p in probabilities(ensemble, pool)[:-1]:
         for _ in range(20 if balance else 0):

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.parallel import one_thread
 from pate_torch.types import DataSpec
 
 _BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
 
 
+@one_thread()  # several would round otherwise
 def principal(x_PD: Tensor, width: int) -> Tensor:
     """Centered points on their leading principal axes; only centered where they have no more axes than ``width``."""
     x_PD = x_PD - x_PD.mean(0)
@@ -40,17 +44,19 @@ class Graph:
     """A symmetric graph, normalized by degree.
 
     Attributes:
-        weight_PP: w_ij / sqrt(d_i d_j), a sparse [P, P] matrix.
+        weight_PP: w_ij / sqrt(d_i d_j), sparse.
+        spacing_P: Mean distance of each point to its neighbors: small where points are dense.
     """
 
-    weight_PP: Tensor
+    weight_PP: csr_array
+    spacing_P: Tensor
 
     def __len__(self) -> int:
-        return self.weight_PP.shape[0]
+        return int(self.weight_PP.shape[0])
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
-        product: Tensor = torch.sparse.mm(self.weight_PP, value_PC)
-        return product
+        # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
+        return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
 def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
@@ -60,50 +66,52 @@ def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     are connected alike. Memory is P x neighbors, plus one block of distances.
     """
     checks.integer("neighbors", neighbors, low=1)
-    x_PD = x_PD.float().cpu()
     count, near = len(x_PD), min(neighbors, len(x_PD) - 1)
     if near < 1:
         raise ValueError(f"graph: needs at least two points, the pool has {count}")
-    norms_P = x_PD.square().sum(1)
-    distances, indices = [], []
-    for start in range(0, count, max(1, _BLOCK // count)):
-        block = x_PD[start : start + max(1, _BLOCK // count)]
-        squared = norms_P[None] + block.square().sum(1, keepdim=True) - 2 * block @ x_PD.T
-        squared[torch.arange(len(block)), torch.arange(start, start + len(block))] = torch.inf
-        closest = squared.topk(near, dim=1, largest=False)
-        distances.append(closest.values.clamp(min=0))
-        indices.append(closest.indices)
-    squared_PK, to_PK = torch.cat(distances), torch.cat(indices)
-    reach_P = squared_PK[:, -1].sqrt().clamp(min=1e-6)
+    squared_PK, to_PK = (part.cpu() for part in nearest(x_PD.float(), near))
+    distance_PK = squared_PK.sqrt()
+    reach_P = distance_PK[:, -1].clamp(min=1e-6)
     weight_PK = torch.exp(-squared_PK / (reach_P[:, None] * reach_P[to_PK]))
-    return _normalized(to_PK, weight_PK)
+    first_P = np.arange(0, count * near + 1, near)
+    directed = csr_array((weight_PK.flatten().numpy(), to_PK.flatten().numpy(), first_P), shape=(count, count))
+    directed.sort_indices()
+    joined = (directed + directed.T).tocoo()
+    degree_P = joined.sum(1).clip(min=1e-12)
+    joined.data /= np.sqrt(degree_P[joined.row] * degree_P[joined.col])
+    return Graph(joined.tocsr(), distance_PK.mean(1))
 
 
-def _normalized(to_PK: Tensor, weight_PK: Tensor) -> Graph:
-    count, near = to_PK.shape
-    rows, columns = torch.arange(count).repeat_interleave(near), to_PK.flatten()
-    both = torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])])
-    joined = torch.sparse_coo_tensor(both, weight_PK.flatten().repeat(2), (count, count), check_invariants=True)
-    joined = joined.coalesce()
-    (row, column), value = joined.indices(), joined.values()
-    degree_P = torch.zeros(count).index_add_(0, row, value).clamp(min=1e-12)
-    value = value / (degree_P[row] * degree_P[column]).sqrt()
-    matrix = torch.sparse_coo_tensor(joined.indices(), value, (count, count), is_coalesced=True, check_invariants=True)
-    return Graph(matrix)
+def nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` nearest other points of each, on the points' device: their squared distances and places, [P, K].
+
+    One product and one ``topk`` for each block: scikit-learn's brute force takes a quarter longer (LOG.md).
+    """
+    norm_P = x_PD.square().sum(1)
+    parts = []
+    for places in torch.arange(len(x_PD), device=x_PD.device).split(max(1, _BLOCK // len(x_PD))):
+        squared_BP = norm_P + norm_P[places, None] - 2 * x_PD[places] @ x_PD.T
+        squared_BP[torch.arange(len(places)), places] = torch.inf
+        parts.append(squared_BP.topk(count, dim=1, largest=False))
+    return torch.cat([part.values for part in parts]).clamp(min=0), torch.cat([part.indices for part in parts])
 
 
+@one_thread()  # several would round otherwise
 def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues and their vectors by subspace iteration.
 
-    The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions.
+    The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions. ARPACK is
+    slower, the more so the more vectors are wanted (LOG.md).
 
     Returns:
         Values [W], increasing, and vectors [P, W], W = min(width, P).
     """
     size = min(width + 8, len(graph))
     basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
-    for _ in range(iterations):
-        basis = torch.linalg.qr((graph @ basis + basis) / 2).Q
+    for step in range(1, iterations + 1):
+        basis = (graph @ basis + basis) / 2
+        if step % 5 == 0 or step == iterations:  # until then no direction that lasts is lost among the others
+            basis = torch.linalg.qr(basis).Q
     values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))
     return values[-width:], (basis @ vectors)[:, -width:]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
@@ -14,8 +18,6 @@ from pate_torch.features.neighbors import neighbor_graph, spectral
 from pate_torch.protocols import QueryState
 from pate_torch.queries.random import features, open_points, share, shuffled
 from pate_torch.queries.uncertainty import Margin
-
-_BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +39,24 @@ class Coreset:
     def select(self, state: QueryState) -> Tensor:
         """Pool indices in greedy order, int64 [at most state.remaining]."""
         x_PD = features(state)
+        norm_P = x_PD.square().sum(1)
         nearest_P = torch.full((len(x_PD),), torch.inf)
+
+        def cover(point: int) -> None:
+            """Distances to the nearest asked point, -1 at itself: what coincides with one (0) may be asked too."""
+            nearest_P.clamp_(max=_distances_to(point, x_PD, norm_P))
+            nearest_P[point] = -1.0
+
         for asked in state.asked_Q.tolist():
-            nearest_P = self._cover(x_PD, nearest_P, asked)
+            cover(asked)
         chosen: list[int] = []
         for _ in range(share(state)):
             if torch.isinf(nearest_P).all():
-                pick = int(squared_distances(x_PD, x_PD.mean(0, keepdim=True)).argmin())
+                chosen.append(int(squared_distances(x_PD, x_PD.mean(0, keepdim=True)).argmin()))
             else:
-                pick = int(nearest_P.argmax())
-            chosen.append(pick)
-            nearest_P = self._cover(x_PD, nearest_P, pick)
+                chosen.append(int(nearest_P.argmax()))
+            cover(chosen[-1])
         return torch.tensor(chosen, dtype=torch.int64)
-
-    @staticmethod
-    def _cover(x_PD: Tensor, nearest_P: Tensor, center: int) -> Tensor:
-        """Distances to the nearest center, -1 at a center itself: coinciding points (0) may be asked, centers not."""
-        center_1D = x_PD[center : center + 1]
-        nearest_P = torch.minimum(nearest_P, squared_distances(x_PD, center_1D).squeeze(1))
-        nearest_P[center] = -1.0
-        return nearest_P
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +130,15 @@ class Prototypes:
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, one for each cluster that holds no asked point yet, int64 [at most state.remaining]."""
         count = share(state)
-        if count == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        x_PD = features(state)
+        if count == 0 or len(state.pool_x) == 1:
+            return open_points(state)[:count]
+        graph = neighbor_graph(features(state), self.neighbors)
         stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.asked_Q) + count
-        place_PK = spectral(neighbor_graph(x_PD, self.neighbors), clusters, stream) if len(x_PD) > 1 else x_PD
+        place_PK = spectral(graph, clusters, stream)
         cluster_P, center_KK = kmeans(place_PK, clusters, stream, self.restarts)
-        spacing_P = neighbor_distance(x_PD, self.neighbors)
+        spacing_P = graph.spacing_P
         off_center_P = squared_distances(place_PK, center_KK).gather(1, cluster_P[:, None]).squeeze(1)
         size_K = torch.bincount(cluster_P, minlength=len(center_KK))
         size_K[cluster_P[state.asked_Q]] = 0
@@ -197,62 +197,38 @@ def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
     return (norms - 2 * x_PD @ y_KD.T).clamp(min=0)
 
 
-def neighbor_distance(x_PD: Tensor, neighbors: int) -> Tensor:
-    """Mean distance of each point to its nearest ``neighbors`` others, [P]: small where points are dense."""
-    count = min(neighbors, len(x_PD) - 1)
-    if count < 1:
-        return torch.zeros(len(x_PD))
-    parts = []
-    for block in x_PD.split(max(1, _BLOCK // len(x_PD))):
-        nearest = squared_distances(block, x_PD).topk(count + 1, dim=1, largest=False).values
-        parts.append(nearest[:, 1:].sqrt().mean(1))
-    return torch.cat(parts)
-
-
 def kmeans(
     x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 4, steps: int = 50
 ) -> tuple[Tensor, Tensor]:
-    """The best of a few runs of Lloyd's algorithm.
-
-    Starts are k-means++ (Arthur and Vassilvitskii 2007); a cluster left empty takes the point farthest from its own.
+    """The best of a few runs of Lloyd's algorithm from k-means++ starts (Arthur and Vassilvitskii 2007).
 
     Returns:
         The cluster of each point [P], and the centers [K, D].
     """
-    best: tuple[float, Tensor, Tensor] | None = None
-    for _ in range(restarts):
-        center_KD = _plus_plus(x_PD, clusters, generator)
-        cluster_P = torch.full((len(x_PD),), -1)
-        for _ in range(steps):
-            distance_PK = squared_distances(x_PD, center_KD)
-            nearest_P, moved_P = distance_PK.min(1)
-            if torch.equal(moved_P, cluster_P):
-                break
-            cluster_P = moved_P
-            center_KD = _means(x_PD, cluster_P, nearest_P, clusters)
-        cost = float(squared_distances(x_PD, center_KD).min(1).values.sum())
-        if best is None or cost < best[0]:
-            best = (cost, cluster_P, center_KD)
-    assert best is not None
-    return best[1], best[2]
-
-
-def _means(x_PD: Tensor, cluster_P: Tensor, nearest_P: Tensor, clusters: int) -> Tensor:
-    size_K = torch.bincount(cluster_P, minlength=clusters)
-    sums = torch.zeros(clusters, x_PD.shape[1]).index_add_(0, cluster_P, x_PD)
-    center_KD = sums / size_K.clamp(min=1)[:, None]
-    empty = (size_K == 0).nonzero().squeeze(1)
-    center_KD[empty] = x_PD[nearest_P.topk(len(empty)).indices]
-    return center_KD
+    starts = [_plus_plus(x_PD, clusters, generator).numpy() for _ in range(restarts)]
+    # Of several threads each would add up a part of a cluster, in another order on another machine.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # coinciding points leave fewer clusters
+        runs = [KMeans(clusters, init=start, n_init=1, max_iter=steps, tol=0).fit(x_PD.numpy()) for start in starts]
+    best = min(runs, key=lambda run: float(run.inertia_))
+    return torch.from_numpy(best.labels_).long(), torch.from_numpy(best.cluster_centers_)
 
 
 def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    first = int(torch.randint(len(x_PD), (1,), generator=generator))
-    centers = [x_PD[first]]
-    nearest_P = squared_distances(x_PD, x_PD[first : first + 1]).squeeze(1)
+    """The start of k-means: points drawn one after the other by their squared distance to the nearest before them.
+
+    scikit-learn's tries several for each and takes five times as long (LOG.md).
+    """
+    norm_P = x_PD.square().sum(1)
+    nearest_P = torch.full((len(x_PD),), torch.inf)
+    chosen = [int(torch.randint(len(x_PD), (1,), generator=generator))]
     for _ in range(clusters - 1):
-        weight = nearest_P if float(nearest_P.sum()) > 0 else torch.ones(len(x_PD))
-        chosen = int(torch.multinomial(weight, 1, generator=generator))
-        centers.append(x_PD[chosen])
-        nearest_P = torch.minimum(nearest_P, squared_distances(x_PD, x_PD[chosen : chosen + 1]).squeeze(1))
-    return torch.stack(centers)
+        nearest_P = torch.minimum(nearest_P, _distances_to(chosen[-1], x_PD, norm_P))
+        weight_P = nearest_P if float(nearest_P.sum()) > 0 else torch.ones(len(x_PD))
+        chosen.append(int(torch.multinomial(weight_P, 1, generator=generator)))
+    return x_PD[chosen]
+
+
+def _distances_to(point: int, x_PD: Tensor, norm_P: Tensor) -> Tensor:
+    """Squared distances [P] of points of these squared lengths to one of them, never negative."""
+    return (norm_P + norm_P[point] - 2 * (x_PD @ x_PD[point : point + 1].T).squeeze(1)).clamp(min=0)

@@ -113,6 +113,8 @@ def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
     """The row of the asked point nearest to each feature, int64 [P]; ties to the first."""
     parts = []
     for block in place_PD.split(max(1, _BLOCK // max(1, asked_QD.numel()))):
+        # Each record by itself. A product or a library's search, which takes many rows at once, might round one after
+        # its company.
         parts.append((block[:, None] - asked_QD[None]).square().sum(2).argmin(1))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
