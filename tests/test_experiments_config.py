@@ -70,7 +70,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),
-        *("num_teachers=40", "mechanism.sigma=2", "num_queries=6", "teacher.start.diffusion.time=20", *TINY),
+        *("num_teachers=40", "mechanism.sigma=2", "num_queries=6", *TINY),
         "student.unlabeled_batch=32",
     )
     assert (found["num_teachers"], found["queries_asked"]) == (40, 6)

@@ -13,13 +13,12 @@ from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.features.diffusion import Diffusion
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.teachers.trunk import PublicStart, Trunk
 from pate_torch.types import PrivateData
 
 AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
@@ -118,10 +117,7 @@ def test_features_help_where_shards_are_small(data, trunk):
     assert right > 0.8
 
 
-@pytest.mark.parametrize("diffusion", [None, Diffusion(neighbors=5, width=8, time=20)], ids=["plain", "diffused"])
-def test_the_store_keeps_the_trunk(data, diffusion, tmp_path):
-    trunk = dataclasses.replace(START, diffusion=diffusion).learn(data.pool.x, data.spec, seed=0)
-    assert trunk.spec.input_shape == (24 if diffusion is None else 8,)
+def test_the_store_keeps_the_trunk(data, trunk, tmp_path):
     ensemble, _ = teach(data, trunk, data.private, ReplaceOne())
     store = TeacherStore(tmp_path)
     identity = Identity(
@@ -136,6 +132,15 @@ def test_the_store_keeps_the_trunk(data, diffusion, tmp_path):
     assert torch.equal(found.predictions(data.evaluation.x), ensemble.predictions(data.evaluation.x))
     assert found.spec == data.spec and found.trunk is not None and found.trunk.spec == trunk.spec
     assert store.find(identity) is not None
+
+
+def test_a_trunk_with_a_diffusion_map_is_refused(data, trunk):
+    facts, state = trunk.facts(), trunk.state()
+    assert (
+        Trunk.rebuild(facts | {"neighbors": None}, state, data.spec, trunk.spec).spec == trunk.spec
+    )  # as stored before
+    with pytest.raises(ValueError, match="train new teachers"):
+        Trunk.rebuild(facts | {"neighbors": 10}, state | {"places.place_PM": torch.zeros(1)}, data.spec, trunk.spec)
 
 
 @pytest.fixture

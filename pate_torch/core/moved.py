@@ -34,7 +34,6 @@ MOVED = {
     "queries.passive": "queries.random",
     "queries.prototypes": "queries.clusters",
     "queries.prototypes_then_margin": "queries.clusters",
-    "diffusion": "features.diffusion",
     "census": "voters.reverse_knn",
     "slopes": "voters.gradients",
     "leanings": "sensitive",
@@ -136,6 +135,7 @@ SETTINGS = {
 GONE = {
     "experiment=mnist_succession": "is gone: no better than one round on MNIST; use experiment=mnist_pate",
     "student=successive": "is gone: no better than one round on MNIST; use student=fixmatch",
+    "teacher.start.diffusion": "is gone: heads over the learnt features alone get as many labels right",
     "succession": "is gone: no better than one round on MNIST; use student=fixmatch",
 }
 
@@ -148,7 +148,7 @@ def renamed(settings: Iterable[str]) -> str | None:
     for setting in settings:
         key, _, value = setting.lstrip("~+").partition("=")
         for old, why in GONE.items():
-            if old in (setting, key):
+            if old in (setting, key) or key.startswith(f"{old}."):
                 return f"{setting}: {why} (docs/migration.md)."
         new = SETTINGS.get(f"{key}={value}")
         parts = key.split(".")

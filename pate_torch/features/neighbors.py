@@ -121,12 +121,6 @@ def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: i
     return F.normalize(leading(graph, width, generator, iterations)[1], dim=1)
 
 
-def diffused(graph: Graph, width: int, time: int, generator: torch.Generator) -> Tensor:
-    """Unit rows of the leading eigenvectors, each weighted by what ``time`` steps of the lazy walk leave of it."""
-    values, vectors = leading(graph, width, generator)
-    return F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** time, dim=1)
-
-
 def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
     """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import networks
@@ -21,13 +20,11 @@ from pate_torch.core import checks
 from pate_torch.core.rng import torch_stream
 from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
-from pate_torch.features.diffusion import Diffusion, Places
 from pate_torch.networks import remove_head
 from pate_torch.protocols import Progress, silent
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 _BLOCK = 4096  # records distorted at once
-_BATCH = 1024  # points whose distances to all public points are held at once
 _ENCODER = "encoder."
 
 
@@ -37,14 +34,12 @@ class PublicStart:
 
     Attributes:
         features: How the features are learnt.
-        diffusion: A diffusion map of them; None: none.
         copies: Distorted copies of each private record, encoded beside it. They are drawn by the recipe's ``augment``,
             from the teacher's own stream, and stay in the record's shard: with a frozen trunk this is what augmentation
             is.
     """
 
     features: ContrastiveFeatures
-    diffusion: Diffusion | None = None
     copies: int = 0
 
     def __post_init__(self) -> None:
@@ -68,10 +63,7 @@ class PublicStart:
         recipe = self.features
         network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
         encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
-        if self.diffusion is None:
-            return Trunk.of(network, encoder, None, pool_x, spec)
-        places = self.diffusion.learn(encode(encoder, pool_x, spec), torch_stream(seed, "diffusion"))
-        return Trunk.of(network, encoder, places, pool_x, spec)
+        return Trunk.of(network, encoder, pool_x, spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,28 +73,22 @@ class Trunk:
     Attributes:
         network: Description of the encoder's network.
         encoder: That network without its last layer.
-        places: The diffusion map after it, or None.
         points: Facts of its input.
         spec: Facts of its output, ``centered`` over the public points.
     """
 
     network: dict[str, Any]
     encoder: nn.Module
-    places: Places | None
     points: DataSpec
     spec: DataSpec
 
     def __post_init__(self) -> None:
-        for module in (self.encoder, self.places):
-            if module is not None:
-                module.eval().requires_grad_(False)
+        self.encoder.eval().requires_grad_(False)
 
     @classmethod
-    def of(
-        cls, network: dict[str, Any], encoder: nn.Module, places: Places | None, pool_x: Tensor, points: DataSpec
-    ) -> Trunk:
+    def of(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, points: DataSpec) -> Trunk:
         """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        raw = cls(network, encoder, places, points, points)
+        raw = cls(network, encoder, points, points)
         return dataclasses.replace(raw, spec=centered(points, raw.features(pool_x)))
 
     @classmethod
@@ -112,34 +98,26 @@ class Trunk:
         Raises:
             KeyError: Something is missing.
             RuntimeError: They do not fit.
+            ValueError: It ends with a diffusion map, as trunks could before.
         """
+        if any(name.startswith("places.") for name in state):
+            raise ValueError("their features end with a diffusion map, which is gone; train new teachers")
         encoder = remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
-        places = None
-        neighbors = facts["neighbors"] if "neighbors" in facts else facts["neighbours"]  # as stored before
-        if neighbors is not None:
-            places = Places(state["places.feature_PD"], state["places.place_PM"], neighbors)
-        return cls(facts["network"], encoder, places, points, spec)
+        return cls(facts["network"], encoder, points, spec)
 
     def facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
-        neighbors = None if self.places is None else self.places.neighbors
-        return {"network": self.network, "neighbors": neighbors, "spec": dataclasses.asdict(self.spec)}
+        return {"network": self.network, "spec": dataclasses.asdict(self.spec)}
 
     def state(self) -> dict[str, Tensor]:
         """The trunk's tensors by name."""
         state = {_ENCODER + name: value for name, value in self.encoder.state_dict().items()}
-        if self.places is not None:
-            state |= {"places." + name: value for name, value in self.places.state_dict().items()}
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
     def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
         """Unit-length features of points [Q, ...] (raw, or normalized before), float32 [Q, D] on the CPU."""
-        feature_QD = encode(self.encoder.to(device), x, self._as_they_are if normalized else self.points)
-        if self.places is None:
-            return feature_QD
-        places = self.places.to(device)
-        return torch.cat([F.normalize(places(part.to(device)), dim=1).cpu() for part in feature_QD.split(_BATCH)])
+        return encode(self.encoder.to(device), x, self._as_they_are if normalized else self.points)
 
     def shards(
         self,

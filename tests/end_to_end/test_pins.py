@@ -59,7 +59,7 @@ SPELLED = {
     "mnist_pate": "experiment=mnist_pate",
     "reverse k-NN": "experiment=mnist_reverse_knn",
     "gradients": "experiment=mnist_low_epsilon",
-    "prototypes": "experiment=mnist_prototypes teacher.start.diffusion=null",
+    "prototypes": "experiment=mnist_prototypes",
     "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabeled_batch=16",
     "few steps": "mechanism.steps=2 mechanism.sigma=.2 voters.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",

@@ -1,13 +1,11 @@
-"""Diffusion maps: the walk's coordinates against dense linear algebra, pieces told apart, new points among theirs."""
+"""The neighbor graph and its leading eigenvectors against their slow twins: all pairs, and dense linear algebra."""
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from pate_torch.features import neighbors
-from pate_torch.features.diffusion import Diffusion, Places
-from pate_torch.features.neighbors import diffused, leading, neighbor_graph, spectral
+from pate_torch.features.neighbors import leading, neighbor_graph, spectral
 
 
 def moons(count=300, seed=0):
@@ -88,43 +86,3 @@ def test_the_graph_is_that_of_all_pairs():
     torch.testing.assert_close(graph.spacing_P.double(), squared.sqrt().mean(1), atol=1e-5, rtol=1e-4)
     value = torch.rand(60, 3, generator=stream())
     torch.testing.assert_close(graph @ value, torch.from_numpy(graph.weight_PP.toarray()) @ value)
-
-
-def test_a_walk_of_no_steps_is_the_spectral_embedding_and_a_long_one_forgets_the_fast_directions():
-    x, _ = moons()
-    graph = neighbor_graph(x, 8)
-    torch.testing.assert_close(diffused(graph, 12, 0, stream()), spectral(graph, 12, stream()))
-    values, vectors = leading(graph, 12, stream())
-    twin = F.normalize(vectors * ((1 + values.clamp(-1, 1)) / 2) ** 400, dim=1)
-    torch.testing.assert_close(diffused(graph, 12, 400, stream()), twin)
-    left = [float(diffused(graph, 12, time, stream())[:, :6].square().mean()) for time in (0, 400, 4000)]
-    assert left[0] > 2 * left[1] > 4 * left[2]
-
-
-def test_two_labels_name_two_moons():
-    """One labeled point each: places along the walk tell the moons apart, distances in the plane do not."""
-    x, _ = moons()
-    new, truth = moons(200, seed=5)
-    places = Diffusion(neighbors=8, width=8, time=20_000).learn(x, stream())
-    seeds = torch.tensor([0, 1])
-
-    def right(known, asked):
-        return float(((asked[:, None] - known[seeds]).square().sum(2).argmin(1) == truth).double().mean())
-
-    assert right(F.normalize(places(x), dim=1), F.normalize(places(new), dim=1)) > 0.97
-    assert right(x, new) < 0.9
-
-
-def test_a_new_point_lies_among_its_neighbors():
-    feature, place = torch.tensor([[0.0], [1.0], [10.0]]), torch.eye(3)
-    module = Places(feature, place, neighbors=2)
-    (found,) = module(torch.tensor([[0.25]]))
-    weights = np.exp([-(0.25**2) / 0.75**2, -1.0])
-    np.testing.assert_allclose(found.numpy(), [*(weights / weights.sum()), 0.0], rtol=1e-5)
-    assert torch.equal(module(torch.tensor([[0.5]]))[0], torch.tensor([0.5, 0.5, 0.0]))
-
-
-def test_settings_are_checked():
-    for wrong in ({"neighbors": 0}, {"width": 0}, {"time": -1}):
-        with pytest.raises(ValueError, match=f"diffusion.{next(iter(wrong))}"):
-            Diffusion(**wrong)
