@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
-from run_configs import changed, run_config
 from safetensors import torch as safetensors_torch
 
 from pate_torch import Pate, aggregation, owner_view, pipeline, release_store
@@ -51,6 +50,7 @@ from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from pate_torch.types import DataSpec
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
+from tests.run_configs import changed, run_config
 
 
 def blobs() -> Tensors:

@@ -13,14 +13,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from command_runs import ledger_entries, train
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from killed_runs import blobs, plan
-from run_configs import changed
-from test_api import clouds as points
-from test_claims import pate, selection
-from test_experiments_dpsgd import clouds
 
 from pate_torch import Pate, pipeline
 from pate_torch.cli.train import configuration
@@ -41,6 +35,12 @@ from pate_torch.types import Context
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.records import RecordVoters
 from pate_torch.voters.reverse_knn import ReverseKnn
+from tests.command_runs import ledger_entries, train
+from tests.killed_runs import blobs, plan
+from tests.run_configs import changed
+from tests.tiny_runs import pate, selection
+from tests.worlds import benchmark_clouds
+from tests.worlds import clouds as points
 
 
 def released(plan) -> str:
@@ -341,7 +341,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
             p.grad = p.summed_grad.view_as(p)
 
     monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
-    source = clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
+    source = benchmark_clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
     one = plan(home, "one", dataset=source, mechanism=Gaussian(sigma=9.0))
     DpSgd(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
     return torch.cat(sums)
@@ -355,7 +355,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_all_records_of_a_unit_move_the_gradient_by_one_clip(tmp_path, monkeypatch, pair):
-    base = clouds()
+    base = benchmark_clouds()
     x, y = base.x[:40], base.y[:40]
     second, names = PAIRS[pair]
     twice_x, twice_y = torch.cat([x, second(x)]), torch.cat([y, y[:1]])
@@ -417,7 +417,7 @@ def _api(home, monkeypatch):
 
 
 def _dpsgd(home, monkeypatch):
-    source = clouds(name="blobs", nominal_size=300)
+    source = benchmark_clouds(name="blobs", nominal_size=300)
     DpSgd(network="logistic", steps=2, batch_size=60).run(plan(home, "one", dataset=source))
 
 
@@ -470,7 +470,7 @@ def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothi
 
 def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
     """DP-SGD, killed between the model and what it claims."""
-    run = plan(tmp_path, "one", dataset=clouds(name="blobs"))
+    run = plan(tmp_path, "one", dataset=benchmark_clouds(name="blobs"))
     study = DpSgd(network="logistic", steps=2, batch_size=60)
     study.run(run)
     for file in (run.folder / "release").glob("*.*"):

@@ -19,16 +19,10 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
+from tests.worlds import clouds
 
 DELTA = 1e-4
-CENTRE = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
 RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorised")
-
-
-def clouds(count, seed):
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (count,), generator=draw)
-    return CENTRE[y] + torch.randn(count, 2, generator=draw), y
 
 
 X, Y = clouds(200, 0)

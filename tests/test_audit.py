@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from vote_laws import CERTAIN
 
 from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
@@ -19,8 +17,10 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
+from tests import ROOT
+from tests.mechanisms.vote_laws import CERTAIN
 
-NAMES = sorted(file.stem for file in (Path(__file__).parent.parent / "conf" / "mechanism").glob("*.yaml"))
+NAMES = sorted(file.stem for file in (ROOT / "conf" / "mechanism").glob("*.yaml"))
 
 
 # -- statistics -----------------------------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command_runs import TINY, ledger_entries, train, written
 
 from pate_torch import release_store
 from pate_torch.cli import hydra_config
@@ -17,8 +15,8 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.ledger import Ledger
 from pate_torch.sensitive import Votes
 from pate_torch.types import DataSpec, PrivateData
-
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+from tests.command_runs import TINY, ledger_entries, train, written
 
 # Overrides, then words that the one line must have: the key, the value, what is allowed or what to do.
 TOP = [

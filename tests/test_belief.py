@@ -4,13 +4,10 @@ import dataclasses
 import json
 import math
 
-import killed_runs
 import numpy as np
 import pytest
 import torch
-from run_configs import changed
 from scipy import stats
-from vote_laws import CERTAIN, TINY, law
 
 from pate_torch import pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
@@ -26,6 +23,9 @@ from pate_torch.students.label_posterior import label_posterior, lead
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import label_loss, prepare, released_loss
 from pate_torch.types import Context, DataSpec, NoisyCounts
+from tests import killed_runs
+from tests.mechanisms.vote_laws import CERTAIN, TINY, law
+from tests.run_configs import changed
 
 SIGMA = 6.0
 KINDS = ("torch", "discrete")

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_mechanisms import CONF, build, kinds, num_classes, num_teachers, random_votes
-from test_slopes import leanings
 
 import pate_torch
 from pate_torch import aggregation, release_store
@@ -29,6 +27,8 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, Votes
 from pate_torch.types import Answers, Context, DataSpec, PublicPool
+from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
+from tests.voters.voter_worlds import gradient_sums
 
 PACKAGE = Path(pate_torch.__file__).parent
 CPU = torch.device("cpu")
@@ -589,14 +589,6 @@ def test_of_two_processes_one_goes_on(path, ledger, open_one):
 
 # ---- what a mechanism opens -----------------------------------------------------------------------------------------
 
-RECORDS = {"histogram": ("torch", "discrete"), "gradient_descent": ("torch",)}
-ALL = sorted(file.stem for file in CONF.glob("*.yaml"))
-FORMS = [(name, noise) for name in ALL for noise in (RECORDS.get(name) or kinds(name))]
-
-
-def made(name: str, noise: str):
-    return build(name, noise, **({"adjacency": "add_remove"} if name in RECORDS else {}))
-
 
 def value(name: str, mechanism):
     """What it opens, at a small size."""
@@ -604,7 +596,7 @@ def value(name: str, mechanism):
         table = torch.arange(6).view(2, 3)
         return CellHistogram(table, ONE_COUNT["add_remove"], torch.zeros(5, dtype=torch.int64))
     if name == "gradient_descent":
-        return leanings()
+        return gradient_sums()
     return random_votes(4, num_teachers(mechanism, 4, 1), num_classes(name))
 
 
@@ -623,7 +615,7 @@ def larger(value, norm: str, by: float):
     return dataclasses.replace(value, sensitivity=dataclasses.replace(said, **{norm: getattr(said, norm) * by}))
 
 
-every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
+every_form = pytest.mark.parametrize("name,noise", ALL_FORMS, ids=["-".join(form) for form in ALL_FORMS])
 
 
 @every_form
@@ -649,7 +641,7 @@ def test_a_value_of_another_adjacency_or_type_is_not_opened(name, noise):
         with pytest.raises(ValueError, match="adjacency"):
             mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
     votes, table = random_votes(4, 20, 3), value("histogram", None)
-    for wrong in (votes, table, leanings(), SoftVotes(torch.zeros(3, 2))):
+    for wrong in (votes, table, gradient_sums(), SoftVotes(torch.zeros(3, 2))):
         if not isinstance(wrong, mechanism.takes):
             with pytest.raises(ValueError, match="cannot go with"):
                 mechanism.release(wrong, source, asked)

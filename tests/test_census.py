@@ -8,21 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import stats
-from test_api import clouds
-from test_students import CPU, IMAGES, images
-from vote_laws import TINY, Recorder, law
 
 from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
 from pate_torch.audit.pairs import Pair
-from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
 from pate_torch.core.parallel import one_thread
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -45,7 +39,11 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells
+from tests.mechanisms.vote_laws import TINY, Recorder, law
+from tests.voters.voter_worlds import configured, encoder
+from tests.worlds import IMAGES, clouds, images
 
+CPU = torch.device("cpu")
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
 
@@ -161,11 +159,6 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     return ReverseKnn().ask(data, partition.shards(private, 1, 0), encoder=encoder)
 
 
-def encoder() -> torch.nn.Module:
-    network = networks.build("small_cnn", IMAGES.input_shape, 3, channels=(4, 8), hidden=16)
-    return remove_head(networks.initialize(network, torch.Generator().manual_seed(0)))
-
-
 @pytest.mark.parametrize("learnt", [True, False])
 def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt):
     x, y = images(80, seed=1)
@@ -263,15 +256,15 @@ def test_a_records_place_in_a_batch_follows_from_itself_alone():
     turned = torch.randperm(41, generator=torch.Generator().manual_seed(0))
     small = remove_head(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
     before = torch.get_num_threads()
-    for encoder in (Positional(), small):
+    for body in (Positional(), small):
         with one_thread():
-            slow = together(x, encoder)
+            slow = together(x, body)
         torch.set_num_threads(4)
         try:
-            assert torch.equal(together(x, encoder), slow)
-            assert torch.equal(together(x[turned], encoder), slow[turned])
+            assert torch.equal(together(x, body), slow)
+            assert torch.equal(together(x[turned], body), slow[turned])
             for kept in (torch.arange(41) != 7, torch.arange(41) >= 20, torch.arange(41) == 3):
-                assert torch.equal(together(x[kept], encoder), slow[kept])
+                assert torch.equal(together(x[kept], body), slow[kept])
         finally:
             torch.set_num_threads(before)
     one_by_one = torch.cat([encode(small, x[n : n + 1], IMAGES) for n in range(41)])
@@ -379,13 +372,6 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
 CENSUS = ["voters=reverse_knn", "mechanism=histogram", "mechanism.sigma=3", "query=medoids", "student=self_training"]
 TWO_ROUNDS = [*CENSUS, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
               "recommended.student_steps=40"]  # fmt: skip
-
-
-def configured(home: Path, *overrides: str):
-    folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
-    places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra_config.plan(hydra_compose("config", overrides=[*overrides, *places]), folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from command_runs import train
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate
@@ -26,6 +25,7 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import chance
 from pate_torch.sensitive import Votes
 from pate_torch.types import Context
+from tests.command_runs import train
 
 ASKED = 20_000
 

@@ -11,13 +11,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from killed_runs import blobs, plan
-from test_budget import FORMS, RECORDS, made
-from test_experiments_dpsgd import clouds as declared
-from test_mechanisms import num_classes, num_teachers
-from test_reporting_report import faults
 
-from pate_torch import Pate, pipeline
+from pate_torch import pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.experiments.dpsgd import DpSgd
@@ -34,25 +29,19 @@ from pate_torch.queries.random import Random
 from pate_torch.reporting.build import claims
 from pate_torch.reporting.render import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
-from pate_torch.students.selection import Selection
-from pate_torch.students.supervised import Supervised
-from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
+from tests.killed_runs import blobs, plan
+from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
+from tests.reporting.json_schema import faults
+from tests.tiny_runs import pate, selection, student
+from tests.worlds import benchmark_clouds
 
 DELTA = 1e-4
 REL = 1e-9
 QUERIES = 6
 FREE = "this run added nothing"
-
-
-def student(steps: int = 2) -> Supervised:
-    return Supervised(network="logistic", steps=steps, augment=None)
-
-
-def selection(**changes) -> Selection:
-    return Selection(**{"candidates": {"a": student(2), "b": student(3)}, "validation": 0.3, **changes})
 
 
 def inlined(schema, defs=None):
@@ -132,7 +121,7 @@ def shown(folder, out: str) -> dict[str, str]:
 
 # ---- every mechanism, by every route --------------------------------------------------------------------------------
 
-VOTED = [form for form in FORMS if form[0] not in RECORDS]
+VOTED = [form for form in ALL_FORMS if form[0] not in RECORDS]
 every_form = pytest.mark.parametrize("name,noise", VOTED, ids=["-".join(form) for form in VOTED])
 
 
@@ -308,7 +297,7 @@ def test_labels_used_again(tmp_path, capsys, chosen):
 
 
 def test_dp_sgd(tmp_path):
-    one = plan(tmp_path, "one", dataset=declared(benchmark=False), mechanism=Gaussian(sigma=4.0))
+    one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), mechanism=Gaussian(sigma=4.0))
     DpSgd(network="logistic", steps=2, batch_size=30).run(one)
     found = check(tmp_path, one.folder, "clouds")
     assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
@@ -316,14 +305,6 @@ def test_dp_sgd(tmp_path):
     pipeline.run(again)
     check(tmp_path, again.folder, "clouds", alone=False)
     assert whats(again.folder, "other_releases") == ["model by DP-SGD"]
-
-
-RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorised")
-
-
-def pate(home, x, y, classes=2, **changes) -> Pate:
-    given = {"num_teachers": 8, "mechanism": Gaussian(sigma=6.0), "delta": DELTA, "budget_epsilon": 40.0}
-    return Pate("line", classes=classes, home=home, teacher=RECIPE, **{**given, **changes}).fit_teachers(x, y)
 
 
 LINE = torch.linspace(-4, 4, 80)[:, None]

@@ -4,8 +4,9 @@ import json
 import sys
 
 import pytest
-from command_runs import train
-from documents import ROOT, blocks
+
+from tests.command_runs import train
+from tests.end_to_end.documents import ROOT, blocks
 
 PAGE = ROOT / "CONTRIBUTING.md"
 EXAMPLES = [line for block in blocks(PAGE) if block.language == "bash" for line in block.commands if "myconf" in line]

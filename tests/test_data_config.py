@@ -1,7 +1,6 @@
 """Every data set and partition YAML builds its class, states all its fields, and recommends the same keys."""
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from hydra.utils import get_class, instantiate
@@ -10,8 +9,9 @@ from omegaconf import OmegaConf
 from pate_torch.features.augmentation import Affine
 from pate_torch.networks import NETWORKS
 from pate_torch.protocols import DatasetSource
+from tests import ROOT
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = ROOT / "conf"
 RECOMMENDED = {
     *("num_teachers", "sigma", "screen_sigma", "threshold", "queries", "network", "steps", "batch_size"),
     *("augment", "student_network", "student_steps", "delta"),

@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from teacher_world import differing, recipe, records, shards_of, spec
 
 from pate_torch.features.neighbors import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from pate_torch.voters.transductive import TransductiveTeachers
+from tests import ROOT
+from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
-HERE = Path(__file__).parent
+PROGRAM = ROOT / "tests" / "teachers" / "distributed_teachers.py"
 
 
 def torchrun(ranks: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{HERE}{os.pathsep}{HERE.parent}")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
-        [*command, str(HERE / "distributed_teachers.py"), str(folder), *arguments],
+        [*command, str(PROGRAM), str(folder), *arguments],
         env=environment,
         capture_output=True,
         text=True,

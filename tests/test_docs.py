@@ -19,14 +19,11 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-import documents
 import numpy as np
 import pytest
-from documents import PAGES, ROOT, blocks, links, table
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from vote_laws import CERTAIN
 
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.shown import show_epsilon
@@ -36,6 +33,9 @@ from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
 from pate_torch.ledger import command as ledger_command
 from pate_torch.mechanisms.gaussian import Gaussian
+from tests.end_to_end import documents
+from tests.end_to_end.documents import PAGES, ROOT, blocks, links, table
+from tests.mechanisms.vote_laws import CERTAIN
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
 SMALL = {"train": RUN, "audit": ("--runs=2000",)}
@@ -309,10 +309,9 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 
 def test_every_field_of_the_statement_is_explained():
-    from reporting_demo import demo
-
     from pate_torch.reporting.owner import OwnerSummary
     from pate_torch.reporting.render import privacy, summary
+    from tests.reporting.reporting_demo import demo
 
     page = ROOT / "docs" / "privacy-statement.md"
     assert keys_in(page, "keys of summary.json") == set(summary(demo()))
@@ -351,15 +350,16 @@ def recipe(tmp_path, monkeypatch) -> Path:
     """The recipe's files, its YAML in a configuration of its own, and the contract tests beside them."""
     furnish(RECIPE, tmp_path)
     (tmp_path / "conf").symlink_to(tmp_path / "myconf")
-    (tmp_path / "tests").mkdir()
-    for name in ("test_mechanisms.py", "vote_laws.py", "conftest.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    (tmp_path / "tests" / "mechanisms").mkdir(parents=True)
+    for name in ("", "mechanisms"):
+        for file in (ROOT / "tests" / name).glob("*.py"):
+            shutil.copy(file, tmp_path / "tests" / name)
     return tmp_path
 
 
 def test_the_recipe_keeps_the_contract_of_every_mechanism(recipe):
     """The contract tests find its YAML by themselves; only the law of its answers is its author's to say."""
-    environment = os.environ | {"PYTHONPATH": str(recipe)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(recipe), str(ROOT)])}
     chosen = ["-k", "lead and not (test_mechanisms and exact_law)"]
     words = ["-v", "-p", "no:cacheprovider", "tests/test_mechanisms.py", "test_lead.py", *chosen]
     done = subprocess.run(

@@ -6,12 +6,10 @@ import json
 import pytest
 import torch
 from opacus import GradSampleModule
-from run_configs import changed, run_config
 from scipy import stats
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.data.tensors import Tensors
 from pate_torch.experiments import Study
 from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.ledger import Ledger
@@ -21,34 +19,15 @@ from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
-
-
-def clouds(**changes):
-    draw = torch.Generator().manual_seed(0)
-    y = torch.randint(2, (500,), generator=draw)
-    x = torch.randn(500, 3, generator=draw) + 2.0 * (2 * y[:, None] - 1)
-    return Tensors(
-        **{
-            "name": "clouds",
-            "class_names": 2,
-            "x": x[:300],
-            "y": y[:300],
-            "pool_x": x[300:400],
-            "pool_y": y[300:400],
-            "test_x": x[400:],
-            "test_y": y[400:],
-            "nominal_size": 300,
-            "benchmark": True,
-            **changes,
-        }
-    )
+from tests.run_configs import changed, run_config
+from tests.worlds import benchmark_clouds
 
 
 @pytest.fixture
 def plan(tmp_path):
     student = Supervised(network="logistic", steps=5, augment=None)
     return run_config(
-        dataset=clouds(),
+        dataset=benchmark_clouds(),
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=5, batch_size=8),
         mechanism=Gaussian(sigma=4.0),
@@ -121,7 +100,7 @@ def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
 
 
 def test_real_data_are_not_charged_to_two_ledgers(plan):
-    plan = changed(plan, dataset=clouds(benchmark=False))
+    plan = changed(plan, dataset=benchmark_clouds(benchmark=False))
     gaussian_account(plan)
     with pytest.raises(ValueError, match="cannot bound a subsampled Gaussian"):
         STUDY.run(plan)
@@ -130,7 +109,7 @@ def test_real_data_are_not_charged_to_two_ledgers(plan):
 
 def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
-    data = clouds().load()
+    data = benchmark_clouds().load()
     module = GradSampleModule(STUDY._module(data, 0))
     optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
@@ -154,7 +133,7 @@ def test_one_record_moves_the_sum_by_the_clip_at_most():
 
 def test_a_record_whose_gradient_is_no_number_moves_nothing():
     """NaN cannot be cut to a length: one vast record would show in every weight."""
-    data = clouds().load()
+    data = benchmark_clouds().load()
     vast = data.private.x.clone()
     vast[3] = 3e38
     data = dataclasses.replace(data, private=dataclasses.replace(data.private, x=vast))
@@ -182,7 +161,7 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
 
 
 def test_nobody_sampled_is_a_step_of_noise_alone():
-    data = clouds().load()
+    data = benchmark_clouds().load()
     module = STUDY._module(data, 0)
     before = [p.clone() for p in module.parameters()]
     STUDY.train(module, data, 60, 0.0, 1.0, Rehearsal("torch", 0), torch.device("cpu"))
@@ -204,9 +183,9 @@ def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
 def test_what_cannot_be_accounted_for_is_refused(plan):
     refused = (
         ({"partition": ReplaceOne()}, "add_remove"),
-        ({"dataset": clouds(nominal_size=None)}, "nominal_size"),
-        ({"dataset": clouds(unit="group:patient")}, "group:patient"),
-        ({"dataset": clouds(nominal_size=50)}, "nominal_size"),
+        ({"dataset": benchmark_clouds(nominal_size=None)}, "nominal_size"),
+        ({"dataset": benchmark_clouds(unit="group:patient")}, "group:patient"),
+        ({"dataset": benchmark_clouds(nominal_size=50)}, "nominal_size"),
     )
     for change, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -215,7 +194,7 @@ def test_what_cannot_be_accounted_for_is_refused(plan):
 
 
 def test_a_norm_over_the_batch_is_refused():
-    images = clouds(
+    images = benchmark_clouds(
         x=torch.zeros(300, 1, 8, 8, dtype=torch.uint8),
         pool_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
         test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),

@@ -10,7 +10,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from run_configs import changed, run_config
 
 from pate_torch.accounting import gdp
 from pate_torch.data.libsvm import Libsvm
@@ -23,6 +22,7 @@ from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Passive
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
+from tests.run_configs import changed, run_config
 
 
 @pytest.fixture(scope="module")

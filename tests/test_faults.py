@@ -14,11 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-import killed_runs
 import pytest
 import torch
-from command_runs import TINY, ledger_entries, train
-from killed_runs import half_written, lines, plan, readable, reservations, unsound
 from safetensors.torch import load_file, save_file
 
 from pate_torch import pipeline, release_store
@@ -27,16 +24,17 @@ from pate_torch.ledger import Ledger, LedgerError
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
 from pate_torch.teachers.store import TeacherStore
-
-ROOT = Path(__file__).parent.parent
+from tests import ROOT, killed_runs
+from tests.command_runs import TINY, ledger_entries, train
+from tests.killed_runs import half_written, lines, plan, readable, reservations, unsound
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Children that start with torch imported: forks of a server that never ran anything."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["killed_runs"])
+    context.set_forkserver_preload(["tests.killed_runs"])
     return context
 
 

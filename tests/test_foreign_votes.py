@@ -7,11 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from command_runs import TINY, train
-from run_configs import changed
 from safetensors.torch import save_file
-from test_pipeline import again, blobs, summary
-from test_pipeline import plan as plan_fixture
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
@@ -20,9 +16,17 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.voters.votes_file import VoterRegister, read
+from tests.command_runs import TINY, train
+from tests.run_configs import changed
+from tests.tiny_runs import again, summary, tiny
+from tests.worlds import blobs
 
 K, P, C = 12, 7, 3
-plan = plan_fixture
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return tiny(tmp_path)
 
 
 @pytest.fixture

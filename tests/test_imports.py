@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "pate_torch"
+from tests import ROOT
+
+PACKAGE = ROOT / "pate_torch"
 HYDRA_KNOWERS = {"cli.train", "cli.hydra_config", "audit.command", "plan.command", "label.command"}
 
 # For each part: the pate_torch modules (prefixes) it may import, and outside packages it must not.
@@ -86,7 +88,7 @@ PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateDat
 
 
 def modules() -> list[tuple[str, Path]]:
-    return [(".".join(f.relative_to(ROOT).with_suffix("").parts), f) for f in sorted(ROOT.rglob("*.py"))]
+    return [(".".join(f.relative_to(PACKAGE).with_suffix("").parts), f) for f in sorted(PACKAGE.rglob("*.py"))]
 
 
 def imports(file: Path) -> list[tuple[str, str]]:
@@ -134,3 +136,11 @@ def test_the_table_would_catch_a_breach():
     assert violations("reporting.render", [("pate_torch.reporting.owner", "OwnerSummary")])
     assert violations("queries.uncertainty", [("pate_torch.sensitive", "Votes")])
     assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
+
+
+
+def test_no_test_imports_another():
+    """What several tests need lies in a module of its own, beside them."""
+    pairs = [(file.name, pair) for file in (ROOT / "tests").rglob("*.py") for pair in imports(file)]
+    assert len(pairs) > 1000
+    assert [found for found in pairs if any(part.startswith("test_") for part in ".".join(found[1]).split("."))] == []

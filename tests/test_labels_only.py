@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from run_configs import changed, run_config
 
 from pate_torch import pipeline
 from pate_torch.config import refuse_adjacency
@@ -23,6 +22,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import LABEL_UNIT, PrivateData
+from tests.run_configs import changed, run_config
 
 AUGMENT = Affine(rotate=10, shift=0.7)
 SOURCE = LabelsOnly(source=Digits(private=200, public=60, test=60))

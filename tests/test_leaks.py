@@ -12,13 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import command_runs
-import killed_runs
 import numpy as np
 import pytest
 import torch
-from command_runs import train
-from killed_runs import plan, reservations
 from safetensors.torch import load_file
 
 from pate_torch import pipeline
@@ -35,8 +31,10 @@ from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
 from pate_torch.voters import teachers
+from tests import ROOT, command_runs, killed_runs
+from tests.command_runs import train
+from tests.killed_runs import plan, reservations
 
-ROOT = Path(__file__).parent.parent
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
 NUMBERS = [7331.15625, -9173.828125]
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from command_runs import TINY, train
-from killed_runs import plan
-from test_claims import selection
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
@@ -26,6 +23,9 @@ from pate_torch.ledger.ledger import CHOICE, LABELS, PRICE, Ledger
 from pate_torch.ledger.review import review
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
 from pate_torch.published_price import Sanitiser
+from tests.command_runs import TINY, train
+from tests.killed_runs import plan
+from tests.tiny_runs import selection
 
 DELTA = 1e-4
 QUESTIONS = Gaussian(mu=0.2, count=6)

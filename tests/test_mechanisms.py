@@ -2,15 +2,12 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import get_class
 from omegaconf import OmegaConf
 from scipy import stats
-from vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled, sparse_law, tally
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import total_pure, total_rho
@@ -19,48 +16,11 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, Context
+from tests.mechanisms.mechanism_forms import CONF, FORMS, NAMES, build, kinds, num_classes, num_teachers, random_votes
+from tests.mechanisms.vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled, sparse_law, tally
 
-CONF = Path(__file__).parent.parent / "conf" / "mechanism"
-# A histogram counts records in cells, gradient descent sums gradients: see test_census.py and test_slopes.py.
-NAMES = sorted({file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent"})
-SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
-
-
-def build(name: str, noise: str = "torch", /, **values):
-    """The mechanism of one YAML, its interpolations filled with small values."""
-    merged = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), values)
-    root = OmegaConf.create({**SMALL, "privacy": {"delta": 1e-5}, "noise": noise, "mechanism": merged})
-    values = OmegaConf.to_container(root.mechanism, resolve=True)
-    return get_class(values.pop("_target_"))(**values)
-
-
-def kinds(name: str) -> tuple[str, ...]:
-    return type(build(name)).kinds
-
-
-FORMS = [(name, noise) for name in NAMES for noise in kinds(name)]
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
 every_name = pytest.mark.parametrize("name", NAMES)
-
-
-def num_classes(name: str) -> int:
-    return 2 if name == "soft_stability" else 3
-
-
-def num_teachers(mechanism, queries: int, rounds: int) -> int:
-    """Enough for the mechanism to answer some questions and refuse others."""
-    if hasattr(mechanism, "calibration"):
-        return 2 * mechanism.calibration(queries, rounds).teachers_needed
-    if mechanism.name == "single_stable":
-        return 2 * math.ceil(2 * mechanism.threshold)
-    return 20
-
-
-def random_votes(queries: int, teachers: int, classes: int, seed: int = 0) -> Votes:
-    """Rows from near unanimous to near ties."""
-    rng = np.random.default_rng(seed)
-    share = rng.dirichlet(np.full(classes, 0.4), queries)
-    return Votes(torch.from_numpy(np.stack([rng.multinomial(teachers, p / p.sum()) for p in share])), teachers)
 
 
 def ask(mechanism, votes: Votes, sizes: list[int], noise) -> tuple[torch.Tensor, tuple]:

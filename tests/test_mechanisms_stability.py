@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from vote_laws import Recorder, sparse_law
 
 from pate_torch.accounting.epsilon import epsilon as accounted
 from pate_torch.accounting.events import Delta, PureDP
@@ -18,6 +17,7 @@ from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, Context
+from tests.mechanisms.vote_laws import Recorder, sparse_law
 
 both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
 

@@ -7,12 +7,8 @@ import math
 
 import numpy as np
 import pytest
-import test_public_start
 import torch
-from run_configs import changed
 from scipy.stats import norm
-from test_pipeline import again, blobs, summary
-from test_pipeline import plan as plan_fixture
 
 from pate_torch import pipeline
 from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
@@ -26,9 +22,25 @@ from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import logits_of_one
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
+from tests.run_configs import changed
+from tests.teachers import public_start_world
+from tests.tiny_runs import again, summary, tiny
+from tests.worlds import blobs
 
-plan = plan_fixture
-data, trunk = test_public_start.data, test_public_start.trunk
+
+@pytest.fixture
+def plan(tmp_path):
+    return tiny(tmp_path)
+
+
+@pytest.fixture
+def data():
+    return public_start_world.glyphs()
+
+
+@pytest.fixture
+def trunk():
+    return public_start_world.public_trunk()
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
@@ -301,7 +313,7 @@ def test_votes_that_were_brought_have_no_members_here(plan, tmp_path):
 
 def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
     spec, shards = data.spec, ReplaceOne().shards(data.private, 1, seed=0)
-    recipe = test_public_start.RECIPE
+    recipe = public_start_world.RECIPE
     for one_trunk, start in ((trunk, recipe.start), (None, None)):
         given = dataclasses.replace(recipe, start=start, steps=5)
         if start is None:

@@ -1,14 +1,14 @@
 """Old names of modules and options are answered with the new ones, and the page for those who have them lists all."""
 
 import importlib
-from pathlib import Path
 
 import pytest
-from command_runs import train, written
 
 from pate_torch.core.moved import GONE, MOVED, NAMES, SETTINGS, renamed
+from tests import ROOT
+from tests.command_runs import train, written
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("old", MOVED)

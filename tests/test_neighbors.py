@@ -8,9 +8,6 @@ value, all of those that touch records (slow), every triple of values of the oth
 import dataclasses
 import os
 
-import neighbor_cases as cases
-import neighbor_choices as choices
-import neighbor_worlds as worlds
 import numpy as np
 import pytest
 import torch
@@ -20,6 +17,9 @@ from pate_torch.accounting.events import Gaussian
 from pate_torch.mechanisms import gaussian, gradient_descent
 from pate_torch.sensitive import Sensitivity
 from pate_torch.voters.records import RecordVoters
+from tests.privacy import neighbor_cases as cases
+from tests.privacy import neighbor_choices as choices
+from tests.privacy import neighbor_worlds as worlds
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
 

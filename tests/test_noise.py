@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from vote_laws import TINY, pooled
 
 from pate_torch.noise import discrete
 from pate_torch.noise.source import LEAST_DELTA, Rehearsal, check_delta
+from tests.mechanisms.vote_laws import TINY, pooled
 
 CPU = torch.device("cpu")
 N = 40_000

@@ -1,7 +1,6 @@
 """The notebooks run from a bare folder, carry no output, and are what their sources say."""
 
 import os
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -9,7 +8,9 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
+from tests import ROOT
+
+FOLDER = ROOT / "notebooks"
 QUICK = {"quickstart"}
 """Run by default; the others with the slow tests."""
 

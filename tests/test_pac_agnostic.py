@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from pac_audit import Spy, all_laws, fit, neighbors, pure_total, sample_of, universe
 from scipy.stats import binom
 
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
@@ -28,6 +27,7 @@ from pate_torch.pac.classes import Listed, Thresholds
 from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import BelowGuarantee, Sample, with_replacement, without_replacement
 from pate_torch.types import NO_ANSWER
+from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, pure_total, sample_of, universe
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 ASKED = {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.1, "beta": 0.1}

@@ -15,7 +15,6 @@ import math
 
 import numpy as np
 import pytest
-from pac_audit import Table
 from scipy import stats
 
 from pate_torch.audit.command import audit_outcomes
@@ -24,6 +23,7 @@ from pate_torch.pac import agnostic
 from pate_torch.pac.agnostic import RELABEL_FACTOR, ag_priv_cl, plan_ag_priv_cl
 from pate_torch.pac.sample import Sample
 from pate_torch.types import NO_ANSWER
+from tests.pac.pac_audit import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from pac_audit import Spy, all_laws, fit, sample_of, worst
 from scipy.stats import kstest
 
 from pate_torch.accounting import rdp
@@ -20,6 +19,7 @@ from pate_torch.pac.exponential import choose, exponential_mechanism, gumbel_max
 from pate_torch.pac.sample import BelowGuarantee, Sample
 from pate_torch.pac.selection import select
 from pate_torch.pac.semi_private import sspp, sspp_private_size, sspp_public_size
+from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 DOMAIN = np.arange(3.0)

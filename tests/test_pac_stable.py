@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from pac_audit import Spy, all_laws, fit, neighbors, sample_of, universe, worst
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, PureDP
@@ -26,6 +25,7 @@ from pate_torch.pac.stable import (
     stable_predictor,
     stable_predictor_size,
 )
+from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, sample_of, universe, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 ASKED = np.arange(3.0)[:, None]

@@ -7,13 +7,10 @@ import math
 import stat
 
 import pytest
-import torch
-from run_configs import changed, run_config
 
 from pate_torch import pipeline, published_price, release_store
 from pate_torch.accounting import gdp, rdp
-from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.data.tensors import Tensors
+from pate_torch.data.partition import ReplaceOne
 from pate_torch.features.augmentation import Affine
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
@@ -26,8 +23,10 @@ from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
-from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import PrivateData
+from tests.run_configs import changed
+from tests.tiny_runs import again, summary, tiny
+from tests.worlds import blobs
 
 SUMMARY_KEYS = {
     *("schema_version", "dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
@@ -37,54 +36,9 @@ SUMMARY_KEYS = {
 }
 
 
-def blobs(seed: int = 0, n: int = 300) -> Tensors:
-    """Three well separated clouds in the plane."""
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (n,), generator=draw)
-    center = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
-    x = center[y] + torch.randn(n, 2, generator=draw)
-    private, public = slice(0, n // 2), slice(n // 2, 3 * n // 4)
-    test = slice(3 * n // 4, n)
-    return Tensors(
-        name="blobs",
-        class_names=3,
-        x=x[private],
-        y=y[private],
-        pool_x=x[public],
-        pool_y=y[public],
-        test_x=x[test],
-        test_y=y[test],
-    )
-
-
 @pytest.fixture
 def plan(tmp_path):
-    student = Supervised(network="mlp", steps=40, augment=None)
-    return run_config(
-        dataset=blobs(),
-        partition=AddRemove(),
-        teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
-        mechanism=Gaussian(sigma=2.0),
-        query=Random(),
-        student=student,
-        guide_student=student,
-        root=tmp_path,
-        folder=tmp_path / "runs" / "blobs" / "gaussian" / "first",
-        seed=0,
-        num_teachers=12,
-        num_queries=20,
-        delta=1e-4,
-        opening_budget=50.0,
-        quiet=True,
-    )
-
-
-def again(plan, name, **changes):
-    return changed(plan, folder=plan.folder.parent / name, **changes)
-
-
-def summary(plan):
-    return json.loads((plan.folder / "release" / "summary.json").read_text())
+    return tiny(tmp_path)
 
 
 def spent(plan):

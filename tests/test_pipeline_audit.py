@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from run_configs import run_config
 
 from pate_torch import aggregation, pipeline
 from pate_torch.accounting import epsilon as accounting
@@ -20,6 +19,7 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Passive
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
+from tests.run_configs import run_config
 
 TEACHERS, QUERIES, RUNS = 12, 32, 12_000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two

@@ -11,15 +11,12 @@ import ast
 import dataclasses
 import inspect
 import math
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from test_mechanisms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
-from vote_laws import TINY, Recorder
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import exact
@@ -30,8 +27,11 @@ from pate_torch.accounting.outcomes import Gnmax
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, Context
+from tests import ROOT
+from tests.mechanisms.mechanism_forms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
+from tests.mechanisms.vote_laws import TINY, Recorder
 
-PACKAGE = Path(__file__).parent.parent / "pate_torch"
+PACKAGE = ROOT / "pate_torch"
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
 
 

@@ -6,46 +6,28 @@ import json
 import numpy as np
 import pytest
 import torch
-from run_configs import changed, run_config
 
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.features.augmentation import Affine
-from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
-from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.teachers.trunk import PublicStart, Trunk
+from pate_torch.teachers.training import train
+from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import PrivateData
-
-AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
-SOURCE = Glyphs(private=240, public=80, test=60, num_classes=3, size=12, shift=0.5, rotate=8, noise=0.05)
-START = PublicStart(
-    features=ContrastiveFeatures(
-        network="small_cnn",
-        network_options={"channels": [8, 16], "hidden": 24},
-        steps=40,
-        batch_size=32,
-        augment=AUGMENT,
-    ),
-    copies=2,
-)
-RECIPE = TeacherRecipe(
-    network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorised"
-)
+from tests.run_configs import changed, run_config
+from tests.teachers.public_start_world import AUGMENT, RECIPE, SOURCE, START, glyphs, public_trunk
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def data():
-    return SOURCE.load()
+    return glyphs()
 
 
-@pytest.fixture(scope="module")
-def trunk(data):
-    return START.learn(data.pool.x, data.spec, seed=0)
+@pytest.fixture
+def trunk():
+    return public_trunk()
 
 
 def teach(data, trunk, private, partition, recipe=RECIPE):

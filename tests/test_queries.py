@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +19,9 @@ from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, bo
 from pate_torch.queries.random import Passive
 from pate_torch.queries.uncertainty import Entropy, Margin
 from pate_torch.types import DataSpec
+from tests import ROOT
 
-FOLDER = Path(__file__).parent.parent / "conf" / "query"
+FOLDER = ROOT / "conf" / "query"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 NONE = torch.zeros(0, dtype=torch.int64)
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from reporting_demo import demo
 
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary
 from pate_torch.reporting.render import card, page
 from pate_torch.reporting.report import Baseline
 from pate_torch.reporting.statement import prices
+from tests.reporting.reporting_demo import demo
 
 OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).lines()
 

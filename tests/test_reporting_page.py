@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from reporting_demo import confusion, demo, examples
 
 from pate_torch.reporting.figures import MAX_POINTS, Scale, picture, thinned
 from pate_torch.reporting.render import page
 from pate_torch.reporting.report import Baseline, Examples
+from tests.reporting.reporting_demo import confusion, demo, examples
 
 VOID = {"meta", "img", "br"}
 

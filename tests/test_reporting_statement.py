@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from reporting_demo import demo
 from scipy.stats import binomtest
 
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
@@ -13,6 +12,7 @@ from pate_torch.reporting import statement
 from pate_torch.reporting.intervals import wilson
 from pate_torch.reporting.report import Reservation
 from pate_torch.reporting.statement import attack_bound
+from tests.reporting.reporting_demo import demo
 
 
 @pytest.mark.parametrize(

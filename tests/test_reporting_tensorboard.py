@@ -4,10 +4,10 @@ import socket
 
 import numpy as np
 import pytest
-from reporting_demo import EPSILON, demo
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pate_torch.reporting.tensorboard import ReleaseBoard
+from tests.reporting.reporting_demo import EPSILON, demo
 
 
 def written(folder, report, log=()):

@@ -1,7 +1,6 @@
 """Features without labels, the neighbor graph over them, and the distortions they are learnt from."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import prepare
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
+from tests import ROOT
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(
@@ -293,7 +293,7 @@ def test_ranges_widen_and_stay_legal():
 
 
 def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
-    folder = Path(__file__).parent.parent / "conf"
+    folder = ROOT / "conf"
     tree = OmegaConf.create(
         {
             "recommended": {

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from run_configs import changed, run_config
 
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
@@ -19,6 +18,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import student_task
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import NoisyCounts, Release
+from tests.run_configs import changed, run_config
 
 SOURCE = Glyphs(private=320, public=120, test=60, num_classes=3, size=12, shift=0.5, rotate=12, noise=0.1)
 STUDENT = Supervised(network="small_cnn", network_options={"channels": [4, 8], "hidden": 16}, steps=20, batch_size=16)

@@ -12,10 +12,6 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
-from test_api import clouds
-from test_census import configured, encoder
-from test_students import IMAGES, images
-from vote_laws import TINY, Recorder
 
 from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import epsilon as accounting
@@ -53,20 +49,12 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.types import Context, Dataset, Evaluation, LinearModel, PrivateData, PublicPool
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
+from tests.mechanisms.vote_laws import TINY, Recorder
+from tests.voters.voter_worlds import configured, encoder, gradient_sums
+from tests.worlds import IMAGES, clouds, images
 
 CONF = Path(command.configuration()).resolve()
 CONTEXT = Context(num_queries=9)
-
-
-def leanings(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> GradientSums:
-    """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
-    x, y = (part[:count] for part in images(40, seed=1))
-    ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
-    private = PrivateData(x, y, np.asarray(ids))
-    pool, _ = images(60, seed=5)
-    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
-    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Gradients(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
 
 
 def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -78,7 +66,7 @@ def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
 
 def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
     """Against automatic differentiation, where nothing is cut: a change is longer than 1 only where a model errs."""
-    records = leanings()
+    records = gradient_sums()
     weight = weights(size=0.1).requires_grad_()
     z = records.z_ND.double() / GRID
     log_p = (z @ weight).log_softmax(1)[torch.arange(40), records.y_N]
@@ -90,7 +78,7 @@ def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
 
 @pytest.mark.parametrize("longest,some", [(1.0, (3, 40)), (0.25, (10, 40))])
 def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
-    records, weight = leanings(), weights(size=60.0)
+    records, weight = gradient_sums(), weights(size=60.0)
     z = records.z_ND.double() / GRID
     expected = torch.zeros(17, 3, dtype=torch.float64)
     cut = 0
@@ -106,7 +94,7 @@ def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
 @pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
 def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_bit_for_bit(size, cut):
-    records, weight = leanings(), weights(seed=1, size=size)
+    records, weight = gradient_sums(), weights(seed=1, size=size)
     whole = records.gradient_sum(weight, cut)
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
@@ -141,9 +129,9 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
 
 
 def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
-    many, few = leanings(40), leanings(30)
+    many, few = gradient_sums(40), gradient_sums(30)
     assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.z_PD, few.z_PD)
-    replaced = leanings(40, "replace_one")
+    replaced = gradient_sums(40, "replace_one")
     assert replaced.sensitivity.l2 == 2
     assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
 
@@ -199,7 +187,7 @@ def test_longer_features_than_promised_are_not_taken():
 
 
 def test_a_unit_of_several_records_answers_by_the_first():
-    several, alone = leanings(40, unit_id=[f"{n // 2:02d}" for n in range(40)]), leanings(40)
+    several, alone = gradient_sums(40, unit_id=[f"{n // 2:02d}" for n in range(40)]), gradient_sums(40)
     assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
 
 
@@ -289,7 +277,7 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     mechanism = GradientDescent(sigma=5.0, adjacency=adjacency, steps=3)
     assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
     assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
-    assert leanings(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
+    assert gradient_sums(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
     price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
@@ -297,7 +285,7 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
 @pytest.mark.parametrize("cut", [1.0, 0.25])
 def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     """The slow twin: steps written out, with the noise that was drawn; which has the accounted scale and no other."""
-    records, source = leanings(), Recorder("torch")
+    records, source = gradient_sums(), Recorder("torch")
     mechanism = GradientDescent(sigma=2.0, adjacency="add_remove", steps=100, clip_norm=cut)
     asked = torch.tensor([3, 50, 7])
     answers = mechanism.release(records.take(asked), source, CONTEXT)
@@ -316,7 +304,7 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
 
 def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
     records, mechanism = (
-        leanings(),
+        gradient_sums(),
         GradientDescent(sigma=2.0, adjacency="add_remove", steps=50, early_noise_multiplier=3.0),
     )
     early, last = Gaussian(mu=1 / 6, count=50), Gaussian(mu=1 / 2, count=50)
@@ -338,15 +326,15 @@ def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
         with pytest.raises(ValueError, match="voters=gradients"):
             mechanism.release(votes, source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
-        mechanism.release(leanings(adjacency="replace_one"), source, CONTEXT)
+        mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(leanings(), Rehearsal("discrete"), CONTEXT)
+        mechanism.release(gradient_sums(), Rehearsal("discrete"), CONTEXT)
     with pytest.raises(ValueError, match="voters=gradients"):
         mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
     with pytest.raises(ValueError, match="voters=reverse_knn"):
-        Histogram(sigma=3.0, adjacency="add_remove").release(leanings(), source, CONTEXT)
+        Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
     assert source.drawn == []
-    nothing = mechanism.release(leanings().take(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
+    nothing = mechanism.release(gradient_sums().take(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
     assert nothing.events == (Gaussian(mu=1 / 3, count=0),) and source.drawn == []
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from teacher_world import differing, recipe, records, shards_of, spec
 
 from pate_torch.core.files import tensor_digest
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
+from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
 
 @pytest.fixture(scope="module")

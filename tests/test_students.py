@@ -28,13 +28,11 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import Average, batches, label_loss, prepare
 from pate_torch.students.vat import Vat, frozen_statistics
 from pate_torch.types import DataSpec
+from tests import ROOT
+from tests.worlds import IMAGES, images
 
 CPU = torch.device("cpu")
-NAMES = sorted(
-    file.stem
-    for file in (Path(__file__).parent.parent / "conf" / "student").glob("*.yaml")
-    if "_target_" in file.read_text()
-)
+NAMES = sorted(file.stem for file in (ROOT / "conf" / "student").glob("*.yaml") if "_target_" in file.read_text())
 
 
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
@@ -60,17 +58,6 @@ def shortened(student, network: str, steps: int):
     return dataclasses.replace(student, **{key: value for key, value in small.items() if key in fields})
 
 
-def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three classes, told by where a bright square lies, under noise."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (count,), generator=generator)
-    x = torch.rand(count, 1, 8, 8, generator=generator) * 120
-    for i, c in enumerate(y.tolist()):
-        row, column = ((0, 0), (0, 4), (4, 2))[c]
-        x[i, 0, row : row + 4, column : column + 4] += 110
-    return x.to(torch.uint8), y
-
-
 def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two shifted Gaussian clouds in 6 dimensions."""
     generator = torch.Generator().manual_seed(seed)
@@ -78,9 +65,6 @@ def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 6, generator=generator) + 2.0 * (2 * y[:, None] - 1), y
 
 
-IMAGES = DataSpec(
-    name="squares", num_classes=3, input_shape=(1, 8, 8), class_names=("a", "b", "c"), mean=(0.3,), std=(0.3,)
-)
 ROWS = DataSpec(name="clouds", num_classes=2, input_shape=(6,), class_names=("a", "b"), mean=(0.0,) * 6, std=(2.0,) * 6)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from teacher_world import differing, recipe, records, shards_of, spec
 
 from pate_torch import networks
 from pate_torch.core.rng import torch_stream
@@ -21,6 +20,8 @@ from pate_torch.teachers.engine import flushed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
+from tests import ROOT
+from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
 BACKENDS = ("loop", "vectorised", "processes")
 
@@ -338,8 +339,8 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
 
 ORPHAN = """
 import os, signal, sys
-sys.path[:0] = [{tests!r}]
-from teacher_world import recipe, records, shards_of, spec
+sys.path[:0] = [{root!r}]
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
 from pate_torch.teachers import workers
 from pate_torch.teachers.training import train
 
@@ -361,12 +362,12 @@ train(records(40), spec(), shards_of([list(range(k * 5, k * 5 + 5)) for k in ran
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_killed_run(start):
-    code = ORPHAN.format(tests=str(Path(__file__).parent), fork=workers.may_fork())
+    code = ORPHAN.format(root=str(ROOT), fork=workers.may_fork())
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == -9, run.stderr
     pids = run.stdout.split()
     assert len(pids) == 3
-    patience = time.monotonic() + 30
+    patience = time.monotonic() + 120  # a worker that is still importing torch looks up when it has
     while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < patience:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path("/proc", pid).exists()]

@@ -3,12 +3,9 @@
 import dataclasses
 import json
 
-import killed_runs
 import numpy as np
 import pytest
 import torch
-from run_configs import changed
-from teacher_world import recipe, records, shards_of, spec
 
 from pate_torch import pipeline
 from pate_torch.data.glyphs import Glyphs
@@ -20,6 +17,9 @@ from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
 from pate_torch.voters.teachers import Teachers
 from pate_torch.voters.transductive import TransductiveTeachers
+from tests import killed_runs
+from tests.run_configs import changed
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
 
 SHARDS = [*(list(range(k * 9, k * 9 + 9)) for k in range(10)), []]
 

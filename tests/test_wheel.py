@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 pytestmark = pytest.mark.slow
 
 

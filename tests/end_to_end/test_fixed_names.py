@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_runs import QUIET_LOG, TINY, train
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pate_torch.cli.train import configuration
-
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+from tests.command_runs import QUIET_LOG, TINY, train
 
 IMPORTS = ["Pate", "PrivateLabeler", "load_student"]
 MAKE = ["install", "demo", "test", "test-all"]

@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_runs import train
 from safetensors.torch import load_file
 from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import Pate, PrivateLabeler
 from pate_torch.cli.main import main
 from pate_torch.mechanisms.gaussian import Gaussian
+from tests.command_runs import train
 
 PINS = Path(__file__).parent / "pins"
 

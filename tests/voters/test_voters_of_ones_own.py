@@ -5,12 +5,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import neighbor_cases as cases
-import neighbor_choices as choices
 import numpy as np
 import pytest
 import torch
-from command_runs import train
 
 from pate_torch import Pate
 from pate_torch.audit import membership
@@ -18,6 +15,9 @@ from pate_torch.label import command as label
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.plan import command as plan
 from pate_torch.voters.base import Voters
+from tests.command_runs import train
+from tests.privacy import neighbor_cases as cases
+from tests.privacy import neighbor_choices as choices
 
 MEMBER = '''
 """Teachers without a network: each knows the mean of every class of its shard."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from teacher_world import recipe, records, shards_of, spec
 
 from pate_torch.features.neighbors import coordinates
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from pate_torch.voters.transductive import TransductiveTeachers
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
 
 
 def main() -> None:

@@ -12,12 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import neighbor_choices as choices
-import neighbor_harness as harness
-import neighbor_worlds as worlds
 import numpy as np
 import torch
-from run_configs import changed, run_config
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import pipeline
@@ -36,6 +32,10 @@ from pate_torch.types import LABEL_UNIT, Dataset
 from pate_torch.voters.teachers import Teachers
 from pate_torch.voters.transductive import TransductiveTeachers
 from pate_torch.voters.votes_file import VotesFile
+from tests.privacy import neighbor_choices as choices
+from tests.privacy import neighbor_harness as harness
+from tests.privacy import neighbor_worlds as worlds
+from tests.run_configs import changed, run_config
 
 Case = dict[str, str]
 

@@ -1,0 +1,58 @@
+"""Every mechanism of conf/mechanism in every kind of noise, at small values, and votes to ask it about."""
+
+import math
+
+import numpy as np
+import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from pate_torch.sensitive import Votes
+from tests import ROOT
+
+CONF = ROOT / "conf" / "mechanism"
+# A histogram counts records in cells, gradient descent sums gradients: see tests/voters.
+NAMES = sorted({file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent"})
+SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
+
+
+def build(name: str, noise: str = "torch", /, **values):
+    """The mechanism of one YAML, its interpolations filled with small values."""
+    merged = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), values)
+    root = OmegaConf.create({**SMALL, "privacy": {"delta": 1e-5}, "noise": noise, "mechanism": merged})
+    values = OmegaConf.to_container(root.mechanism, resolve=True)
+    return get_class(values.pop("_target_"))(**values)
+
+
+def kinds(name: str) -> tuple[str, ...]:
+    return type(build(name)).kinds
+
+
+FORMS = [(name, noise) for name in NAMES for noise in kinds(name)]
+RECORDS = {"histogram": ("torch", "discrete"), "gradient_descent": ("torch",)}
+ALL = sorted(file.stem for file in CONF.glob("*.yaml"))
+ALL_FORMS = [(name, noise) for name in ALL for noise in (RECORDS.get(name) or kinds(name))]
+
+
+def made(name: str, noise: str):
+    return build(name, noise, **({"adjacency": "add_remove"} if name in RECORDS else {}))
+
+
+def num_classes(name: str) -> int:
+    return 2 if name == "soft_stability" else 3
+
+
+def num_teachers(mechanism, queries: int, rounds: int) -> int:
+    """Enough for the mechanism to answer some questions and refuse others."""
+    if hasattr(mechanism, "calibration"):
+        return 2 * mechanism.calibration(queries, rounds).teachers_needed
+    if mechanism.name == "single_stable":
+        return 2 * math.ceil(2 * mechanism.threshold)
+    return 20
+
+
+def random_votes(queries: int, teachers: int, classes: int, seed: int = 0) -> Votes:
+    """Rows from near unanimous to near ties."""
+    rng = np.random.default_rng(seed)
+    share = rng.dirichlet(np.full(classes, 0.4), queries)
+    return Votes(torch.from_numpy(np.stack([rng.multinomial(teachers, p / p.sum()) for p in share])), teachers)

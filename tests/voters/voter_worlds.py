@@ -1,0 +1,41 @@
+"""Records among public images for the voters that are no teachers, and whole runs by configuration."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+from pate_torch import networks
+from pate_torch.cli import hydra_config
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.networks import remove_head
+from pate_torch.sensitive import GradientSums
+from pate_torch.types import Dataset, Evaluation, PrivateData, PublicPool
+from pate_torch.voters.gradients import Gradients
+from tests import ROOT
+from tests.worlds import IMAGES, images
+
+
+def encoder() -> torch.nn.Module:
+    network = networks.build("small_cnn", IMAGES.input_shape, 3, channels=(4, 8), hidden=16)
+    return remove_head(networks.initialize(network, torch.Generator().manual_seed(0)))
+
+
+def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> GradientSums:
+    """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
+    x, y = (part[:count] for part in images(40, seed=1))
+    ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
+    private = PrivateData(x, y, np.asarray(ids))
+    pool, _ = images(60, seed=5)
+    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
+    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
+    return Gradients(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
+
+
+def configured(home: Path, *overrides: str):
+    folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
+    places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return hydra_config.plan(hydra_compose("config", overrides=[*overrides, *places]), folder)

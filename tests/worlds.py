@@ -1,0 +1,69 @@
+"""Toy data that more than one test module uses."""
+
+import torch
+
+from pate_torch.data.tensors import Tensors
+from pate_torch.types import DataSpec
+
+CENTER = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
+IMAGES = DataSpec(
+    name="squares", num_classes=3, input_shape=(1, 8, 8), class_names=("a", "b", "c"), mean=(0.3,), std=(0.3,)
+)
+
+
+def clouds(count, seed):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (count,), generator=draw)
+    return CENTER[y] + torch.randn(count, 2, generator=draw), y
+
+
+def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three classes, told by where a bright square lies, under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (count,), generator=generator)
+    x = torch.rand(count, 1, 8, 8, generator=generator) * 120
+    for i, c in enumerate(y.tolist()):
+        row, column = ((0, 0), (0, 4), (4, 2))[c]
+        x[i, 0, row : row + 4, column : column + 4] += 110
+    return x.to(torch.uint8), y
+
+
+def blobs(seed: int = 0, n: int = 300) -> Tensors:
+    """Three well separated clouds in the plane."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=draw)
+    x = CENTER[y] + torch.randn(n, 2, generator=draw)
+    private, public = slice(0, n // 2), slice(n // 2, 3 * n // 4)
+    test = slice(3 * n // 4, n)
+    return Tensors(
+        name="blobs",
+        class_names=3,
+        x=x[private],
+        y=y[private],
+        pool_x=x[public],
+        pool_y=y[public],
+        test_x=x[test],
+        test_y=y[test],
+    )
+
+
+def benchmark_clouds(**changes):
+    """Two clouds in space, of a declared size."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (500,), generator=draw)
+    x = torch.randn(500, 3, generator=draw) + 2.0 * (2 * y[:, None] - 1)
+    return Tensors(
+        **{
+            "name": "clouds",
+            "class_names": 2,
+            "x": x[:300],
+            "y": y[:300],
+            "pool_x": x[300:400],
+            "pool_y": y[300:400],
+            "test_x": x[400:],
+            "test_y": y[400:],
+            "nominal_size": 300,
+            "benchmark": True,
+            **changes,
+        }
+    )
