@@ -200,19 +200,19 @@ def _rounds(home: Path, number: int) -> None:
     _pipeline(home, number, query=Margin(rounds=2))
 
 
-def _carried() -> SelfTraining:
+def _self_training() -> SelfTraining:
     small = Supervised(network="logistic", steps=3, augment=None)
     return SelfTraining(first=small, then=small, num_generations=1)
 
 
-def _census(home: Path, number: int) -> None:
+def _reverse_knn(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_carried())
+    _pipeline(home, number, voters=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_self_training())
 
 
-def _slopes(home: Path, number: int) -> None:
+def _gradients(home: Path, number: int) -> None:
     mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=Gradients(size=100), mechanism=mechanism, student=_carried())
+    _pipeline(home, number, voters=Gradients(size=100), mechanism=mechanism, student=_self_training())
 
 
 def _label(home: Path, number: int) -> None:
@@ -292,8 +292,8 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
     "train": _pipeline,
     "rounds": _rounds,
     "api": _api,
-    "census": _census,
-    "slopes": _slopes,
+    "reverse_knn": _reverse_knn,
+    "gradients": _gradients,
 }
 
 

@@ -361,7 +361,7 @@ def test_the_recipe_keeps_the_contract_of_every_mechanism(recipe):
     """The contract tests find its YAML by themselves; only the law of its answers is its author's to say."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(recipe), str(ROOT)])}
     chosen = ["-k", "lead and not (test_mechanisms and exact_law)"]
-    words = ["-v", "-p", "no:cacheprovider", "tests/test_mechanisms.py", "test_lead.py", *chosen]
+    words = ["-v", "-p", "no:cacheprovider", "tests/mechanisms/test_mechanisms.py", "test_lead.py", *chosen]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=recipe, env=environment, capture_output=True, text=True
     )

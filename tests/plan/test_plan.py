@@ -103,8 +103,8 @@ def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, 
 
 
 def test_prices_and_counts_are_those_of_the_accounting_core():
-    sheet = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
-    for choice, sigma in zip(sheet.choices, (20, 40, 80), strict=True):
+    report = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
+    for choice, sigma in zip(report.choices, (20, 40, 80), strict=True):
         mechanism = Gaussian(sigma=sigma)
         assert choice.routes == accounting.routes(mechanism.worst_case(50), 1e-5)
         assert choice.route == "gdp" and choice.epsilon == choice.routes["gdp"]
@@ -113,7 +113,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
         at_target = accounting.epsilon(Gaussian(sigma=choice.sigma_for_target).worst_case(50), 1e-5)
         assert at_target.epsilon == pytest.approx(2, rel=1e-8) and at_target.epsilon <= 2
     # mu = sqrt(2 * 50) / 40 = 1/4 by hand: epsilon 0.926 at delta 1e-5.
-    assert sheet.choices[1].epsilon == pytest.approx(0.92630, abs=2e-4)
+    assert report.choices[1].epsilon == pytest.approx(0.92630, abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
             mechanism.worst_case(20),
         )
         head, entries = ledger.head(), len(ledger.entries())
-    sheet = plan("num_teachers=50", "mechanism.sigma=8.3")
-    (choice,) = sheet.choices
-    assert sheet.budget == 4.0 and sheet.budget_from == "the account's cap"
+    report = plan("num_teachers=50", "mechanism.sigma=8.3")
+    (choice,) = report.choices
+    assert report.budget == 4.0 and report.budget_from == "the account's cap"
     with Ledger(path) as ledger:
         assert (ledger.head(), len(ledger.entries())) == (head, entries)
         with pytest.raises(BudgetExceeded):
             ledger.reserve("digits", mechanism.worst_case(choice.left + 1), fingerprint="", mechanism="", run="")
         ledger.reserve("digits", mechanism.worst_case(choice.left), fingerprint="", mechanism="", run="")
     assert choice.left == choice.fits - 20  # mu^2 adds up
-    shown = reports.text(sheet)
+    shown = reports.text(report)
     assert f"{choice.left} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
 
 
@@ -184,10 +184,10 @@ def test_no_ledger_is_made_where_there_is_none(home):
 
 
 def test_a_target_sets_the_noise_as_in_a_run():
-    sheet = plan("privacy.target_epsilon=1.5")
+    report = plan("privacy.target_epsilon=1.5")
     expected = run_plan("privacy.target_epsilon=1.5").calibrated().mechanism.sigma
-    assert [choice.num_teachers for choice in sheet.choices] == [37, 75, 150]
-    for choice in sheet.choices:
+    assert [choice.num_teachers for choice in report.choices] == [37, 75, 150]
+    for choice in report.choices:
         assert choice.sigma == expected == choice.sigma_for_target
         assert choice.epsilon == pytest.approx(1.5, rel=1e-8)
 
@@ -211,9 +211,9 @@ def test_what_is_left_open_is_halved_and_doubled():
 
 
 def test_a_recommended_threshold_moves_with_the_number_of_teachers():
-    sheet = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,250,1000")
-    assert [choice.threshold for choice in sheet.choices] == [100, 200, 800]
-    assert "mechanism.threshold=100" in sheet.choices[0].settings
+    report = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,250,1000")
+    assert [choice.threshold for choice in report.choices] == [100, 200, 800]
+    assert "mechanism.threshold=100" in report.choices[0].settings
     given = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,250", "mechanism.threshold=90")
     assert [choice.threshold for choice in given.choices] == [90, 90]
 
@@ -251,17 +251,17 @@ def test_stability_counts_questions_until_its_own_check_refuses():
 
 
 def test_a_budget_that_no_question_fits_is_said_plainly():
-    sheet = plan("mechanism.sigma=1", "privacy.budget_epsilon=0.05", "teachers=50")
-    assert sheet.choices[0].fits == 0 and sheet.choices[0].verdict == "over" and sheet.best is None
-    shown = reports.text(sheet)
+    report = plan("mechanism.sigma=1", "privacy.budget_epsilon=0.05", "teachers=50")
+    assert report.choices[0].fits == 0 and report.choices[0].verdict == "over" and report.best is None
+    shown = reports.text(report)
     assert "does not hold a single question" in shown and "None of these choices works." in shown
 
 
 def test_noise_that_drowns_the_votes_is_called_random():
-    sheet = plan("mechanism.sigma=100000", "teachers=50")
-    (choice,) = sheet.choices
+    report = plan("mechanism.sigma=100000", "teachers=50")
+    (choice,) = report.choices
     assert choice.verdict == "random" and abs(choice.outcome.right - 0.1) < 0.05
-    assert "little better than guesses" in reports.text(sheet)
+    assert "little better than guesses" in reports.text(report)
     assert only("mechanism.sigma=4", "teachers=50").verdict == "ok"
 
 
@@ -307,8 +307,8 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
 
 def test_a_trained_pilot_leaves_the_planned_data_alone():
     pilot = ("pilot.on=glyphs", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
-    sheet = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
-    assert 0.2 < sheet.choices[0].outcome.teacher < 1 and "trained on glyphs" in sheet.pilot
+    report = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
+    assert 0.2 < report.choices[0].outcome.teacher < 1 and "trained on glyphs" in report.pilot
 
 
 @pytest.mark.parametrize("source", [Digits(), Glyphs(private=60, public=30, test=10, num_classes=4)])
@@ -330,18 +330,18 @@ def test_declared_facts_of_sources_whose_files_are_elsewhere():
 # ---- the pilot -----------------------------------------------------------------------------------------------------
 
 
-def plurality(crowd, num_teachers):
-    votes, truth_Q = crowd.ask(num_teachers, 4000, 0)
+def plurality(model, num_teachers):
+    votes, truth_Q = model.ask(num_teachers, 4000, 0)
     return float((votes.plurality().numpy() == truth_Q).mean())
 
 
-def test_an_imagined_crowd_keeps_the_guess():
+def test_simulated_votes_keep_the_guess():
     for accuracy, num_classes in ((0.6, 10), (0.8, 2), (0.95, 5)):
-        crowd = simulate_votes(accuracy, num_classes, 20_000, seed=1)
-        assert crowd.teacher_accuracy == pytest.approx(accuracy, abs=0.01)
-        assert np.allclose(crowd.share_QC.sum(1), 1) and (crowd.share_QC >= 0).all()
+        model = simulate_votes(accuracy, num_classes, 20_000, seed=1)
+        assert model.teacher_accuracy == pytest.approx(accuracy, abs=0.01)
+        assert np.allclose(model.share_QC.sum(1), 1) and (model.share_QC >= 0).all()
         # Exchangeable classes: the truth is any of them, and so is the rival.
-        assert np.bincount(crowd.truth_Q).min() > 0.9 * 20_000 / num_classes
+        assert np.bincount(model.truth_Q).min() > 0.9 * 20_000 / num_classes
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_an_imagined_crowd_keeps_the_guess():
         (0.936, 16, 0.967),
     ],
 )
-def test_an_imagined_plurality_is_near_that_of_real_ensembles(accuracy, teachers, measured):
+def test_a_simulated_plurality_is_near_that_of_real_ensembles(accuracy, teachers, measured):
     assert plurality(simulate_votes(accuracy, 10, 4000, seed=0), teachers) == pytest.approx(measured, abs=0.075)
     # The picture without rivals and hard questions is refuted by the same numbers.
     even = np.full((4000, 10), (1 - accuracy) / 9)
@@ -418,42 +418,44 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
 DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.questions=200", "pilot.steps=20")
 
 
-def test_slopes_are_chosen_where_the_pilot_finds_them_better_at_the_same_price():
+def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_price():
     asked = (*DROWNED, "pilot.on=glyphs", "teachers=12,24")
-    sheet = plan(*asked, "mechanism.sigma=20")
-    teachers, slopes = sheet.choices[:-1], sheet.choices[-1]
-    assert slopes.mechanism == "gradient_descent" and slopes.num_teachers == 0
-    assert slopes.epsilon == pytest.approx(teachers[0].epsilon, rel=1e-3) and slopes.epsilon <= teachers[0].epsilon
-    assert all(choice.outcome.right < slopes.outcome.right for choice in teachers) and sheet.best is slopes
-    assert sheet.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
-    again = plan(*sheet.best.settings, "pilot.on=glyphs", "pilot.num_classes=4")
-    assert again.choices[0].epsilon == slopes.epsilon
+    report = plan(*asked, "mechanism.sigma=20")
+    teachers, gradients = report.choices[:-1], report.choices[-1]
+    assert gradients.mechanism == "gradient_descent" and gradients.num_teachers == 0
+    assert (
+        gradients.epsilon == pytest.approx(teachers[0].epsilon, rel=1e-3) and gradients.epsilon <= teachers[0].epsilon
+    )
+    assert all(choice.outcome.right < gradients.outcome.right for choice in teachers) and report.best is gradients
+    assert report.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
+    again = plan(*report.best.settings, "pilot.on=glyphs", "pilot.num_classes=4")
+    assert again.choices[0].epsilon == gradients.epsilon
     target = plan(*asked, "privacy.target_epsilon=2")
     assert target.best.mechanism == "gradient_descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
     assert not any("mechanism.sigma" in setting for setting in target.best.settings)
 
 
-def test_slopes_are_offered_only_where_the_choice_was_left_open_and_can_be_tried():
+def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tried():
     for left in (["pilot.on=glyphs", "mechanism=gaussian"], ["pilot.on=glyphs", "voters=teachers"], []):
-        sheet = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
-        assert all(choice.num_teachers for choice in sheet.choices)
-    assert any("pilot.on" in note for note in sheet.notes)
+        report = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
+        assert all(choice.num_teachers for choice in report.choices)
+    assert any("pilot.on" in note for note in report.notes)
 
 
-def test_slopes_are_better_by_their_share_of_right_labels_and_not_by_their_number():
+def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_number():
     teachers = plan("dataset=digits").best
-    slopes = dataclasses.replace(teachers, num_teachers=0, num_queries=10 * teachers.num_queries)
-    assert best([teachers, slopes]) is teachers
-    more = dataclasses.replace(slopes, outcome=dataclasses.replace(slopes.outcome, right=0.99))
+    gradients = dataclasses.replace(teachers, num_teachers=0, num_queries=10 * teachers.num_queries)
+    assert best([teachers, gradients]) is teachers
+    more = dataclasses.replace(gradients, outcome=dataclasses.replace(gradients.outcome, right=0.99))
     assert best([teachers, more]) is more
     dearer = dataclasses.replace(more, routes={"gdp": 2 * teachers.epsilon})
     assert best([teachers, dearer]) is teachers and best([dearer]) is dearer
 
 
 def test_the_lead_that_labels_need_is_said():
-    sheet = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
-    assert sheet.choices[0].break_even == chance.break_even(Gaussian(sigma=11.0), 10)
-    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(sheet).split())
+    report = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
+    assert report.choices[0].break_even == chance.break_even(Gaussian(sigma=11.0), 10)
+    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(report).split())
 
 
 def test_votes_go_through_the_mechanism_itself():
@@ -483,14 +485,14 @@ def test_a_plan_repeats_itself():
     assert [c.outcome for c in first.choices] == [c.outcome for c in again.choices]
 
 
-def test_a_census_has_no_teachers_to_plan(capsys):
-    sheet = plan("mechanism=histogram", "dataset=a9a")
-    assert all("voters=reverse_knn" in choice.problem for choice in sheet.choices)
-    sheet = plan(
+def test_reverse_knn_has_no_teachers_to_plan(capsys):
+    report = plan("mechanism=histogram", "dataset=a9a")
+    assert all("voters=reverse_knn" in choice.problem for choice in report.choices)
+    report = plan(
         "mechanism=gradient_descent", "voters=gradients", "dataset=a9a"
-    )  # nor have slopes a forecast without features
-    (first, *_) = sheet.choices
-    assert first.verdict == "unknown" and first.num_teachers == 0 and sheet.best is None
+    )  # nor have gradients a forecast without features
+    (first, *_) = report.choices
+    assert first.verdict == "unknown" and first.num_teachers == 0 and report.best is None
     assert command.main(["mechanism=histogram", "voters=reverse_knn", "dataset=a9a", "--no-plot"]) == 2
     assert "target_epsilon" in capsys.readouterr().err
 
@@ -498,12 +500,12 @@ def test_a_census_has_no_teachers_to_plan(capsys):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_can_be_planned(name):
     settings = ["dataset=a9a", "num_queries=5", "teachers=4000"]
-    sheet = plan(f"mechanism={name}", *settings)
-    assert all(choice.problem is None and choice.outcome is not None for choice in sheet.choices), sheet.choices
-    assert max(map(len, reports.text(sheet).splitlines())) <= reports.WIDTH
+    report = plan(f"mechanism={name}", *settings)
+    assert all(choice.problem is None and choice.outcome is not None for choice in report.choices), report.choices
+    assert max(map(len, reports.text(report).splitlines())) <= reports.WIDTH
 
 
-# ---- the sheet -----------------------------------------------------------------------------------------------------
+# ---- the report -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -529,21 +531,21 @@ def test_every_mechanism_can_be_planned(name):
         ("mechanism.sigma=0.01,1000000",),
     ],
 )
-def test_the_sheet_keeps_within_80_columns(settings, tmp_path):
-    sheet = command.plan(settings, output=tmp_path)
-    for line in reports.text(sheet).splitlines():
+def test_the_report_keeps_within_80_columns(settings, tmp_path):
+    report = command.plan(settings, output=tmp_path)
+    for line in reports.text(report).splitlines():
         assert len(line) <= 80 or line.strip().startswith(("dataset.name=", "Picture:")), line
-    assert len({len(line.rstrip()) for line in reports.table(sheet)}) == 1
-    assert len(reports.table(sheet)) == 1 + len(sheet.choices)
+    assert len({len(line.rstrip()) for line in reports.table(report)}) == 1
+    assert len(reports.table(report)) == 1 + len(report.choices)
 
 
 def test_json_is_one_object_with_the_same_figures(capsys, tmp_path):
     settings = ["mechanism.sigma=0.001,8.3", "teachers=50"]
     assert command.main([*settings, "--json", "--output", str(tmp_path)]) == 0
     said = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
-    sheet = plan(*settings)
+    report = plan(*settings)
     assert said["budget_epsilon"] == 10 and said["best"] == 1 and said["plot"] == str(tmp_path / "plan.png")
-    for row, choice in zip(said["choices"], sheet.choices, strict=True):
+    for row, choice in zip(said["choices"], report.choices, strict=True):
         assert row["epsilon"] == choice.epsilon and row["fits"] == choice.fits and row["verdict"] == choice.verdict
         assert row["outcome"]["right"] == choice.outcome.right and row["works"] == (choice.verdict == "ok")
     assert command.main(["mechanism=stability", "--json", "--no-plot"]) == 0

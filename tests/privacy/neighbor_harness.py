@@ -110,7 +110,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, slope, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
+    opened, gradient, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
     publish, add_noise, errors = (
         published_price.publication.release,
         EntropyOptimizer.add_noise,
@@ -132,7 +132,7 @@ def watched(watch: Watch) -> Iterator[None]:
     def of_records(self: Any, weight_DC: Tensor, cut: float = 1.0) -> Tensor:
         length = cut * UNIT_NORM
         said = Sensitivity(**{n: length * getattr(self.sensitivity, n) for n in ("l1", "l2", "linf")})
-        return watch.meets(slope(self, weight_DC, cut), said)
+        return watch.meets(gradient(self, weight_DC, cut), said)
 
     def of_students(errors: Any, epsilon: float, noise: Any, *, adjacency: str, **rest: Any) -> int:
         # Add/remove moves all counts the same way, which the price rests on: one less than the span of two.

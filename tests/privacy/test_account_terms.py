@@ -211,12 +211,12 @@ def lose(home, older=None) -> None:
 ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
-    "slopes": (
+    "gradients": (
         {"voters": Gradients(size=100), "mechanism": DESCENT},
         {"voters": Gradients(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
-    "teachers, then census": ({}, {"voters": ReverseKnn(), "mechanism": HISTOGRAM}),
-    "census, then teachers": ({"voters": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
+    "teachers, then reverse k-NN": ({}, {"voters": ReverseKnn(), "mechanism": HISTOGRAM}),
+    "reverse k-NN, then teachers": ({"voters": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -283,8 +283,8 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
-    "census": {"voters": ReverseKnn(), "mechanism": HISTOGRAM},
-    "slopes": {"voters": Gradients(size=100), "mechanism": DESCENT},
+    "reverse k-NN": {"voters": ReverseKnn(), "mechanism": HISTOGRAM},
+    "gradients": {"voters": Gradients(size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -482,7 +482,7 @@ def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
 
 
 def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
-    """Killed before its release.json, a census left the cells of its answers where teachers answer next."""
+    """Killed before its release.json, reverse k-NN left the cells of its answers where teachers answer next."""
     one = plan(tmp_path, "one")
     (one.folder / "release").mkdir(parents=True)
     for name in ("labels.csv", "cells.csv", ".release.json.partial"):

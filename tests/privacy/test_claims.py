@@ -125,7 +125,7 @@ VOTED = [form for form in ALL_FORMS if form[0] not in RECORDS]
 every_form = pytest.mark.parametrize("name,noise", VOTED, ids=["-".join(form) for form in VOTED])
 
 
-def ballots(path, mechanism, points: int):
+def votes_file(path, mechanism, points: int):
     """A file of counts: of three rows one is undecided, two are unanimous."""
     teachers, classes = num_teachers(mechanism, points, 2), num_classes(mechanism.name)
     table = np.zeros((points, classes), dtype=np.int64)
@@ -152,7 +152,7 @@ def test_brought_votes(tmp_path, name, noise):
         tmp_path,
         "one",
         dataset=source(num_classes(name)),
-        votes=ballots(tmp_path / "votes.npy", mechanism, 30),
+        votes=votes_file(tmp_path / "votes.npy", mechanism, 30),
         mechanism=mechanism,
         query=Random(rounds=2 if name == "interactive" else 1),
         num_queries=QUERIES,
@@ -175,7 +175,7 @@ def test_the_label_command(tmp_path, monkeypatch, name, noise):
         f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism) if f.name not in ("name", "noise")
     }
     given = {
-        "votes": ballots(tmp_path / "votes.npy", mechanism, 30),
+        "votes": votes_file(tmp_path / "votes.npy", mechanism, 30),
         "num_classes": num_classes(name),
         "dataset.name": "blobs",
         "mechanism": name,
@@ -198,14 +198,14 @@ RUNS = {
     "selection": {"selection": selection()},
     "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True)},
     "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True), "selection": selection()},
-    "census": {"voters": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
-    "census in rounds": {
+    "reverse k-NN": {"voters": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "reverse k-NN in rounds": {
         "voters": ReverseKnn(),
         "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
         "noise": "discrete",
     },
-    "slopes": {
+    "gradients": {
         "voters": Gradients(size=100),
         "query": Random(rounds=2),
         "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
@@ -231,7 +231,7 @@ def test_whole_runs(tmp_path, route):
 def test_confident_claims_what_it_reserved(tmp_path):
     """Of three questions one has half of the votes, and is not answered."""
     mechanism = Confident(screen_sigma=0.5, threshold=15.0, sigma=3.0)
-    votes = ballots(tmp_path / "votes.npy", mechanism, 30)
+    votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=30,
                              opening_budget=200.0))  # fmt: skip
     found = check(tmp_path, one.folder)
@@ -242,7 +242,7 @@ def test_confident_claims_what_it_reserved(tmp_path):
 def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     """Of twenty failures two or three come, as the teachers vote: what is left of its price is no claim."""
     mechanism = made("stability", "torch")
-    votes = ballots(tmp_path / "votes.npy", mechanism, 30)
+    votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
     found = check(tmp_path, one.folder)
     worst = accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon
@@ -423,8 +423,8 @@ def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
 STAGES = {
     "gaussian": {"start", "labels", "student"},
     "confident": {"start", "labels", "student"},
-    "census": {"student"},
-    "slopes": {"student"},
+    "reverse k-NN": {"student"},
+    "gradients": {"student"},
 }
 
 

@@ -178,7 +178,16 @@ def test_a_kill_after_the_draw_is_seen(tmp_path):
 
 # ---- every kind of run, killed ---------------------------------------------------------------------------------------
 
-KILLS = {"ledger": 15, "labeler": 14, "label": 20, "train": 10, "rounds": 6, "api": 10, "census": 6, "slopes": 6}
+KILLS = {
+    "ledger": 15,
+    "labeler": 14,
+    "label": 20,
+    "train": 10,
+    "rounds": 6,
+    "api": 10,
+    "reverse_knn": 6,
+    "gradients": 6,
+}
 """Of each kind, how many must land."""
 
 
@@ -741,7 +750,7 @@ def test_leftovers_of_other_versions_do_not_block(home):
     assert ledger_entries(home).count("reserve") == 1  # the first release was found again
 
 
-def test_preflight_leaves_a_home_as_it_was(tmp_path):
+def test_a_refused_run_leaves_a_home_as_it_was(tmp_path):
     """Refusals write nothing at all, not even the ledger."""
     data = killed_runs.blobs().load()
     one = plan(tmp_path / "home", "first", num_queries=31)

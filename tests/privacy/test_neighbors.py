@@ -97,8 +97,8 @@ def attempted(row, draw, tally) -> bool:
 
 RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch",
                          "features": "none"}  # fmt: skip
-CENSUS = RECORDS | {"voters": "reverse_knn", "mechanism": "histogram"}
-SLOPES = RECORDS | {"voters": "gradients", "mechanism": "gradient_descent"}
+REVERSE_KNN = RECORDS | {"voters": "reverse_knn", "mechanism": "histogram"}
+GRADIENTS = RECORDS | {"voters": "gradients", "mechanism": "gradient_descent"}
 TEACHERS = RECORDS | {"voters": "teachers", "mechanism": "gaussian"}
 
 
@@ -113,7 +113,7 @@ def faults(case, times: int = 1) -> str:
 
 
 def test_a_capacity_where_records_answer_is_found(monkeypatch):
-    case = CENSUS | {"partition": "add_remove capacity=3"}
+    case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
     monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
     monkeypatch.setattr("pate_torch.voters.reverse_knn.of_each_record", lambda shards, said: said)
@@ -124,7 +124,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     def short(adjacency: str, size: int) -> Sensitivity:
         return Sensitivity(l1=size**0.5, l2=1.0, linf=1.0, adjacency=adjacency)
 
-    case = SLOPES | {"partition": "replace_one"}
+    case = GRADIENTS | {"partition": "replace_one"}
     assert not faults(case)
     monkeypatch.setattr("pate_torch.voters.gradients.one_vector", short)
     monkeypatch.setattr(gradient_descent, "one_vector", short)
@@ -132,7 +132,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 
 
 def test_an_id_that_merges_records_is_found(monkeypatch):
-    case = CENSUS | {"partition": "replace_one", "unit": "repeated"}
+    case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
     for module in ("pate_torch.data.units", "pate_torch.voters.reverse_knn"):
         monkeypatch.setattr(f"{module}.unit_names", lambda private, adjacency: private.unit_id)
@@ -146,7 +146,7 @@ def test_roles_that_follow_content_are_found(monkeypatch):
     assert "differs" in faults(case, times=4)
 
 
-@pytest.mark.parametrize("case", [TEACHERS, SLOPES], ids=["teachers", "slopes"])
+@pytest.mark.parametrize("case", [TEACHERS, GRADIENTS], ids=["teachers", "gradients"])
 def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
     made = pipeline.build_report
 

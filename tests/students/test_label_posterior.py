@@ -90,7 +90,7 @@ def made(lead_=300.0, sigma=150.0, rows=400, classes=5):
     return truth, NoisyCounts(z.round().long(), sigma)
 
 
-def test_the_lead_is_found_and_beliefs_are_calibrated():
+def test_the_lead_is_found_and_posteriors_are_calibrated():
     truth, noisy = made()
     assert lead(noisy) == pytest.approx(300, rel=0.1)
     posterior_QC = label_posterior(noisy)
@@ -104,7 +104,7 @@ def test_the_lead_is_found_and_beliefs_are_calibrated():
         assert int(some.sum()) > 15 and abs(float(right[some].mean() - top[some].mean())) < error + 0.02
 
 
-def test_beliefs_are_bayes_rule():
+def test_posteriors_are_bayes_rule():
     """Against densities written out, at the lead that was found."""
     _, noisy = made(rows=30)
     g, z = lead(noisy), noisy.counts_QC.double().numpy()
@@ -138,7 +138,7 @@ def posed(posterior_QC=None, **changes):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_certain_beliefs_are_labels(noise):
+def test_certain_posteriors_are_labels(noise):
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
     chosen = torch.tensor([1, 0, 1])
     certain = torch.eye(3)[[1, 2]]
@@ -150,20 +150,20 @@ def test_certain_beliefs_are_labels(noise):
 
 def test_of_two_classes_left_close_the_model_may_take_either():
     """The likelihood is as high for one as for the other, and the wrong third costs."""
-    belief = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    posterior = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     logits = 20 * torch.eye(3)
-    first, second, third = released_loss(posed(belief), logits, torch.zeros(3, dtype=torch.int64)).tolist()
+    first, second, third = released_loss(posed(posterior), logits, torch.zeros(3, dtype=torch.int64)).tolist()
     assert first == pytest.approx(second) and first == pytest.approx(-math.log(0.5), abs=1e-4)
     assert third > 10
 
 
 @pytest.mark.parametrize(
-    "belief",
+    "posterior",
     [torch.ones(3, 3) / 3, torch.ones(2, 3), torch.tensor([[1.5, -0.5, 0.0]] * 2), torch.full((2, 3), torch.nan)],
 )
-def test_beliefs_that_are_none_are_refused(belief):
+def test_posteriors_that_are_none_are_refused(posterior):
     with pytest.raises(ValueError, match="label posteriors"):
-        posed(belief)
+        posed(posterior)
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_the_average_is_exponential_with_a_fast_start():
     assert float(average.module.weight) == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_alignment_restores_the_expected_shares():
+def test_alignment_restores_the_expected_proportions():
     easy, _ = task()
     posed = prepare(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
     align = Alignment(posed, "uniform", decay=0.0)
@@ -236,7 +236,7 @@ def test_trust_keeps_the_widest_leads_of_each_class():
     assert kept.tolist() == [-1] * 5 + [0] * 5 + [1]
 
 
-def test_carried_labels_help_where_few_are_given():
+def test_propagated_labels_help_where_few_are_given():
     """Two moons with one label each: the labels alone cut them straight, carried ones follow them round."""
     x, y = make_moons(300, noise=0.06, random_state=0)
     x, y = torch.from_numpy(x).float(), torch.from_numpy(y)

@@ -61,10 +61,10 @@ def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
     return size * torch.randn(17, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-# -- the slope ------------------------------------------------------------------------------------------------------
+# -- the sum of gradients ------------------------------------------------------------------------------------------
 
 
-def test_the_sum_of_slopes_is_the_gradient_of_the_likelihood():
+def test_the_sum_of_gradients_is_that_of_the_likelihood():
     """Against automatic differentiation, where nothing is cut: a change is longer than 1 only where a model errs."""
     records = gradient_sums()
     weight = weights(size=0.1).requires_grad_()
@@ -93,7 +93,7 @@ def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
 @pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
-def test_one_record_moves_the_sum_by_its_own_slope_and_by_no_more_than_the_cut_bit_for_bit(size, cut):
+def test_one_record_moves_the_sum_by_its_own_gradient_and_by_no_more_than_the_norm_bit_for_bit(size, cut):
     records, weight = gradient_sums(), weights(seed=1, size=size)
     whole = records.gradient_sum(weight, cut)
     for gone in (0, 17, 39):
@@ -136,7 +136,7 @@ def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other()
     assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
 
 
-def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers():
+def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anothers():
     """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
     x, y = images(41, seed=1)
     names, pool = np.array(["a", "b", "c"])[np.arange(40) % 3], images(60, seed=5)[0]
@@ -156,10 +156,10 @@ def test_a_replaced_record_moves_the_sum_by_two_slopes_though_its_id_is_anothers
         assert torch.equal(moved, new - old) and float(moved.double().norm()) <= l2 == 2 * UNIT_NORM
 
 
-def test_no_slope_is_longer_than_one_even_where_features_are_as_long_as_can_be():
+def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_be():
     """One class against a model that is sure of another: the longest change, in whole numbers."""
-    frame = Whitening.of(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
-    far = frame.bounded(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
+    whitening = Whitening.of(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
+    far = whitening.bounded(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
     z_ND = (far * GRID * (1 - 2.0**-30)).trunc().int()
     lengths = z_ND.long().square().sum(1).double().sqrt() / GRID
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
@@ -197,11 +197,11 @@ def test_public_points_spread_alike_in_every_direction():
     # The 1 that follows the coordinates spreads as they do, too: about the origin, and apart from them.
     assert torch.equal(at[:, 6], torch.ones(500))
     assert torch.allclose(at.T @ at / 500, torch.eye(7), atol=1e-3)
-    frame = Whitening.of(place, 0.1)
-    assert float(frame(place).norm(dim=1).median()) == pytest.approx(frame.radius)
-    bounded = frame.bounded(place)
-    inside = frame(place).norm(dim=1) <= frame.radius
-    assert torch.allclose(bounded[inside].float(), frame(place)[inside] / frame.radius, atol=1e-6)
+    whitening = Whitening.of(place, 0.1)
+    assert float(whitening(place).norm(dim=1).median()) == pytest.approx(whitening.radius)
+    bounded = whitening.bounded(place)
+    inside = whitening(place).norm(dim=1) <= whitening.radius
+    assert torch.allclose(bounded[inside].float(), whitening(place)[inside] / whitening.radius, atol=1e-6)
     assert float((bounded[~inside].norm(dim=1) - 1).abs().max()) < 1e-12
 
 
@@ -319,10 +319,10 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
             assert (stats.kstest(x, stats.norm(scale=factor * scale).cdf).pvalue > TINY) == fits
 
 
-def test_who_does_not_answer_by_slopes_is_refused_before_noise_is_drawn():
+def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
     mechanism, source = GradientDescent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    ballots = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
-    for votes in (Votes(torch.tensor([[3, 1]]), 4), ballots):
+    histogram = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
+    for votes in (Votes(torch.tensor([[3, 1]]), 4), histogram):
         with pytest.raises(ValueError, match="voters=gradients"):
             mechanism.release(votes, source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
@@ -351,20 +351,20 @@ def test_the_audit_looks_at_records_that_show(adjacency, apart):
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
-SLOPES = [
+GRADIENTS = [
     "voters=gradients",
     "mechanism=gradient_descent",
     "mechanism.sigma=1.5",
     "query=random",
     "student=self_training",
 ]
-TWO_ROUNDS = [*SLOPES, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
+TWO_ROUNDS = [*GRADIENTS, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
               "recommended.student_steps=40", "student.alpha=0.3"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    home = tmp_path_factory.mktemp("slopes")
+    home = tmp_path_factory.mktemp("gradients")
     plan = configured(home, *TWO_ROUNDS)
     return home, plan, pipeline.run(plan)
 
@@ -381,7 +381,9 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert "Every record gave its gradient 2 times in each of 2 rounds" in page
     assert "nearest to" not in page and "0 teachers" not in page
     assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
-    assert f"The declared number of records, {plan.dataset.private}, is public." in page  # it set how far a slope moves
+    assert (
+        f"The declared number of records, {plan.dataset.private}, is public." in page
+    )  # it set how far a gradient moves
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
@@ -416,7 +418,7 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     assert again.student_accuracy == report.student_accuracy
 
 
-def test_the_same_slopes_are_answered_from_the_first_release_and_others_are_not(run):
+def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_not(run):
     home, _, first = run
     same = pipeline.run(configured(home, *TWO_ROUNDS))
     assert same.reused and same.release_id == first.release_id
@@ -471,13 +473,13 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
-    leanings, given = kept[-1]
+    sums, given = kept[-1]
     encoder = mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
-    frame = Whitening.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
+    whitening = Whitening.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
-    weight_DC = torch.linalg.lstsq(leanings.z_PD.double(), score_PC, driver="gelsd").solution
+    weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
-        said = frame(encode(encoder, x, data.spec)).double() @ weight_DC
+        said = whitening(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = student.logits(x).double()
         assert float((centered(ours) - centered(said)).abs().max()) < 0.05 * float(centered(said).std())
     exact = student.logits(data.pool.x).double()
@@ -575,8 +577,8 @@ def test_edited_scores_are_refused(run, edit):
             ["voters=reverse_knn", "mechanism=histogram", "student=self_training", "student.last=model"],
             "voters=gradients",
         ),
-        ([*SLOPES, "student.last=model", "query.rounds=2"], "guide_student"),
-        ([*SLOPES, "voters.neighbors=-1"], "voters.neighbors"),
+        ([*GRADIENTS, "student.last=model", "query.rounds=2"], "guide_student"),
+        ([*GRADIENTS, "voters.neighbors=-1"], "voters.neighbors"),
     ],
     ids=" ".join,
 )
@@ -586,7 +588,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrid
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_slopes_in_python(tmp_path):
+def test_gradients_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     descent = GradientDescent(sigma=6.0, adjacency="add_remove")
@@ -620,7 +622,7 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     assert plan.voters.neighbors == (16 if overrides else 0)
 
 
-def test_a_census_has_a_mechanism_of_its_own():
+def test_reverse_knn_has_a_mechanism_of_its_own():
     assert (ReverseKnn.mechanism, Gradients.mechanism) == (
         Histogram(sigma=1.0, adjacency="add_remove").name,
         GradientDescent.name,

@@ -1,4 +1,4 @@
-"""A census: one unit, one ballot, one number of one table; priced as drawn; and what students make of the answers."""
+"""Reverse k-NN: one unit, one vote, one number of one table; priced as drawn; and what students make of the answers."""
 
 import dataclasses
 import json
@@ -88,12 +88,12 @@ def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
 def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
     mechanism, source = Histogram(sigma=3.0, adjacency="add_remove", noise=noise), Recorder(noise)
-    ballots = table(3000, 4)
-    answers = mechanism.release(ballots, source, CONTEXT)
+    histogram = table(3000, 4)
+    answers = mechanism.release(histogram, source, CONTEXT)
     assert answers.events == mechanism.worst_case(3000)
     ((kind, drawn),) = source.drawn
     assert kind == "gaussian" and drawn.shape == (3000, 4)
-    exact = ballots.counts_QC + drawn
+    exact = histogram.counts_QC + drawn
     assert torch.equal(answers.noisy.counts_QC, exact.round().to(torch.int64)) and answers.noisy.sigma == 3.0
     assert torch.equal(answers.label_Q, answers.noisy.counts_QC.argmax(1))
     x = drawn.double().flatten().numpy()
@@ -108,7 +108,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
         assert (p > TINY) == fits
 
 
-def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is_drawn():
+def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is_drawn():
     mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
     with pytest.raises(ValueError, match="voters=reverse_knn"):
         mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
@@ -125,12 +125,12 @@ def test_what_is_not_a_ballot_or_of_another_adjacency_is_refused_before_noise_is
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
-def test_ballots_are_whole_and_never_negative(counts):
+def test_cell_counts_are_whole_and_never_negative(counts):
     with pytest.raises(ValueError, match="cells"):
         CellHistogram(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
 
 
-def test_pairs_of_ballots_must_be_neighbors():
+def test_pairs_of_histograms_must_be_neighbors():
     left = torch.full((2, 2), 5)
     for adjacency, change, fits in (
         ("add_remove", [[1, 0], [0, 0]], True),
@@ -146,7 +146,7 @@ def test_pairs_of_ballots_must_be_neighbors():
                 Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
 
 
-# -- ballots --------------------------------------------------------------------------------------------------------
+# -- cells ----------------------------------------------------------------------------------------------------------
 
 
 def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> Records:
@@ -165,7 +165,7 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
     asked = torch.tensor([3, 50, 7, 21])
     body = encoder() if learnt else torch.nn.Flatten()
     voters = records(x, y, encoder=body if learnt else None)
-    ballots = voters.take(asked)
+    histogram = voters.take(asked)
     expected = torch.zeros(4, 3, dtype=torch.int64)
     with torch.no_grad():
         place = lambda one: torch.nn.functional.normalize(body(IMAGES.normalize(one[None])).flatten(), dim=0)  # noqa: E731
@@ -174,13 +174,13 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
         nearest = lambda one: min(range(4), key=lambda q: float((place(one) - asked_places[q]).norm()))  # noqa: E731
         for one, label in zip(x, y.tolist(), strict=True):
             expected[nearest(one), label] += 1
-        assert torch.equal(ballots.counts_QC, expected) and int(expected.sum()) == 80
-        assert ballots.cell_P.tolist() == [nearest(one) for one in pool]
+        assert torch.equal(histogram.counts_QC, expected) and int(expected.sum()) == 80
+        assert histogram.cell_P.tolist() == [nearest(one) for one in pool]
     assert (len(voters), voters.num_teachers, voters.num_classes) == (60, 0, 3)
-    assert "withheld" in repr(voters) and "withheld" in repr(ballots)
+    assert "withheld" in repr(voters) and "withheld" in repr(histogram)
 
 
-def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
+def test_one_record_moves_one_cell_and_nothing_else_bit_for_bit():
     x, y = images(40, seed=1)
     asked, body = torch.arange(0, 60, 6), encoder()
     whole = records(x, y, encoder=body).take(asked).counts_QC
@@ -197,24 +197,24 @@ def test_one_record_moves_one_ballot_and_nothing_else_bit_for_bit():
     assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
 
 
-def test_a_replaced_record_moves_one_ballot_though_its_id_is_anothers():
+def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
     x, y = images(40, seed=1)
     pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
 
-    def ballots(x, y, names):
+    def histogram(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         return ReverseKnn().ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
-    before = ballots(x[:12], y[:12], names)
+    before = histogram(x[:12], y[:12], names)
     assert int(before.counts_QC.sum()) == 12
     moved = []
     for trial in range(40):
         position, other = draw.integers(12), 12 + draw.integers(28)
         other_x, other_y, other_names = x[:12].clone(), y[:12].clone(), names.copy()
         other_x[position], other_y[position], other_names[position] = x[other], y[other], names[trial % 12]
-        change = ballots(other_x, other_y, other_names).counts_QC - before.counts_QC
+        change = histogram(other_x, other_y, other_names).counts_QC - before.counts_QC
         moved.append(int(change.square().sum()))
     assert max(moved) == 2 == round(before.sensitivity.l2**2)
 
@@ -279,7 +279,7 @@ def test_places_in_batches_are_taken_evenly():
     assert torch.bincount(place_N, minlength=8).max() < 1.15 * len(x) / 8  # five standard errors
 
 
-def test_a_group_fills_in_one_ballot_where_most_of_its_records_lie():
+def test_a_group_votes_once_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
     y = torch.tensor([0, 0, 1, 1, 2, 0])
@@ -304,7 +304,7 @@ def test_shares_are_the_proportions_and_noise_alone_says_nothing():
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
 
-def test_a_student_of_carried_labels_outvotes_wrong_cells_where_a_plain_one_learns_them():
+def test_a_student_of_propagated_labels_outvotes_wrong_cells_where_a_plain_one_learns_them():
     x, y = images(300, seed=1)
     generator = torch.Generator().manual_seed(3)
     wrong = torch.rand(300, generator=generator) < 0.3
@@ -369,14 +369,20 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
-CENSUS = ["voters=reverse_knn", "mechanism=histogram", "mechanism.sigma=3", "query=medoids", "student=self_training"]
-TWO_ROUNDS = [*CENSUS, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
+REVERSE_KNN = [
+    "voters=reverse_knn",
+    "mechanism=histogram",
+    "mechanism.sigma=3",
+    "query=medoids",
+    "student=self_training",
+]
+TWO_ROUNDS = [*REVERSE_KNN, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
               "recommended.student_steps=40"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    home = tmp_path_factory.mktemp("census")
+    home = tmp_path_factory.mktemp("reverse_knn")
     plan = configured(home, *TWO_ROUNDS)
     report = pipeline.run(plan)
     return home, plan, report
@@ -427,7 +433,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
     squares = float((release.noisy.counts_QC - exact_QC).double().square().sum())
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole ballots
+        p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole votes
         assert (TINY < p < 1 - TINY) == fits
     text = "\n".join(",".join(map(str, row)) for row in exact_QC.tolist())
     files = [file for file in (plan.folder / "release").rglob("*") if file.is_file()]
@@ -436,7 +442,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     assert private.stat().st_mode & 0o077 == 0
 
 
-def test_the_same_census_is_answered_from_the_first_release(run):
+def test_the_same_histogram_is_answered_from_the_first_release(run):
     home, _, first = run
     report = pipeline.run(configured(home, *TWO_ROUNDS))
     assert report.reused and report.release_id == first.release_id and report.epsilon_charged == first.epsilon_charged
@@ -509,7 +515,7 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
     assert report.epsilon == pytest.approx(gdp.epsilon(mu, 1e-4), rel=1e-9)
 
 
-def test_a_census_in_python(tmp_path):
+def test_reverse_knn_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": ReverseKnn()}
@@ -538,7 +544,7 @@ def test_a_census_in_python(tmp_path):
     [((), 0.5), (("query.rounds=2", "mechanism.sigma=44.72", "num_queries=400"), 0.1)],
     ids=["half", "tenth"],
 )
-def test_the_experiment_is_a_census_in_rounds_below_its_price(tmp_path, overrides, most):
+def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
     assert plan.dataset.name == "mnist" and plan.voters == ReverseKnn() and plan.is_guided
     assert plan.num_rounds == (2 if overrides else 3)

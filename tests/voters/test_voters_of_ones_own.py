@@ -116,8 +116,8 @@ def test_label_answers_by_them_and_trains_nothing(tmp_path, found):
 
 
 def test_a_plan_foretells_them(tmp_path, found):
-    sheet = plan.plan([*SMALL, "dataset=digits", found], plot=False)
-    (choice,) = sheet.choices
+    report = plan.plan([*SMALL, "dataset=digits", found], plot=False)
+    (choice,) = report.choices
     assert choice.num_teachers == 8 and choice.epsilon is not None and choice.problem is None
 
 
