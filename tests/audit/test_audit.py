@@ -118,7 +118,9 @@ DECISIVE = {
     "stability": ("the last", 6_000, 8, ()),
     "soft_stability": ("the last", 40_000, 8, ()),
 }
-SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name == "soft_stability" else name for name in NAMES]
+ONE_BY_ONE = {"stability", "soft_stability", "gradient_descent"}
+"""Whose runs are made one by one: half a minute each. Their noise is held to its law with every mechanism's."""
+SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name in ONE_BY_ONE else name for name in NAMES]
 
 
 class Halved(Rehearsal):
@@ -202,6 +204,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
     assert not result.sound and result.proven > 1.5 > result.claimed
 
 
+@pytest.mark.slow
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With LZCW21's lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load("stability", ("epsilon=16",), 1e-5)
@@ -263,7 +266,7 @@ class SeededInside(Gaussian):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seeded_generator_is_found(name, monkeypatch):
     monkeypatch.setattr(audit_module, "Rehearsal", Seeded)
-    assert any("seeded" in fault for fault in run(name, runs=300).faults)
+    assert any("seeded" in fault for fault in run(name, runs=300, keep=DECISIVE[name][0]).faults)
 
 
 @pytest.mark.parametrize("independent", [True, False])

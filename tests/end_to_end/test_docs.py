@@ -323,6 +323,7 @@ def test_every_field_of_the_statement_is_explained():
 # -- the data set of docs/your-own-data.md ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_students_learn_the_data_set_of_ones_own(tmp_path):
     """By the page's command, not shortened; and other students, too."""
     students = ["vat", "supervised", "label_spreading"]

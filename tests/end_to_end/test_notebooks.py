@@ -1,8 +1,10 @@
 """The notebooks run from a bare folder, carry no output, and are what their sources say."""
 
 import os
+import re
 
 import jupytext
+import matplotlib.pyplot
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -11,13 +13,6 @@ from nbclient.exceptions import CellExecutionError
 from tests import ROOT
 
 FOLDER = ROOT / "notebooks"
-QUICK = {"quickstart"}
-"""Run by default; the others with the slow tests."""
-
-NOTEBOOKS = [
-    pytest.param(file, id=file.stem, marks=() if file.stem in QUICK else pytest.mark.slow)
-    for file in sorted(FOLDER.glob("*.ipynb"))
-]
 
 
 @pytest.fixture
@@ -41,9 +36,23 @@ def run(notebook, folder):
     ).execute()
 
 
-@pytest.mark.parametrize("file", NOTEBOOKS)
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
 def test_notebook_runs_from_a_bare_folder(file, bare):
     run(nbformat.read(file, as_version=4), bare)
+
+
+@pytest.mark.filterwarnings("ignore")  # as in a kernel
+def test_the_quickstart_runs_with_few_steps(bare, monkeypatch, capsys):
+    """Its cells, in this process: nothing is shown by a kernel but what the slow tests show."""
+    monkeypatch.chdir(bare)
+    monkeypatch.setattr(matplotlib.pyplot, "show", lambda: matplotlib.pyplot.close("all"))
+    names, shorter = {}, re.compile(r"\bsteps=\d+")
+    for cell in nbformat.read(FOLDER / "quickstart.ipynb", as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(shorter.sub("steps=5", cell.source), names)
+    assert "epsilon = " in capsys.readouterr().out and not list(bare.iterdir())
+    assert names["report"].student_size == len(names["digits"].evaluation.y)
 
 
 def test_a_notebook_that_fails_is_noticed(bare):

@@ -291,7 +291,7 @@ def check_race(path: Path, processes: int, attempts: int) -> None:
 
 
 def test_processes_racing_for_one_account_lose_no_charge(path):
-    check_race(path, 8, 25)
+    check_race(path, 4, 50)
 
 
 @pytest.mark.slow

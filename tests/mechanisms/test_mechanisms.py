@@ -270,7 +270,7 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
         assert chi_square(observed, answer_law(name, noise, wrong)) < TINY
 
 
-@pytest.mark.parametrize("noise", ["torch", "discrete"])
+@pytest.mark.parametrize("noise", ["torch", pytest.param("discrete", marks=pytest.mark.slow)])
 def test_stability_follows_the_exact_law_and_no_other(noise):
     mechanism = build("stability", noise, epsilon=12.0, max_failures=2)
     plan = mechanism.calibration(4)

@@ -65,7 +65,13 @@ def test_sspp_is_private_over_every_pair_of_neighbors(executed):
 
 
 @quiet
-@pytest.mark.parametrize("records", [((0, 0), (1, 1), (2, 1), (1, 0)), ((2, 1),) * 5, ((0, 0), (1, 0), (2, 0))])
+@pytest.mark.parametrize(
+    "records",
+    [
+        ((0, 0), (1, 1), (2, 1), (1, 0)),
+        *(pytest.param(records, marks=pytest.mark.slow) for records in [((2, 1),) * 5, ((0, 0), (1, 0), (2, 0))]),
+    ],
+)
 def test_sspp_draws_from_its_law(records):
     noise, epsilon = Rehearsal(insecure_seed=1), 1.0
     counts = np.zeros(4)

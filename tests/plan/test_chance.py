@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -103,13 +101,11 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
 
 
 def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATE_HOME", str(tmp_path))
     few = ["dataset=glyphs", "dataset.private=3000", "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
            "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip
-    command = [sys.executable, "-m", "pate_torch", "train", *few]
-    ended = subprocess.run([*command, "mechanism.sigma=8"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "Noise drowns these votes" in ended.stderr and "Forecast" in ended.stdout
+    ended = train(tmp_path, *few, "mechanism.sigma=8", monkeypatch=monkeypatch, base=[])
+    assert ended.code == 0, ended.err
+    assert "Noise drowns these votes" in ended.err and "Forecast" in ended.out
     (summary,) = tmp_path.rglob("private/summary.json")
     said = json.loads(summary.read_text())["forecast"]
     assert "of 12 votes" in said and "3,000 records" in said and "voters=gradients mechanism=gradient_descent" in said
@@ -120,9 +116,9 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     assert epsilon(descent.worst_case(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
     short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
-    ended = subprocess.run([*command[:4], *again], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "drowns" not in ended.stderr
+    ended = train(tmp_path, *again, monkeypatch=monkeypatch, base=[])
+    assert ended.code == 0, ended.err
+    assert "drowns" not in ended.err
 
 
 def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):

@@ -307,7 +307,7 @@ def vectors(right: float, count: int = 400) -> tuple[StudentTask, torch.Tensor, 
     return StudentTask(spec, x[:1500], torch.arange(count), label), x[1500:], y[1500:]
 
 
-@pytest.mark.parametrize("right", [0.5, 0.9])
+@pytest.mark.parametrize("right", [pytest.param(0.5, marks=pytest.mark.slow), 0.9])
 @pytest.mark.parametrize("name", ["supervised", "vat", "fixmatch", "label_spreading", "logistic"])
 def test_students_of_vectors_are_as_good_as_a_linear_model_of_the_same_labels(name, right):
     posed, x, y = vectors(right)

@@ -300,7 +300,7 @@ def test_workers_give_the_bits_of_this_process_however_they_start(start):
     torch.nn.Conv2d(1, 8, 3)(torch.randn(64, 1, 32, 32)).sum().backward()
     private, shards = records(90), shards_of([list(range(k * 9, k * 9 + 9)) for k in range(10)])
     here, there = (
-        train(private, spec(), shards, recipe(backend=backend, workers=3), seed=0).params
+        train(private, spec(), shards, recipe(backend=backend, workers=2), seed=0).params
         for backend in ("vectorised", "processes")
     )
     assert differing(here, there) == set()

@@ -450,7 +450,14 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
 MODEL = ["features=contrastive", *BRIEF, "student.last=model"]
 
 
-@pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5), (2, 2, 5)])
+@pytest.mark.parametrize(
+    "rounds,members,neighbors",
+    [
+        (1, 1, 0),
+        (2, 2, 5),
+        *(pytest.param(*few, marks=pytest.mark.slow) for few in [(1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5)]),
+    ],
+)
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
     kept, fitted, records = [], [], Gradients.ask
