@@ -144,3 +144,10 @@ def test_no_test_imports_another():
     pairs = [(file.name, pair) for file in (ROOT / "tests").rglob("*.py") for pair in imports(file)]
     assert len(pairs) > 1000
     assert [found for found in pairs if any(part.startswith("test_") for part in ".".join(found[1]).split("."))] == []
+
+
+def test_a_test_lies_where_what_it_tests_lies():
+    """Folders as in the package, but for what runs all of it."""
+    folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
+    missing = {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()}
+    assert missing == {"privacy", "end_to_end"}
