@@ -154,7 +154,7 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
 class Door:
     """Noise that a test looks at: what is published with it is written, and nobody is charged."""
 
-    private, id = False, "0" * 16
+    secret, id = False, "0" * 16
 
     def __init__(self, seed):
         self.noise = Rehearsal(insecure_seed=seed)
