@@ -170,7 +170,14 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
 
 
-@pytest.mark.parametrize("name,keep", [("gaussian", "gap 2"), ("laplace", "gap 3"), ("single_stable", "one way")])
+@pytest.mark.parametrize(
+    "name,keep",
+    [
+        pytest.param("gaussian", "gap 2", marks=pytest.mark.slow),  # the most runs
+        ("laplace", "gap 3"),
+        ("single_stable", "one way"),
+    ],
+)
 def test_half_of_the_integer_noise_is_found_and_all_of_it_passes(name, keep, monkeypatch):
     _, runs, queries, _ = DECISIVE[name]
     assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound

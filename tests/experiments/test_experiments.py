@@ -63,6 +63,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
+@pytest.mark.slow  # at toy size every experiment runs in tests/end_to_end/test_pins.py
 def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
@@ -80,6 +81,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_labels_only_runs_on_digits(tmp_path):
     found = run(
         tmp_path,
@@ -96,6 +98,7 @@ def test_labels_only_runs_on_digits(tmp_path):
     assert isinstance(plan.dataset, LabelsOnly) and plan.dataset.name == "mnist"
 
 
+@pytest.mark.slow
 def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
     overrides = ("mechanism.sigma=10", "num_queries=20")
     found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")

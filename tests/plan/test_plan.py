@@ -421,6 +421,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
 DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.questions=200", "pilot.steps=20")
 
 
+@pytest.mark.slow  # three pilots; what they forecast, and where they are tried, is tested by default
 def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_price():
     asked = (*DROWNED, "pilot.on=glyphs", "teachers=12,24")
     report = plan(*asked, "mechanism.sigma=20")
