@@ -138,7 +138,6 @@ def test_the_table_would_catch_a_breach():
     assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
 
 
-
 def test_no_test_imports_another():
     """What several tests need lies in a module of its own, beside them."""
     pairs = [(file.name, pair) for file in (ROOT / "tests").rglob("*.py") for pair in imports(file)]

@@ -24,7 +24,7 @@ def test_a_run_computes_float32_as_such_and_repeatably():
 
 
 def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):
-    from teacher_world import records, shards_of, spec
+    from tests.teachers.teacher_world import records, shards_of, spec
 
     seen = []
     plain = engine._steps
