@@ -179,6 +179,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "adjacency": config.partition.adjacency,
         "unit": data.private.unit,
         **({} if declared is None else {"declared_size": declared}),
+        "answered_by": config.voters.description(data.private.unit, config).facts(),
     }
 
 

@@ -204,7 +204,10 @@ def _parts(release: Path, summary: Mapping[str, Any], state: State) -> dict[str,
 
 
 _OF_RECORDS = {"reverse_knn": math.sqrt(2), "census": math.sqrt(2), "gradients": 2.0, "slopes": 2.0}
-"""Voters, by their names now and before, where every record answered: how far a displaced one moved the sum."""
+"""Voters that earlier versions let a capacity go with, by their names then: how far a displaced record moved the sum.
+
+No longer: what answers says itself how far a unit moves it.
+"""
 
 
 def _unsound(config: Path, account: Account, charge: Charge) -> Doubt:

@@ -16,12 +16,10 @@ from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.plan import chance
 from pate_torch.plan.declared import Declared
 from pate_torch.plan.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
 from pate_torch.types import Dataset
-from pate_torch.voters.gradients import Gradients
 
 MOST_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""
@@ -269,11 +267,11 @@ class PlanEvaluator:
         return getattr(plan.voters, "size", None) or self.declared.size
 
     def _rehearse(self, plan: RunConfig) -> Outcome | None:
-        if isinstance(plan.voters, Gradients):
+        if plan.voters.releases_model:
             size = self._size(plan)
             if self.pilot.on is None:
                 return None
-            assert size is not None and isinstance(plan.mechanism, GradientDescent)
+            assert size is not None
             return follow(
                 plan.mechanism,
                 plan.voters,

@@ -49,7 +49,6 @@ from pate_torch.plan.declared import Declared
 from pate_torch.plan.pilot import Pilot, VoteModel, simulate_votes, trained
 from pate_torch.plan.report import PlanReport
 from pate_torch.protocols import DatasetSource
-from pate_torch.voters.reverse_knn import ReverseKnn
 
 SWEPT = (
     "num_teachers",
@@ -180,8 +179,8 @@ class Composer:
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.plan(cfg, Path("."))
-        if isinstance(plan.voters, ReverseKnn):
-            fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
+        if not plan.num_teachers and not plan.voters.releases_model:
+            fix = "Set privacy.target_epsilon in train.py to have its noise found."
             raise checks.fail("voters", plan.voters.name, "has no teachers to plan", fix)
         return plan
 

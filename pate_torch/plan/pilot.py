@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,11 @@ from torch import nn
 
 from pate_torch.core import checks, rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData
-from pate_torch.voters.gradients import Gradients
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Dataset], nn.Module | None]
@@ -219,17 +218,15 @@ def simulate_release(
     )
 
 
-def follow(
-    descent: GradientDescent, voters: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
-) -> Outcome:
-    """Forecast per-record gradients: fit a model to ``data``, a public data set, as ``size`` records would.
+def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: Encoder, seed: int) -> Outcome:
+    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``size`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.
 
     Args:
-        descent: The mechanism.
-        voters: The voters.
+        mechanism: Answers through noise; its sigma is of sums over records.
+        voters: ``RecordVoters`` with a declared ``size``.
         data: A public data set in place of the private one.
         size: Number of records that is planned for.
         features: Makes an encoder of its public points.
@@ -238,11 +235,11 @@ def follow(
     part = slice(min(size, len(data.private)))
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     stand_in = replace(data, private=records)
-    partition = AddRemove() if descent.adjacency == "add_remove" else ReplaceOne()
+    partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.shards(records, 1, seed)
     asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
-    scaled = replace(descent, sigma=descent.sigma * len(records) / size)
-    noise = Rehearsal(descent.noise, rng.derive(seed, "plan", "noise"))
+    scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
+    noise = Rehearsal(mechanism.noise, rng.derive(seed, "plan", "noise"))
     label_Q = scaled.release(asked, noise, Context(num_queries=len(asked))).label_Q
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
