@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,7 +106,10 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
 
 def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monkeypatch):
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
-    few = ["dataset=glyphs", "dataset.private=3000", "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
+    root = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
+    few = [f"hydra.searchpath=[file://{root}/benchmarks/conf]", "dataset=glyphs", "dataset.private=3000",
+           "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
            "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip
     command = [sys.executable, "-m", "pate_torch", "train", *few]
     ended = subprocess.run([*command, "mechanism.sigma=8"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -60,6 +60,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
         assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6
 
 
+ROOT = Path(__file__).parents[1]
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
@@ -67,6 +68,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
         "experiment=mnist_prototypes",
+        f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]",
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),

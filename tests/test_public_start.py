@@ -8,8 +8,8 @@ import pytest
 import torch
 from run_configs import changed, run_config
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures

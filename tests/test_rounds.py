@@ -7,8 +7,8 @@ import pytest
 import torch
 from run_configs import changed, run_config
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import QueryState

@@ -10,8 +10,8 @@ import torch
 from run_configs import changed
 from teacher_world import recipe, records, shards_of, spec
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.mechanisms.gaussian import Gaussian

@@ -1,13 +1,14 @@
 """Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured once on small ensembles
-(digits, glyphs and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean error e:
+(digits, printed characters and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean
+error e:
 
 - How much questions differ: the share of teachers that are right is Beta with a + b = 0.5 + 10 e. The better the
   teachers, the more the errors gather on a few hard questions.
 - Where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
   rival. Spreading them evenly would make every plurality look safe.
-- Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on glyphs).
+- Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on characters).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Array = NDArray[np.float64]
 Encoder = Callable[[Dataset], nn.Module | None]
 """Features learnt from a data set's public points; None: the points as they are."""
 
-PUBLIC = ("cifar10", "digits", "fashion_mnist", "glyphs", "mnist", "svhn")
-"""Public data sets that a pilot may be trained on."""
+PUBLIC = ("cifar10", "digits", "fashion_mnist", "mnist", "svhn")
+"""Data sets that are known to be public."""
 
 MOST_QUESTIONS = 50_000
 FEWEST_TEACHERS = 4
@@ -46,7 +47,8 @@ class Pilot:
     """How the votes to try plans on are made.
 
     Attributes:
-        on: A name in ``PUBLIC``, where a small ensemble is trained; None simulates votes.
+        on: A public data set, by the name that ``dataset=`` has, on which a small ensemble is trained; None simulates
+            votes.
         teacher_accuracy: The guess, for an ensemble of ``at_teachers``.
         at_teachers: None: the number of teachers given, or recommended.
         exponent: How fast a teacher's error grows with K.
@@ -67,7 +69,7 @@ class Pilot:
 
     def __post_init__(self) -> None:
         if self.on is not None:
-            checks.one_of("pilot.on", self.on, PUBLIC)
+            checks.text("pilot.on", self.on)
         checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, open_=True)
         checks.between("pilot.exponent", self.exponent, 0, 2)
         for key, low in (("at_teachers", 1), ("num_classes", 2)):
@@ -141,7 +143,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
             "pilot.on",
             pilot.on,
             f"has {len(data.private)} records, too few for {FEWEST_TEACHERS} teachers of {shard} each",
-            "Use pilot.on=glyphs, which has any number, or more teachers.",
+            "Use larger public data, or more teachers.",
         )
     part = slice(teachers * shard)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
