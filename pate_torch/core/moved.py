@@ -59,6 +59,7 @@ MOVED = {
     "teachers.optimisers": "teachers.optimizers",
     "plan.sheet": "plan.report",
     "plan.declared": "plan.choice",
+    "owner_view": "reporting.owner",
     "preflight": "context",
     "ensembling": "voters.teachers",
     "releasing": "pipeline",
