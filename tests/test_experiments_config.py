@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     assert plan.features == plan.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
+
+
+@pytest.mark.parametrize("kind,adjacency", [("AddRemove", "add_remove"), ("ReplaceOne", "replace_one")])
+def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_path, monkeypatch):
+    """Not the name of its file, which is the user's to choose."""
+    (tmp_path / "wards.py").write_text(f"from pate_torch.data.partition import {kind}\nclass Wards({kind}): pass\n")
+    (tmp_path / "mine" / "partition").mkdir(parents=True)
+    (tmp_path / "mine" / "partition" / "by_ward.yaml").write_text("_target_: wards.Wards\nname: by_ward\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wards", raising=False)
+    found = (f"hydra.searchpath=[file://{tmp_path}/mine]", "partition=by_ward")
+    for asked in (("voters=reverse_knn", "mechanism=histogram"), ("voters=gradients", "mechanism=gradient_descent")):
+        plan, _ = configured(tmp_path, *found, *asked)
+        assert plan.partition.name == "by_ward" and plan.mechanism.adjacency == adjacency == plan.partition.adjacency
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
