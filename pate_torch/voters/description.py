@@ -20,9 +20,9 @@ class VotersDescription:
     Attributes:
         who: What the student, or the labels, are of: a plural, as "teachers".
         how: What they did, what noise was added to, what left, and what a student sees of it.
+        assumptions: What must be true of them for the guarantee to hold, a sentence each.
         questions: How many questions were put to them, as a part of a sentence.
         examples: Caption of public points with the labels released for them.
-        assumptions: What must be true of them for the guarantee to hold, a sentence each.
         public_time: Whether public sizes alone decide how long they take to answer, so that it may be shown.
         uses_size: Whether the declared number of records decides anything of theirs.
         discrete: Whether ``noise=discrete`` is to be had with them.
@@ -30,9 +30,9 @@ class VotersDescription:
 
     who: str
     how: str
-    questions: str
-    examples: str
     assumptions: tuple[str, ...]
+    questions: str = "{answered} of {asked} answered"
+    examples: str = "Public points, each with the label released for it. Noise errs: some are wrong."
     public_time: bool = False
     uses_size: bool = True
     discrete: bool = True
