@@ -23,19 +23,23 @@
 
 # %%
 import dataclasses
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 
+sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
+
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import sanitised_release
 from pate_torch.accounting.data_dependent.price import price
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.teachers.training import TeacherRecipe, train

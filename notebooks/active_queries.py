@@ -19,6 +19,7 @@
 # notebook may also show what is private in a real run.
 
 # %%
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,10 +29,12 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.semi_supervised import LabelSpreading
 
+sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
+
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.aggregation import RoundState, label
 from pate_torch.budget import Budget
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian

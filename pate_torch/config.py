@@ -251,6 +251,7 @@ class RunConfig:
             )
             self._refuse_chance(data)
             self.voters.validate_for(data, self)
+            self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
                 refuse_component("teacher", self.teacher, data)
             if self.is_guided:

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
-from pate_torch import aggregation, owner_view, release_store
+from pate_torch import aggregation, release_store
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
@@ -23,9 +23,9 @@ from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.protocols import Student, StudentAlgorithm
+from pate_torch.reporting import owner
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.owner import write_owner_summary
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
@@ -60,7 +60,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         else:
             make_private_folder(context.private_dir)  # a closed disk is found out before anything is charged
             release = context.reused or release_labels(context)
-            owner_view.save_votes(context, release)
+            owner.save_votes(context, release)
             sanitised = publish_price(context, release)
             name, student = fit_student(context, release)
             report = write_reports(context, release, name, student)
@@ -179,6 +179,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "adjacency": config.partition.adjacency,
         "unit": data.private.unit,
         **({} if declared is None else {"declared_size": declared}),
+        "answered_by": config.voters.description(data.private.unit, config).facts(),
     }
 
 
@@ -248,12 +249,12 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
 def write_reports(run: RunContext, release: LabelRelease, name: str, student: Student) -> ReleaseReport:
     """Write what may be published into ``release/``, and what the owner alone may see into ``private/``."""
     with run.clock("owner"):
-        figures, nonprivate = owner_view.look(run, release)
-    report = _report(run, release, name, student, owner_view.publishable(run.data, figures))
+        figures, nonprivate = owner.look(run, release)
+    report = _report(run, release, name, student, owner.publishable(run.data, figures))
     run.release_board.write(report)
     write_release(run.release_dir, report)
-    figures = owner_view.examine(run, release, student, figures, nonprivate)
-    write_owner_summary(figures, run.private_dir / "summary.json")
+    figures = owner.examine(run, release, student, figures, nonprivate)
+    owner.write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir}
     show_closing(report, owner=figures.lines(), places=places)
     return report

@@ -30,11 +30,21 @@ from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
 from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PublicPool, Release
+from pate_torch.voters import past
+from pate_torch.voters.description import VotersDescription
 
 SCHEMA_VERSION = 1
 _GUIDE = "guide.safetensors"
-_ANSWERS = ("labels.csv", "cells.csv", "scores.safetensors", _GUIDE)
-"""What is nothing without its release.json, which is written last."""
+_ANSWERS = {
+    "labels_sha256": "labels.csv",
+    "cells_sha256": "cells.csv",
+    "scores_sha256": "scores.safetensors",
+    "guide_sha256": _GUIDE,
+}
+"""The files of answers, by the name under which record and ledger hold their SHA-256.
+
+They are nothing without their release.json, which is written last.
+"""
 
 
 def key(facts: Mapping[str, Any]) -> str:
@@ -70,14 +80,32 @@ def discard_torn(run: Path) -> None:
     """Remove the answers of a run that was killed before it wrote down what they are: no claim ever covers them."""
     folder = run / "release"
     if not (folder / "release.json").exists():
-        for name in _ANSWERS:
+        for name in _ANSWERS.values():
             (folder / name).unlink(missing_ok=True)
 
 
 def digests(record: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 of each file of answers, by the name under which record and ledger hold it."""
-    names = ("labels_sha256", "cells_sha256", "scores_sha256", "guide_sha256")
-    return {name: record[name] for name in names if name in record}
+    return {name: record[name] for name in _ANSWERS if name in record}
+
+
+def answer_files(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files of answers of this release."""
+    return tuple(_ANSWERS[name] for name in digests(record))
+
+
+def answered_by(record: Mapping[str, Any]) -> VotersDescription:
+    """Who answered, in the words that the record holds, or that its kind of answers had before it held any.
+
+    Raises:
+        ValueError: It was edited.
+    """
+    if "answered_by" not in record:
+        return past.describe(record)
+    try:
+        return VotersDescription.read(record["answered_by"])
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _bad(dict(record), f"was edited: its answered_by cannot be read ({error})") from error
 
 
 def write(
@@ -152,7 +180,7 @@ def _is_number(name: str) -> bool:
 
 
 def _cells(release: Release) -> str:
-    """Reverse k-NN labeling: the question in whose cell each public point lies, round by round, as pool indices."""
+    """For each public point the question in whose cell it lies, round by round, as pool indices."""
     assert release.cell_RP is not None
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -307,6 +335,7 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
     for name, kind in (("parameters", dict), ("noise", str), ("teachers_id", str), ("num_teachers", int)):
         if not isinstance(record.get(name), kind):
             raise _bad(record, f"was edited: its {name} is missing", restore)
+    answered_by(record)
 
 
 def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:

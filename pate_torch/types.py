@@ -307,9 +307,9 @@ class Release:
         planned: Reserved.
         noisy: The noisy counts behind the labels, where they were released too.
         rounds: How many were asked in each round; empty: all in one.
-        cell_RP: Of reverse k-NN labeling, the question (its place in query_Q) in whose cell each public point lies,
-            round by round, int64 [R, P].
-        score_RPC: Of per-record gradients, the logits of every public point, round by round, float32.
+        cell_RP: The question (its place in query_Q) whose answer speaks for each public point, round by round, int64
+            [R, P]; None: answers speak for the points asked.
+        score_RPC: The logits of every public point, round by round, float32, where those are the answers.
         model: The model that gave the last round's.
     """
 
@@ -350,7 +350,7 @@ class Release:
             query_Q: The questions, of which a prefix was answered.
             answers: Answers to these.
             incurred: Events of all rounds.
-            cell_P: Of reverse k-NN labeling, the question of this round in whose cell each public point lies.
+            cell_P: The question of this round in whose cell each public point lies, where there are cells.
         """
         shown = len(answers.label_Q)
         noisy = [answers.noisy] if not self.rounds else [self.noisy, answers.noisy]
@@ -372,8 +372,8 @@ class Release:
         return self.label_Q != NO_ANSWER
 
     @property
-    def census_rounds(self) -> int:
-        """Number of rounds in which every record answered for itself; 0 where teachers did."""
+    def pool_rounds(self) -> int:
+        """Number of rounds whose answers speak for every public point; 0: they speak for the points asked alone."""
         said = self.cell_RP if self.score_RPC is None else self.score_RPC
         return 0 if said is None else len(said)
 

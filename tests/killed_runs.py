@@ -23,7 +23,7 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import Pate, aggregation, owner_view, pipeline, release_store
+from pate_torch import Pate, aggregation, pipeline, release_store
 from pate_torch.accounting.events import from_json
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
@@ -42,6 +42,7 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
+from pate_torch.reporting import owner
 from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
@@ -152,7 +153,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
         (pipeline, ("fit_student", "write_reports", "show_closing")),
-        (owner_view, ("save_file", "look", "examine")),
+        (owner, ("save_file", "look", "examine")),
         (aggregation, ("label",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),

@@ -319,7 +319,7 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
             "mechanism": OmegaConf.merge(known, setting.overrides, given),
             "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
             "privacy": {"delta": delta},
-            "partition": {"name": "add_remove"},
+            "partition": {"_target_": "pate_torch.data.partition.AddRemove"},
             "noise": noise,
         }
     )

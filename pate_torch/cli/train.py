@@ -13,10 +13,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -33,6 +35,12 @@ def configuration() -> str:
     return str(inside if inside.is_dir() else package.parent / "conf")
 
 
+def adjacency_of(partition: Any) -> str:
+    """What a neighbor is, which the partition's recipe says, whatever the name of its file."""
+    return str(instantiate(partition, _convert_="all").adjacency)
+
+
+OmegaConf.register_new_resolver("adjacency_of", adjacency_of, replace=True)
 OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
 FULL_ERROR = "HYDRA_FULL_ERROR"

@@ -58,6 +58,8 @@ MOVED = {
     "students.carrying": "students.label_propagation",
     "teachers.optimisers": "teachers.optimizers",
     "plan.sheet": "plan.report",
+    "plan.declared": "plan.choice",
+    "owner_view": "reporting.owner",
     "preflight": "context",
     "ensembling": "voters.teachers",
     "releasing": "pipeline",
@@ -96,6 +98,8 @@ NAMES = {
     "protocols": {"Sensitive": "sensitive"},
 }
 """Names that left a module which is still there, and the module where they are now."""
+FONTS = {f"data.{name}": f"benchmarks.fonts.{name}" for name in ("drawn", "glyphs", "handwriting")}
+"""Tuning aids: old name below ``pate_torch`` -> new name in a checkout."""
 
 
 SETTINGS = {
@@ -136,6 +140,9 @@ GONE = {
     "experiment=mnist_succession": "is gone: no better than one round on MNIST; use experiment=mnist_pate",
     "student=successive": "is gone: no better than one round on MNIST; use student=fixmatch",
     "teacher.start.diffusion": "is gone: heads over the learnt features alone get as many labels right",
+    "dataset=glyphs": "is a tuning aid of a checkout now: add --config-dir benchmarks/conf",
+    "dataset=handwriting": "is a tuning aid of a checkout now: add --config-dir benchmarks/conf",
+    "pilot.on=glyphs": "is a tuning aid of a checkout now: use pilot.on=digits, or other public data by its name",
     "succession": "is gone: no better than one round on MNIST; use student=fixmatch",
 }
 
@@ -173,9 +180,10 @@ class _Signpost(MetaPathFinder):
     """Asked last, for modules that nobody found."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        new = MOVED.get(fullname.removeprefix("pate_torch.")) if fullname.startswith("pate_torch.") else None
+        old = fullname.removeprefix("pate_torch.") if fullname.startswith("pate_torch.") else ""
+        new = f"pate_torch.{MOVED[old]}" if old in MOVED else FONTS.get(old)
         if new is not None:
-            raise ModuleNotFoundError(f"{fullname} is pate_torch.{new} now (docs/migration.md)", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} is {new} now (docs/migration.md)", name=fullname)
 
 
 def install() -> None:

@@ -273,7 +273,6 @@ class DpSgd:
         spec = data.spec
         measured = student_figures(data, student) if data.evaluation.public else {}
         return ReleaseReport(
-            voters="none",
             dataset=spec.name,
             mechanism="dpsgd",
             student=self.network,

@@ -1,4 +1,8 @@
-"""One choice of K, noise and questions: what it costs, how much the budget holds, and what labels to expect."""
+"""One choice of K, noise and questions: what it costs, how much the budget holds, and what labels to expect.
+
+All that a plan may know of a data set is what its configuration declares. A source is built, never asked to ``load()``:
+settings chosen by a look at private records would be a release that no account pays for.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,9 @@ from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.plan import chance
-from pate_torch.plan.declared import Declared
 from pate_torch.plan.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
 from pate_torch.types import Dataset
-from pate_torch.voters.gradients import Gradients
 
 MOST_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""
@@ -35,6 +36,40 @@ VERDICTS = {
     "few": "fewer than one question in ten is answered",
     "cannot": "refused",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """Public facts, each None where nobody declared it.
+
+    Attributes:
+        size: Private records.
+        pool: Public points.
+    """
+
+    name: str
+    num_classes: int | None = None
+    size: int | None = None
+    pool: int | None = None
+
+    @classmethod
+    def of(cls, source: Any) -> Declared:
+        """Read off a source's own configuration: a benchmark's published constants, a user's declared keys."""
+        classes = getattr(source, "num_classes", getattr(source, "classes", getattr(source, "class_names", None)))
+        if hasattr(source, "nominal_size"):
+            size = source.nominal_size
+        else:  # a benchmark: so many of its records, or all of them
+            size = getattr(source, "private", None) or getattr(source, "size", None)
+        return cls(
+            name=source.name,
+            num_classes=classes if classes is None or isinstance(classes, int) else len(classes),
+            size=size,
+            pool=getattr(source, "public", None),
+        )
+
+    def shard(self, num_teachers: int) -> int | None:
+        """Records of each teacher, about."""
+        return None if self.size is None else self.size // num_teachers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,7 +174,7 @@ class PlanEvaluator:
         declared: The data set's declared facts.
         pilot: How votes are simulated.
         crowd: Number of teachers -> the vote model to try them on.
-        stand_in: Size -> a public data set in place of the private records.
+        stand_in: A public data set in place of the private records.
         num_classes: Number of classes.
         account: The data set's; None: there is none.
 
@@ -152,7 +187,7 @@ class PlanEvaluator:
         declared: Declared,
         pilot: Pilot,
         crowd: Callable[[int], VoteModel],
-        stand_in: Callable[[int], Dataset],
+        stand_in: Callable[[], Dataset],
         num_classes: int,
         account: Account | None,
     ) -> None:
@@ -269,15 +304,15 @@ class PlanEvaluator:
         return getattr(plan.voters, "size", None) or self.declared.size
 
     def _rehearse(self, plan: RunConfig) -> Outcome | None:
-        if isinstance(plan.voters, Gradients):
+        if plan.voters.releases_model:
             size = self._size(plan)
             if self.pilot.on is None:
                 return None
-            assert size is not None and isinstance(plan.mechanism, GradientDescent)
+            assert size is not None
             return follow(
                 plan.mechanism,
                 plan.voters,
-                self._stand_in(size),
+                self._stand_in(),
                 size=size,
                 features=functools.partial(_features, plan),
                 seed=plan.seed,

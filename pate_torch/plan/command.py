@@ -2,7 +2,7 @@
 
     python -m pate_torch.plan dataset=svhn privacy.budget_epsilon=2
     python -m pate_torch.plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
-    python -m pate_torch.plan dataset=csv dataset.nominal_size=20000 mechanism=stability pilot.on=glyphs --json
+    python -m pate_torch.plan dataset=csv dataset.nominal_size=2000 pilot.on=digits pilot.num_classes=10 --json
 
 The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
 doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``plan/pilot.py``.
@@ -31,25 +31,25 @@ from typing import Any, NoReturn, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config as composer
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
-from pate_torch.core import checks, rng
+from pate_torch.core import checks
+from pate_torch.core.moved import renamed
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.plan import chance
 from pate_torch.plan import report as reports
-from pate_torch.plan.choice import Choice, PlanEvaluator, best, planned
-from pate_torch.plan.declared import Declared
-from pate_torch.plan.pilot import Pilot, VoteModel, simulate_votes, trained
+from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best, planned
+from pate_torch.plan.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
 from pate_torch.plan.report import PlanReport
 from pate_torch.protocols import DatasetSource
-from pate_torch.voters.reverse_knn import ReverseKnn
+from pate_torch.types import Dataset
 
 SWEPT = (
     "num_teachers",
@@ -64,7 +64,6 @@ GROUPS = {"mechanism", "voters", "query", "student", "features", "sanitiser"}
 """Keys of which a row may name another component."""
 
 MOST_ROWS = 60
-MOST_GLYPHS = 20_000
 UNDECLARED_CLASSES = 2
 
 Settings = tuple[str, ...]
@@ -130,8 +129,10 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
     if "num_teachers" in given and "num_teachers" not in axes:
         teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
     pilot = replace(pilot_keys, at_teachers=pilot_keys.at_teachers or teachers)
-    stand_in = functools.cache(lambda size: _public(pilot, base, size, num_classes).load())
-    judge = PlanEvaluator(declared, pilot, _crowds(pilot, base, declared, num_classes), stand_in, num_classes, account)
+    places = tuple(setting for setting in fixed if _key(setting)[0] == "hydra.searchpath")
+    stand_in = functools.cache(lambda: _public(pilot, base, num_classes, places))
+    crowds = _crowds(pilot, base, declared, num_classes, stand_in)
+    judge = PlanEvaluator(declared, pilot, crowds, stand_in, num_classes, account)
     by_choice = {judge(each, settings): each for settings, each in plans.items()}
     if pilot.on is not None and not given & {"voters", "mechanism", "experiment"}:
         by_choice |= _offered(judge, by_choice, fixed, composed)
@@ -180,8 +181,8 @@ class Composer:
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.plan(cfg, Path("."))
-        if isinstance(plan.voters, ReverseKnn):
-            fix = "Set privacy.target_epsilon in train.py to have its noise found: a round costs 1/sigma-GDP."
+        if not plan.num_teachers and not plan.voters.releases_model:
+            fix = "Set privacy.target_epsilon in train.py to have its noise found."
             raise checks.fail("voters", plan.voters.name, "has no teachers to plan", fix)
         return plan
 
@@ -312,7 +313,9 @@ def _num_classes(declared: Declared, pilot: Pilot) -> int:
     return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
 
 
-def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int) -> Callable[[int], VoteModel]:
+def _crowds(
+    pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int, stand_in: Callable[[], Dataset]
+) -> Callable[[int], VoteModel]:
     """K -> the votes to try it on."""
 
     def crowd(num_teachers: int) -> VoteModel:
@@ -321,38 +324,42 @@ def _crowds(pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int)
         shard = declared.shard(num_teachers)
         if shard is None:
             raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
-        data = _public(pilot, base, shard * pilot.teachers, num_classes).load()
-        if data.spec.num_classes != num_classes:
-            allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
-            raise checks.fail("pilot.on", pilot.on, allowed, "Use pilot.on=glyphs.")
-        return trained(pilot, base.teacher, data, shard, base.seed)
+        return trained(pilot, base.teacher, stand_in(), shard, base.seed)
 
     return crowd
 
 
-def _public(pilot: Pilot, base: RunConfig, records: int, num_classes: int) -> DatasetSource:
-    """The public data set that the pilot trains on; never the one that is planned for."""
-    settings = [f"dataset={pilot.on}"]
+def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -> Dataset:
+    """The public data set that the pilot trains on; never the one that is planned for.
+
+    Args:
+        pilot: Names it.
+        base: What is planned.
+        num_classes: Number of classes of the data that are planned for.
+        places: Where its YAML may lie, beside the package's: the command's ``hydra.searchpath``.
+    """
     root = getattr(base.dataset, "root", None)
-    if root is not None:
-        settings.append(f"data_root={root}")
-    if pilot.on == "glyphs":  # another draw than any that a run would call private
-        settings += [
-            f"dataset.private={min(max(1, records), MOST_GLYPHS)}",
-            f"dataset.public={pilot.questions}",
-            f"dataset.num_classes={num_classes}",
-            f"dataset.seed={rng.derive(base.seed, 'plan', 'glyphs')}",
-        ]
+    settings = [f"dataset={pilot.on}", *places, *([] if root is None else [f"data_root={root}"])]
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
-        source: DatasetSource = composer.component(compose("config", overrides=settings), "dataset", DatasetSource)
-    if pilot.on != "glyphs" and type(source) is type(base.dataset):
-        raise checks.fail(
-            "pilot.on",
-            pilot.on,
-            "holds the very records that this plan must not look at",
-            "Use pilot.on=glyphs, or another public data set.",
-        )
-    return source
+        try:
+            cfg = compose("config", overrides=settings)
+        except MissingConfigException as error:
+            before = renamed([f"pilot.on={pilot.on}"])
+            fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
+            unknown = checks.fail("pilot.on", pilot.on, "is no data set here", fix)
+            raise (unknown if before is None else ValueError(before)) from error
+        source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
+    if type(source) is type(base.dataset) or source.name == base.dataset.name:
+        fix = "Use another public data set."
+        raise checks.fail("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
+    if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:
+        fix = f"Use {', '.join(PUBLIC)}, or say dataset.benchmark=true in its file."
+        raise checks.fail("pilot.on", pilot.on, "is not declared as public, and a plan looks at no private record", fix)
+    data = source.load()
+    if data.spec.num_classes != num_classes:
+        allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
+        raise checks.fail("pilot.on", pilot.on, allowed, "Use public data of as many classes.")
+    return data
 
 
 def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:

@@ -1,13 +1,14 @@
 """Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured once on small ensembles
-(digits, glyphs and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean error e:
+(digits, printed characters and MNIST, shards of 11 to 500 records, ten classes) as a function of the teachers' mean
+error e:
 
 - How much questions differ: the share of teachers that are right is Beta with a + b = 0.5 + 10 e. The better the
   teachers, the more the errors gather on a few hard questions.
 - Where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
   rival. Spreading them evenly would make every plurality look safe.
-- Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on glyphs).
+- Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on characters).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +25,18 @@ from torch import nn
 
 from pate_torch.core import checks, rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData
-from pate_torch.voters.gradients import Gradients
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Dataset], nn.Module | None]
 """Features learnt from a data set's public points; None: the points as they are."""
 
-PUBLIC = ("cifar10", "digits", "fashion_mnist", "glyphs", "mnist", "svhn")
-"""Public data sets that a pilot may be trained on."""
+PUBLIC = ("cifar10", "digits", "fashion_mnist", "mnist", "svhn")
+"""Data sets that are known to be public."""
 
 MOST_QUESTIONS = 50_000
 FEWEST_TEACHERS = 4
@@ -47,7 +47,8 @@ class Pilot:
     """How the votes to try plans on are made.
 
     Attributes:
-        on: A name in ``PUBLIC``, where a small ensemble is trained; None simulates votes.
+        on: A public data set, by the name that ``dataset=`` has, on which a small ensemble is trained; None simulates
+            votes.
         teacher_accuracy: The guess, for an ensemble of ``at_teachers``.
         at_teachers: None: the number of teachers given, or recommended.
         exponent: How fast a teacher's error grows with K.
@@ -68,7 +69,7 @@ class Pilot:
 
     def __post_init__(self) -> None:
         if self.on is not None:
-            checks.one_of("pilot.on", self.on, PUBLIC)
+            checks.text("pilot.on", self.on)
         checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, open_=True)
         checks.between("pilot.exponent", self.exponent, 0, 2)
         for key, low in (("at_teachers", 1), ("num_classes", 2)):
@@ -142,7 +143,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
             "pilot.on",
             pilot.on,
             f"has {len(data.private)} records, too few for {FEWEST_TEACHERS} teachers of {shard} each",
-            "Use pilot.on=glyphs, which has any number, or more teachers.",
+            "Use larger public data, or more teachers.",
         )
     part = slice(teachers * shard)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
@@ -219,17 +220,15 @@ def simulate_release(
     )
 
 
-def follow(
-    descent: GradientDescent, voters: Gradients, data: Dataset, *, size: int, features: Encoder, seed: int
-) -> Outcome:
-    """Forecast per-record gradients: fit a model to ``data``, a public data set, as ``size`` records would.
+def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: Encoder, seed: int) -> Outcome:
+    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``size`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.
 
     Args:
-        descent: The mechanism.
-        voters: The voters.
+        mechanism: Answers through noise; its sigma is of sums over records.
+        voters: ``RecordVoters`` with a declared ``size``.
         data: A public data set in place of the private one.
         size: Number of records that is planned for.
         features: Makes an encoder of its public points.
@@ -238,11 +237,11 @@ def follow(
     part = slice(min(size, len(data.private)))
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     stand_in = replace(data, private=records)
-    partition = AddRemove() if descent.adjacency == "add_remove" else ReplaceOne()
+    partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.shards(records, 1, seed)
     asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
-    scaled = replace(descent, sigma=descent.sigma * len(records) / size)
-    noise = Rehearsal(descent.noise, rng.derive(seed, "plan", "noise"))
+    scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
+    noise = Rehearsal(mechanism.noise, rng.derive(seed, "plan", "noise"))
     label_Q = scaled.release(asked, noise, Context(num_queries=len(asked))).label_Q
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.ledger.accounts import Charge
@@ -24,6 +25,7 @@ from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reser
 from pate_torch.reporting.statement import NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import NO_ANSWER, Dataset, Release
+from pate_torch.voters.description import VotersDescription
 
 EXAMPLES = 12
 
@@ -57,8 +59,8 @@ def build_report(
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
     measured = {} if student is None or not data.evaluation.public else student_figures(data, student)
     correct, answered = label_hits(data, release)
-    voters, rounds = _voters(release, record), release.census_rounds
-    declared = record.get("declared_size") if rounds else data.spec.nominal_size
+    voters = release_store.answered_by(record)
+    declared = record.get("declared_size", data.spec.nominal_size if voters.uses_size else None)
     return ReleaseReport(
         dataset=name,
         mechanism=record["mechanism"],
@@ -72,13 +74,13 @@ def build_report(
         **claimed,
         parameters=_scalars(record["parameters"]),
         noise=record["noise"],
-        # Teachers' shapes follow from it, and the step of gradients; counts need none.
         declared_size=declared if record["adjacency"] == "add_remove" else None,
         split=data.pool.split,
         reused=release.id not in paid,
         voters=voters,
-        rounds=rounds,
-        seconds=public_seconds(seconds, record, chosen=any(part.what == CHOICE for part in claimed["parts"])),
+        rounds=len(release.rounds) or 1,
+        seconds=public_seconds(seconds, voters, chosen=any(part.what == CHOICE for part in claimed["parts"])),
+        answer_files=release_store.answer_files(record),
         **measured,
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,
@@ -94,15 +96,6 @@ def build_report(
         baselines=baselines,
         created=datetime.date.today().isoformat(),
     )
-
-
-def _voters(release: Release, record: Mapping[str, Any]) -> str:
-    """Who answered, one of ``report.VOTERS``."""
-    if release.score_RPC is not None:
-        return "gradients"
-    if release.cell_RP is not None:
-        return "reverse_knn"
-    return "successors" if record.get("succession") is True else "teachers"
 
 
 def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
@@ -173,11 +166,7 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Reserva
     return Reservation(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
 
 
-_COUNTED = ("teachers", "teachers_transductive", "votes_file", "panel", "inductive", "transductive", "brought")
-"""Voters, by their names now and before, whose votes are there before they are asked."""
-
-
-def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, chosen: bool) -> dict[str, float]:
+def public_seconds(seconds: Mapping[str, float], voters: VotersDescription, *, chosen: bool) -> dict[str, float]:
     """The stages whose time depends neither on how many private records there are nor on what they are.
 
     Votes of teachers that are there already are counted and asked by public sizes; records that answer, and all that
@@ -185,11 +174,11 @@ def public_seconds(seconds: Mapping[str, float], record: Mapping[str, Any], *, c
 
     Args:
         seconds: Time of every stage.
-        record: The release's.
+        voters: Who answered.
         chosen: Whether the student was chosen by private records.
     """
     shown = {"start"} if chosen else {"start", "student"}
-    if (record.get("voters") or record.get("voting")) in _COUNTED and not record.get("succession"):
+    if voters.public_time:
         shown.add("labels")
     return {stage: took for stage, took in seconds.items() if stage in shown}
 

@@ -1,6 +1,7 @@
 """What only the owner of the data may see of a run: figures without noise, and prices that depend on the votes.
 
-Nothing here enters a ``ReleaseReport``; it is written into the run's private folder and printed for the owner, marked.
+Nothing here enters a ``ReleaseReport`` (but accuracies on a public benchmark); it is written into the run's private
+folder and printed for the owner, marked.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp
@@ -24,17 +26,24 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
+from pate_torch.data.partition import deal
 from pate_torch.protocols import Student
 from pate_torch.reporting.build import accuracy_of, student_figures
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.private import OWNER_ONLY_FILE
 from pate_torch.reporting.render import strict_json
+from pate_torch.reporting.report import Baseline
 from pate_torch.reporting.statement import advantage_bound
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.baseline import logits_of_one
+from pate_torch.teachers import distributed
+from pate_torch.teachers.baseline import logits_of_one, train_on_all
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.voting import count
 from pate_torch.types import Dataset, PrivateData, Release
+from pate_torch.voters.register import VoterRegister
+
+if TYPE_CHECKING:
+    from pate_torch.context import LabelRelease, RunContext
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"
@@ -122,12 +131,12 @@ def withheld_figures(data: Dataset, student: Student) -> dict[str, Any]:
 
 
 def count_records(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
-    """PRIVATE. How many records there are, by what became of them; ``everyone``: with those kept from the teachers."""
+    """PRIVATE. How many records there are, by what became of them; ``everyone``: with those kept from the voters."""
     everyone = data.private if everyone is None else everyone
     units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
     rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
     rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
-    rows |= {"private kept from the teachers": kept} if kept else {}
+    rows |= {"private kept from the voters": kept} if kept else {}
     return rows | {f"left out {why}": count for why, count in data.dropped.items()}
 
 
@@ -189,7 +198,7 @@ def owner_summary(
 
         theorem_epsilon = _figure(THEOREM, lambda: _price(theorem_rdp(model, counts, orders), delta), missing)
         exact_epsilon = _figure(EXACT, exactly, missing)
-    gaps = None if asked is None else _figure("How teachers agree", lambda: gap_quantiles(asked), missing)
+    gaps = None if asked is None else _figure("How the votes agree", lambda: gap_quantiles(asked), missing)
     return OwnerSummary(
         ensemble_accuracy=accuracy,
         teacher_accuracy_mean=mean,
@@ -267,3 +276,106 @@ def attack_student(
         bound_by_plan=by_plan,
         held_out=held_out,
     )
+
+
+# ---- of one run ----------------------------------------------------------------------------------------------------
+
+
+def save_votes(run: RunContext, release: LabelRelease) -> None:
+    """PRIVATE. Write the votes behind the answers into the run's private folder.
+
+    Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
+    """
+    votes, voters = release.raw_votes, release.voters
+    if votes is None and voters is not None and isinstance(voters.sensitive, Votes):
+        votes = voters.sensitive.take(release.labels.query_Q)
+    if votes is None:
+        return
+    table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
+    save_file(table, run.private_dir / "votes.safetensors")
+    if isinstance(votes, Votes) and run.board is not None:
+        run.board.votes(votes, release.labels.answered_Q)
+
+
+def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble | None]:
+    """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
+    config, voters = run.config, release.voters
+    if voters is None:
+        return OwnerSummary(), None
+    nonprivate = None
+    if config.baseline:
+        distributed.broadcast_text(distributed.BASELINE)
+        nonprivate = train_on_all(run.data, config.teacher, seed=config.seed, device=config.device, stages=run.stages)
+    figures = owner_summary(
+        data=run.data,
+        release=release.labels,
+        votes=voters.sensitive if isinstance(voters.sensitive, Votes) else None,
+        ensemble=voters.ensemble,
+        nonprivate=nonprivate,
+        model=config.mechanism.outcome_model(),
+        rounds=config.num_rounds,
+        delta=config.privacy.delta,
+        device=config.device,
+    )
+    return figures, nonprivate
+
+
+def examine(
+    run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: Ensemble | None
+) -> OwnerSummary:
+    """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
+    config, data, facts = run.config, run.data, release.facts
+    figures = replace(
+        figures,
+        **withheld_figures(data, student),
+        records=_counted(run),
+        seconds=run.clock.seconds,
+        forecast=run.forecast,
+    )
+    if config.membership is None or facts["adjacency"] != config.partition.adjacency:
+        return figures
+    if not VoterRegister(run.store).behind(facts["teachers_id"], run.store.fingerprint(data.private)):
+        return figures  # labels of other records, or of votes that were brought: who taught is not known here
+    # Where records answered every one of them took part: one shard of all.
+    shards = deal(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
+    sides = config.membership.sides(data, shards, run.loaded.others, config.seed)
+    if sides is None:
+        return figures
+    claim = run.ledger.claim(data.spec.name, [release.labels.id, *run.paid])
+    found = attack_student(
+        sides,
+        student=student,
+        nonprivate=nonprivate,
+        events=claim.planned,
+        delta=facts["delta"],
+        seed=config.seed,
+        private_run=claim.private,
+        held_out=run.loaded.others is not None,
+    )
+    if run.board is not None:
+        run.board.membership(found)
+    return replace(figures, membership=found)
+
+
+def publishable(data: Dataset, figures: OwnerSummary) -> tuple[Baseline, ...]:
+    """The owner's accuracies, where the data set is a public benchmark; else none of them."""
+    if not data.spec.benchmark:
+        return ()
+    shown = (("Teachers' plurality, no noise", figures.ensemble_accuracy), ("No privacy", figures.nonprivate_accuracy))
+    size = len(data.evaluation.y)
+    return tuple(
+        Baseline(name=name, accuracy=value, because="benchmark", size=size)
+        for name, value in shown
+        if value is not None
+    )
+
+
+def _counted(run: RunContext) -> dict[str, int]:
+    """PRIVATE. How many records there were, and what became of them."""
+    config, private = run.config, run.data.private
+    counts = count_records(run.data, run.everyone)
+    capacity = getattr(config.partition, "capacity", None)
+    if config.labels is None and config.num_teachers and capacity is not None:
+        shards = deal(config.partition, private, config.num_teachers, config.seed)
+        counts["left out beyond partition.capacity"] = len(private) - int(shards.mask_KS.sum())
+    return counts

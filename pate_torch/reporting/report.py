@@ -17,6 +17,7 @@ from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.core import checks
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.types import LABEL_UNIT
+from pate_torch.voters.description import VotersDescription, group_of, one_unit
 
 Scalar = bool | int | float | str | None
 
@@ -29,10 +30,6 @@ ROUTES = {
     "none": "nothing was released",
     "cap": "the account's cap, kept by its filter",
 }
-
-VOTERS = ("teachers", "successors", "reverse_knn", "gradients", "none")
-"""Who answered: teachers; in later rounds others who began from a released student (of releases from before); every
-record for itself, counted or by its gradient; nobody, where a model was trained on the records themselves."""
 
 BECAUSE = {
     "public": "learnt from public data alone",
@@ -51,6 +48,7 @@ FILES = {
     "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
+    "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
     "student.safetensors": "The student's weights.",
     "README.md": "The model card.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
@@ -167,8 +165,9 @@ class ReleaseReport:
         declared_size: The publicly declared number of records, if the plan used one.
         split: The share of the owner's file that was made public, as the public points.
         reused: Whether the labels had been released before.
-        voters: Who answered, one of ``VOTERS``.
-        rounds: How often every record answered for itself; 0 if none did.
+        voters: Who answered; None: nobody was asked, a model was trained on the records themselves.
+        rounds: Number of rounds of questions.
+        answer_files: The files that hold the answers.
         student: What learnt from the answers; None if labels alone were released.
         seconds: Time of each stage that may be shown.
         student_size: How many points ``student_accuracy`` was measured on.
@@ -204,8 +203,9 @@ class ReleaseReport:
     declared_size: int | None = None
     split: float = 0.0
     reused: bool = False
-    voters: str = "teachers"
-    rounds: int = 0
+    voters: VotersDescription | None = None
+    rounds: int = 1
+    answer_files: tuple[str, ...] = ("labels.csv",)
     student: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     student_accuracy: float | None = None
@@ -244,7 +244,6 @@ class ReleaseReport:
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
-        checks.one_of("voters", self.voters, VOTERS)
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
         checks.between("split", self.split, 0, 1)
@@ -289,14 +288,12 @@ class ReleaseReport:
     @property
     def unit_words(self) -> str:
         """The privacy unit in words."""
-        if self.unit == LABEL_UNIT:
-            return "the label of one record"
-        return "one record" if self.unit == "record" else f"all records of one {self.group}"
+        return one_unit(self.unit)
 
     @property
     def group(self) -> str:
         """The column that makes the unit; empty unless records are protected in groups."""
-        return self.unit.removeprefix("group:") if self.unit.startswith("group:") else ""
+        return group_of(self.unit)
 
     @property
     def adjacency_words(self) -> str:
@@ -349,8 +346,7 @@ class ReleaseReport:
         there = {
             "student.safetensors": self.student is not None,
             "tensorboard/": self.student is not None,
-            "cells.csv": self.voters == "reverse_knn",
-            "scores.safetensors": self.voters == "gradients",
+            **{name: name in self.answer_files for name in ("cells.csv", "scores.safetensors", "guide.safetensors")},
             "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
         }
         return {name: what for name, what in FILES.items() if there.get(name, True)}
@@ -423,7 +419,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, Baseline | Examples | Reservation):
+    elif isinstance(value, Baseline | Examples | Reservation | VotersDescription):
         for item in fields(value):
             inner = getattr(value, item.name)
             if not isinstance(inner, np.ndarray):  # checked by Examples

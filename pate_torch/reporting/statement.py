@@ -48,13 +48,28 @@ def environment(**options: Any) -> Environment:
 @functools.cache
 def _macros() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    return environment(autoescape=False).get_template("statement.jinja", globals={"LABEL_UNIT": LABEL_UNIT}).module
+    return (
+        environment(autoescape=False)
+        .get_template("statement.jinja", globals={"LABEL_UNIT": LABEL_UNIT, "filled": _filled})
+        .module
+    )
 
 
 def _sentences(name: str, *arguments: Any) -> tuple[str, ...]:
     """What a macro says, by paragraphs."""
     paragraphs = re.split(r"\n\s*\n", getattr(_macros(), name)(*arguments))
     return tuple(" ".join(words) for words in map(str.split, paragraphs) if words)
+
+
+def _filled(text: str, report: ReleaseReport) -> str:
+    """A sentence of the voters' own, with what is known once they have answered."""
+    known = {
+        "asked": str(report.queries_asked),
+        "answered": str(report.queries_answered),
+        "mechanism": report.mechanism_words,
+        "each_round": f" in each of {report.rounds} rounds" if report.rounds > 1 else "",
+    }
+    return re.sub(r"\{(\w+)\}", lambda found: known.get(found[1], found[0]), text)
 
 
 def _sentence(name: str, report: ReleaseReport) -> str:
@@ -85,7 +100,7 @@ def plain_words(report: ReleaseReport) -> tuple[str, ...]:
 
 
 def questions(report: ReleaseReport) -> str:
-    """A sentence on how many questions were put to whom; empty where nobody was asked."""
+    """How many questions were put to whom; empty where nobody was asked."""
     return _sentence("questions", report)
 
 
@@ -171,12 +186,10 @@ def run_facts(report: ReleaseReport) -> dict[str, str]:
         "Kind of student": report.student,
         "Release": report.release_id and f"labels={report.release_id} ({again})",
     }
-    if report.teachers_id and report.voters in ("gradients", "reverse_knn"):
-        facts["Records' id"] = report.teachers_id
-    elif report.teachers_id and report.teachers_kept:
+    if report.teachers_id and report.teachers_kept:
         facts["Teachers"] = f"teachers={report.teachers_id} (use again: charged)"
     elif report.teachers_id:
-        facts["Votes"] = f"{report.teachers_id} (bring them again: charged)"
+        facts["Voters"] = f"{report.teachers_id} (bring them again: charged)"
     return {name: value for name, value in facts.items() if value}
 
 

@@ -15,12 +15,11 @@ from pate_torch.types import DataSpec, PublicPool, Release
 def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
     """The pool and the answers, with the noisy counts behind them where there are any.
 
-    The answers of reverse k-NN labeling speak for every public point of their cells, those of per-record gradients for
-    every public point.
+    Answers given for cells, or by a model, speak for every public point.
     """
-    if release.census_rounds:
+    if release.pool_rounds:
         label_S, share_SC = _everywhere(release)
-        rounds = torch.arange(release.census_rounds)
+        rounds = torch.arange(release.pool_rounds)
         return StudentTask(
             spec,
             pool.x,

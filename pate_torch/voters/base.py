@@ -1,7 +1,8 @@
 """Who answers questions about public points: the protocol, and what its members share.
 
 A member is one file here and one YAML in conf/voters. It checks what goes with it, is fitted to be asked about a public
-pool, and answers with sensitive values, which carry how far one privacy unit moves them.
+pool, answers with sensitive values, which carry how far one privacy unit moves them, and describes itself in the words
+of the privacy statement.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pate_torch.core import checks
 from pate_torch.protocols import Student
 from pate_torch.sensitive import Sensitive, Votes
 from pate_torch.types import Dataset
+from pate_torch.voters.description import VotersDescription
 from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
@@ -110,10 +112,14 @@ class Voters(Protocol):
         """About how many records there are, as publicly declared, where they use it; else None."""
         ...
 
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        """What reports say of them, where this is the privacy unit."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class VotersBase:
-    """Defaults of the protocol. A subclass gives ``name`` its default, ``num_teachers`` and ``fitted``."""
+    """Defaults of the protocol. A subclass gives ``name``, ``num_teachers``, ``fitted`` and ``description``."""
 
     name: str = ""
 
@@ -158,3 +164,6 @@ class VotersBase:
 
     def declared(self, data: Dataset) -> int | None:
         return None
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        raise NotImplementedError(f"{type(self).__name__}: must say who answers, in description")

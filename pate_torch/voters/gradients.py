@@ -30,6 +30,7 @@ from pate_torch.features.whitening import Whitening
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import GradientSums, of_each_record, one_vector, quantize
 from pate_torch.types import Dataset, Shards
+from pate_torch.voters.description import VotersDescription, group_of
 from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class Gradients(RecordVoters):
 
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
         return {"voting": asdict(self)}
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        return describe(unit, getattr(config.mechanism, "steps", 1))
 
     def check_size(self, data: Dataset) -> None:
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
@@ -126,3 +130,21 @@ class Gradients(RecordVoters):
             whitening=whitening,
             neighbors=self.neighbors,
         )
+
+
+def describe(unit: str, steps: int) -> VotersDescription:
+    """What reports say of the gradients of all records, of which each round took so many."""
+    given = f"Every {group_of(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
+    return VotersDescription(
+        who="gradients",
+        how=f"{given}{{each_round}}: the direction in which a public model would have to change to be right about it, "
+        "clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients, and only models "
+        "trained on the noisy sums left, with their answers on public points. A student sees nothing but public points "
+        "and these answers.",
+        questions="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
+        examples="Public points, each with the class given by the model trained on noisy sums. Noise and models err.",
+        assumptions=(
+            f"{given}{{each_round}}, never longer than 1, computed from itself and from public values alone.",
+        ),
+        discrete=False,
+    )

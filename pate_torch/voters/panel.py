@@ -21,7 +21,9 @@ from pate_torch.teachers.engine import Feed, gather_chunk
 from pate_torch.teachers.optimizers import make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.voters import teachers
 from pate_torch.voters.base import FittedVoters, VotersBase
+from pate_torch.voters.description import VotersDescription
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -38,6 +40,9 @@ class PanelVoters(VotersBase):
     @property
     def num_teachers(self) -> int:
         return len(self.panel)
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers

@@ -27,6 +27,7 @@ from pate_torch.data.units import unit_names
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, of_each_record
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.voters.description import VotersDescription, every_unit, group_of
 from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class ReverseKnn(RecordVoters):
         """The mean, where every record of a declared number answers in each round."""
         size = data.spec.nominal_size
         return None if size is None else max(1, size * config.num_rounds // config.num_queries)
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        return describe(unit)
 
     def ask(
         self,
@@ -107,6 +111,23 @@ class Records:
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"
+
+
+def describe(unit: str) -> VotersDescription:
+    """What reports say of counts of the records."""
+    counted = f"{every_unit(unit)} was counted once{{each_round}}"
+    lies = "most of its records lie" if group_of(unit) else "it lies"
+    return VotersDescription(
+        who="reverse k-NN counts",
+        how=f"{counted}: for its class, at the one of the public points asked ({{asked}} in all) that {lies} nearest "
+        "to. The mechanism {mechanism} added noise to every count, and only the noisy counts left. A student sees "
+        "nothing but public points and these counts.",
+        questions="{asked}{each_round}, every record counted at the one nearest to it",
+        examples="Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells "
+        "mix.",
+        assumptions=(f"{counted}, in one number of one table, by itself and by public values alone.",),
+        uses_size=False,
+    )
 
 
 def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:

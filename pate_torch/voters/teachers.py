@@ -24,6 +24,7 @@ from pate_torch.teachers.store import Identity, Stored, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset
 from pate_torch.voters.base import FittedVoters, VotersBase
+from pate_torch.voters.description import VotersDescription, each_unit
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -82,6 +83,9 @@ class Teachers(VotersBase):
             seed=config.seed,
             num_teachers=self.num_teachers,
         )
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        return describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -195,6 +199,24 @@ class Teachers(VotersBase):
     def _manner(self, config: RunConfig) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
         return ""
+
+
+def describe(num_teachers: int, unit: str, *, counts: bool = False) -> VotersDescription:
+    """What reports say of teachers; ``counts``: whether the noisy votes leave, too."""
+    behind = ", with the noisy votes behind them," if counts else ""
+    return VotersDescription(
+        who="teachers",
+        how=f"{num_teachers} teachers, each trained on its own share of the records, voted on {{asked}} public "
+        f"questions. The mechanism {{mechanism}} added noise to the votes, and only its {{answered}} answers{behind} "
+        "left. A student sees nothing but public points and these answers.",
+        questions=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
+        examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
+        assumptions=(
+            f"{each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
+            "from outside its own share.",
+        ),
+        public_time=True,
+    )
 
 
 def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> Stored:

@@ -22,7 +22,9 @@ from pate_torch.core import checks
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
 from pate_torch.types import Dataset
+from pate_torch.voters import teachers
 from pate_torch.voters.base import FittedVoters, Voters, VotersBase
+from pate_torch.voters.description import VotersDescription
 from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class VotesFile(VotersBase):
         if self.votes is not None or self.path is None:
             return self
         return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
+
+    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers

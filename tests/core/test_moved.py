@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from pate_torch.core.moved import GONE, MOVED, NAMES, SETTINGS, renamed
+from pate_torch.core.moved import FONTS, GONE, MOVED, NAMES, SETTINGS, renamed
 from tests import ROOT
 from tests.command_runs import train, written
 
@@ -29,6 +29,13 @@ def test_a_name_that_left_its_module_is_answered_with_the_new_place(module, name
 def test_a_name_that_no_module_had_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         vars(importlib.import_module("pate_torch.types"))["__getattr__"]("nothing")
+
+
+@pytest.mark.parametrize("old", FONTS)
+def test_the_fonts_are_found_in_a_checkout(old):
+    importlib.import_module(FONTS[old])
+    with pytest.raises(ModuleNotFoundError, match=f"is {FONTS[old]} now"):
+        importlib.import_module(f"pate_torch.{old}")
 
 
 def test_a_name_that_never_was_is_none_of_its_business():

@@ -13,12 +13,12 @@ import scipy.io
 import torch
 from sklearn.datasets import load_digits
 
-from pate_torch.data import glyphs, handwriting
+from benchmarks.fonts import glyphs, handwriting
+from benchmarks.fonts.glyphs import CHARACTERS, Glyphs
+from benchmarks.fonts.handwriting import Handwriting, _atlas
 from pate_torch.data.cifar10 import Cifar10
 from pate_torch.data.digits import Digits
 from pate_torch.data.fashion_mnist import FashionMnist
-from pate_torch.data.glyphs import CHARACTERS, Glyphs
-from pate_torch.data.handwriting import Handwriting, _atlas
 from pate_torch.data.mnist import Mnist
 from pate_torch.data.svhn import Svhn
 from pate_torch.protocols import DatasetSource

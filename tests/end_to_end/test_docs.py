@@ -187,6 +187,7 @@ MAKERS = {"demo_table": demo_table, "demo_votes": demo_votes}
 def furnish(page: Path, folder: Path) -> Path:
     """A folder with what the page's commands need, and train.py; returns it."""
     shutil.copy(ROOT / "train.py", folder)
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # of a checkout, too
     for block in blocks(page):
         if block.mark == "file":
             name, _, maker = block.argument.partition(" from ")

@@ -136,6 +136,7 @@ def left(home: Path, folder: Path) -> dict:
         name = plain(str(file.relative_to(folder)), home)
         if file.suffix == ".json":
             found[name] = normal(json.loads(file.read_text()), home)
+            found[name].pop("answered_by", None)  # whole sentences, which privacy.json says again
         elif file.suffix == ".csv":
             head, *rows = csv.reader(file.read_text().splitlines())
             found[name] = {column: [number(row[i]) for row in rows] for i, column in enumerate(head)}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 
 
+@pytest.mark.parametrize("kind,adjacency", [("AddRemove", "add_remove"), ("ReplaceOne", "replace_one")])
+def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_path, monkeypatch):
+    """Not the name of its file, which is the user's to choose."""
+    (tmp_path / "wards.py").write_text(f"from pate_torch.data.partition import {kind}\nclass Wards({kind}): pass\n")
+    (tmp_path / "mine" / "partition").mkdir(parents=True)
+    (tmp_path / "mine" / "partition" / "by_ward.yaml").write_text("_target_: wards.Wards\nname: by_ward\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wards", raising=False)
+    found = (f"hydra.searchpath=[file://{tmp_path}/mine]", "partition=by_ward")
+    for asked in (("voters=reverse_knn", "mechanism=histogram"), ("voters=gradients", "mechanism=gradient_descent")):
+        plan, _ = configured(tmp_path, *found, *asked)
+        assert plan.partition.name == "by_ward" and plan.mechanism.adjacency == adjacency == plan.partition.adjacency
+
+
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
     assert configured(tmp_path)[0].voters.neighbors == 6
     assert configured(tmp_path, "voters=teachers")[0].voters.name == "teachers"
@@ -60,6 +75,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
         assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6
 
 
+ROOT = Path(__file__).parents[1]
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
@@ -68,6 +84,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
         "experiment=mnist_prototypes",
+        f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]",
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),

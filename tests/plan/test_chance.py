@@ -23,6 +23,7 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import chance
 from pate_torch.sensitive import Votes
 from pate_torch.types import Context
+from tests import ROOT
 from tests.command_runs import train
 
 ASKED = 20_000
@@ -101,7 +102,8 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
 
 
 def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monkeypatch):
-    few = ["dataset=glyphs", "dataset.private=3000", "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
+    few = [f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]", "dataset=glyphs", "dataset.private=3000",
+           "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
            "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip
     ended = train(tmp_path, *few, "mechanism.sigma=8", monkeypatch=monkeypatch, base=[])
     assert ended.code == 0, ended.err

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from scipy.stats import norm
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import BoundedRange
 from pate_torch.cli.train import configuration
 from pate_torch.data.digits import Digits
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.mnist import Mnist
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.svhn import Svhn
@@ -32,11 +32,11 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import chance
 from pate_torch.plan import command as command
 from pate_torch.plan import report as reports
-from pate_torch.plan.choice import best
-from pate_torch.plan.declared import Declared
+from pate_torch.plan.choice import Declared, best
 from pate_torch.plan.pilot import Pilot, VoteModel, follow, simulate_release, simulate_votes
 from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.gradients import Gradients
+from tests import ROOT
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "gradient_descent"}
@@ -54,7 +54,8 @@ class Untouchable(Glyphs):
         raise PrivateRecordsRead
 
 
-UNTOUCHABLE = ("dataset=glyphs", "dataset._target_=tests.plan.test_plan.Untouchable")
+FONTS = f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]"
+UNTOUCHABLE = (FONTS, "dataset=glyphs", "dataset._target_=tests.plan.test_plan.Untouchable")
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_a_route_that_fails_at_a_small_delta_is_left_out_and_the_others_are_show
 def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, delta, capsys):
     key = "mechanism.epsilon" if mechanism in ("stability", "single_stable", "soft_stability") else "mechanism.sigma"
     value = noise if key == "mechanism.sigma" else 1 / noise
-    settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", "dataset=glyphs"]
+    settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", FONTS, "dataset=glyphs"]
     assert command.main([*settings, "teachers=20", "pilot.questions=100", "--no-plot"]) in (0, 2)
     capsys.readouterr()
 
@@ -130,7 +131,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
     ],
 )
 def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
-    settings = ("dataset=glyphs", *settings, "num_teachers=50", "privacy.budget_epsilon=2")
+    settings = (FONTS, "dataset=glyphs", *settings, "num_teachers=50", "privacy.budget_epsilon=2")
     choice = only(*settings)
     assert 1 < choice.fits < 4000
     for queries, accepted in ((choice.fits, True), (choice.fits + 1, False)):
@@ -309,9 +310,9 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
 
 
 def test_a_trained_pilot_leaves_the_planned_data_alone():
-    pilot = ("pilot.on=glyphs", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
+    pilot = ("pilot.on=digits", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
     report = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
-    assert 0.2 < report.choices[0].outcome.teacher < 1 and "trained on glyphs" in report.pilot
+    assert 0.2 < report.choices[0].outcome.teacher < 1 and "trained on digits" in report.pilot
 
 
 @pytest.mark.parametrize("source", [Digits(), Glyphs(private=60, public=30, test=10, num_classes=4)])
@@ -418,12 +419,43 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
     assert right[1.0] > right[40.0] > right[200.0] > 0.25
 
 
+LETTERS = """# @package _global_
+dataset:
+  _target_: benchmarks.fonts.glyphs.Glyphs
+  name: letters
+  private: 3000
+  public: 200
+  num_classes: 4
+  seed: 7
+"""
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """Public data of one's own, by a file of one's own: where it lies, and who it is."""
+    (tmp_path / "mine" / "dataset").mkdir(parents=True)
+    (tmp_path / "mine" / "dataset" / "letters.yaml").write_text(LETTERS)
+    return f"hydra.searchpath=[file://{tmp_path}/mine]", "pilot.on=letters"
+
+
+def test_a_stand_in_must_be_public_and_not_the_data_that_are_planned_for(letters, capsys):
+    asked = ["dataset=csv", "dataset.nominal_size=2000", "teachers=20", "pilot.num_classes=4"]
+    for settings, said in (
+        ([*asked, "pilot.on=libsvm"], "not declared as public"),
+        ([*asked[:-1], "pilot.num_classes=3", *letters], "4 classes"),
+        ([*asked, *letters, "dataset.name=letters"], "the very records"),
+        ([*asked, "pilot.on=glyphs"], "use pilot.on=digits"),
+    ):
+        assert command.main([*settings, "--no-plot"]) == 2
+        assert said in capsys.readouterr().err
+
+
 DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.questions=200", "pilot.steps=20")
 
 
 @pytest.mark.slow  # three pilots; what they forecast, and where they are tried, is tested by default
-def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_price():
-    asked = (*DROWNED, "pilot.on=glyphs", "teachers=12,24")
+def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_price(letters):
+    asked = (*DROWNED, *letters, "teachers=12,24")
     report = plan(*asked, "mechanism.sigma=20")
     teachers, gradients = report.choices[:-1], report.choices[-1]
     assert gradients.mechanism == "gradient_descent" and gradients.num_teachers == 0
@@ -432,15 +464,15 @@ def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_pric
     )
     assert all(choice.outcome.right < gradients.outcome.right for choice in teachers) and report.best is gradients
     assert report.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
-    again = plan(*report.best.settings, "pilot.on=glyphs", "pilot.num_classes=4")
+    again = plan(*report.best.settings, letters[1], "pilot.num_classes=4")
     assert again.choices[0].epsilon == gradients.epsilon
     target = plan(*asked, "privacy.target_epsilon=2")
     assert target.best.mechanism == "gradient_descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
     assert not any("mechanism.sigma" in setting for setting in target.best.settings)
 
 
-def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tried():
-    for left in (["pilot.on=glyphs", "mechanism=gaussian"], ["pilot.on=glyphs", "voters=teachers"], []):
+def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tried(letters):
+    for left in ([*letters, "mechanism=gaussian"], [*letters, "voters=teachers"], []):
         report = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
         assert all(choice.num_teachers for choice in report.choices)
     assert any("pilot.on" in note for note in report.notes)
@@ -587,11 +619,11 @@ def test_the_picture_is_drawn_where_asked(home, tmp_path, capsys):
         (["votes=mine.csv"], "votes"),
         (["pilot.teacher_accuracy=1.5"], "pilot.teacher_accuracy"),
         (["pilot.accuracy=0.5"], "pilot"),
-        (["pilot=glyphs"], "pilot"),
+        (["pilot=digits"], "pilot"),
         (["pilot.on=mine"], "pilot.on"),
         (["pilot.on=digits"], "pilot.on"),
         (["pilot.num_classes=3"], "pilot.num_classes"),
-        (["dataset=csv", "pilot.on=glyphs"], "nominal_size"),
+        (["dataset=csv", "pilot.on=digits"], "nominal_size"),
         (["dataset=a9a", "pilot.on=digits"], "pilot.on"),
         (["num_teachers=range(1,100)"], "combinations"),
         (["nonsense"], "nonsense"),

@@ -342,7 +342,7 @@ def full_disk(*_, **__):
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
         ("pate_torch.release_store.replace", 1),
-        ("pate_torch.owner_view.save_file", 1),
+        ("pate_torch.reporting.owner.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),
         ("pate_torch.pipeline.write_release", 1),
     ],

@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import QueryState
@@ -105,6 +105,7 @@ def test_a_release_with_successors_from_before_still_says_so(plan):
     pipeline.run(plan)
     file = plan.folder / "release/release.json"
     record = json.loads(file.read_text()) | {"succession": True}
+    del record["answered_by"]
     file.write_text(json.dumps(record))
     again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
     pipeline.run(again)

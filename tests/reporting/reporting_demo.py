@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reservation
+from pate_torch.voters.teachers import describe
 
 QUERIES = 286
 EPSILON = 2.4353597494239
@@ -42,6 +43,7 @@ def demo(**changes: Any) -> ReleaseReport:
         mechanism="gaussian",
         parameters={"sigma": 40.0},
         num_teachers=250,
+        voters=describe(250, changes.get("unit", "record")),
         queries_asked=QUERIES,
         queries_answered=QUERIES,
         epsilon=EPSILON,

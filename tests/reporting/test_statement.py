@@ -102,7 +102,7 @@ def test_a_declared_size_is_an_assumption():
 def test_without_teachers_the_statement_does_not_speak_of_them():
     report = demo(
         num_teachers=0,
-        voters="none",
+        voters=None,
         mechanism="dpsgd",
         queries_asked=0,
         queries_answered=0,

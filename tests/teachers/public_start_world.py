@@ -2,7 +2,7 @@
 
 import functools
 
-from pate_torch.data.glyphs import Glyphs
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.teachers.training import TeacherRecipe

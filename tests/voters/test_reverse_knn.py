@@ -38,7 +38,7 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
 from pate_torch.voters.records import map_records_independently
-from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells
+from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells, describe
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.voters.voter_worlds import configured, encoder
 from tests.worlds import IMAGES, clouds, images
@@ -470,7 +470,7 @@ def test_the_statement_names_the_unit():
         report = ReleaseReport(
             dataset="d", mechanism="histogram", num_teachers=0, queries_asked=9, queries_answered=9, epsilon=1.0,
             delta=1e-5, accountant="gdp", adjacency="replace_one", unit=unit, private=True,
-            voters="reverse_knn", rounds=rounds,
+            voters=describe(unit), rounds=rounds,
         )  # fmt: skip
         return plain_words(report)[-1]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.glyphs import Glyphs
 from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.mechanisms.gaussian import Gaussian

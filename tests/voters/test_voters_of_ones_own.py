@@ -1,6 +1,8 @@
 """One Python file and one YAML make new voters: commands, Python and the neighbor harness take them as they are."""
 
+import html
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
 
 MEMBER = '''
-"""Teachers without a network: each knows the mean of every class of its shard."""
+"""Sages without a network: each knows the mean of every class of its shard."""
 
 from dataclasses import dataclass
 
@@ -29,6 +31,7 @@ import torch
 from pate_torch.data.partition import deal
 from pate_torch.teachers.voting import count
 from pate_torch.voters.base import FittedVoters, VotersBase
+from pate_torch.voters.description import VotersDescription
 from pate_torch.voters.register import VoterRegister
 
 
@@ -41,6 +44,15 @@ class NearestMean(VotersBase):
 
     def votes_per_question(self, data, config):
         return self.num_teachers
+
+    def description(self, unit, config):
+        return VotersDescription(
+            who="sages",
+            how="sages were asked about {asked} places, each by the class means it had seen. {mechanism} hid them.",
+            questions="{answered} of {asked} places, by sages",
+            examples="Places as the sages named them.",
+            assumptions=(f"The {unit} was seen by one sage.",),
+        )
 
     def validate_for(self, data, config):
         deal(config.partition, data.private, self.num_teachers, config.seed)
@@ -103,7 +115,24 @@ def test_train_with_its_statement_and_the_owners_attack(tmp_path, found, monkeyp
     assert (record["voters"], record["num_teachers"]) == ("nearest_mean", 8)
     (folder,) = (tmp_path / "home").glob("runs/*/*/*/release")
     said = json.loads((folder / "privacy.json").read_text())
-    assert json.dumps(said).count("add_remove") and (folder / "report.html").stat().st_size > 1000
+    assert said["guarantee"]["plain_words"][-1] == (
+        "How: sages were asked about 6 places, each by the class means it had seen. gaussian (sigma = 2) hid them."
+    )
+    assert said["assumptions"][0] == "The record was seen by one sage." and json.dumps(said).count("add_remove")
+    page, card = (folder / "report.html").read_text(), (folder / "README.md").read_text()
+    for text in (page, card):
+        assert "a student of 8 private sages" in text and "The record was seen by one sage." in text
+        assert "sages were asked about 6 places" in text
+    assert "6 of 6 places, by sages" in page and "Places as the sages named them." in page
+    for text in (page, card, " ".join([*said["guarantee"]["plain_words"], *said["assumptions"]]), outcome.out):
+        words = html.unescape(text).replace("votes, teachers' accuracies or data-dependent prices", "")  # of any owner
+        assert not re.search(r"teacher\b|teachers\b|gradient|\bcell|reverse|nearest to", words)
+    again = train(
+        tmp_path / "home", *SMALL, *small, f"labels={record['release_id']}", found, monkeypatch=monkeypatch, base=[]
+    )
+    assert again.code == 0, again.error
+    cards = [file.read_text() for file in (tmp_path / "home").glob("runs/*/*/*/release/README.md")]
+    assert len(cards) == 2 and all("sages were asked about 6 places" in card for card in cards)
     owner = json.loads((folder.parent / "private" / "summary.json").read_text())
     assert owner["membership"] is not None
 

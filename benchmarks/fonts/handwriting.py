@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ import torch.nn.functional as F
 from PIL import ImageFont
 from torch import Tensor
 
+from benchmarks.fonts import drawn
 from pate_torch.core import checks, rng
-from pate_torch.data import benchmark, drawn, locations
+from pate_torch.data import benchmark, locations
 from pate_torch.features.augmentation import Affine
 from pate_torch.types import Dataset
 
@@ -50,6 +52,7 @@ class Handwriting:
         seed: Seed of the data set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
     """
 
+    benchmark: ClassVar[bool] = True
     name: str = "handwriting"
     path: str | PathLike[str] | None = None
     root: str | PathLike[str] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import matplotlib
 import numpy as np
@@ -17,8 +18,9 @@ import torch.nn.functional as F
 from PIL import ImageFont
 from torch import Tensor
 
+from benchmarks.fonts import drawn
 from pate_torch.core import checks
-from pate_torch.data import benchmark, drawn, locations
+from pate_torch.data import benchmark, locations
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.types import Dataset
 
@@ -53,6 +55,7 @@ class Glyphs:
             set begins with the smaller one.
     """
 
+    benchmark: ClassVar[bool] = True
     name: str = "glyphs"
     private: int = 25_000
     public: int = 4_000

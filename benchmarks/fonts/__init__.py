@@ -1,0 +1,1 @@
+"""Data sets drawn from fonts, to make choices on."""

@@ -1,0 +1,83 @@
+"""What a report says of those who answered: their own sentences, kept in the release's record beside the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pate_torch.core import checks
+from pate_torch.types import LABEL_UNIT
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotersDescription:
+    """Public sentences for the privacy statement, the report and the model card.
+
+    In all of them ``{asked}`` and ``{answered}`` stand for the number of questions, ``{mechanism}`` for the mechanism
+    with its parameters, and ``{each_round}`` for `` in each of 3 rounds`` (nothing where there was one).
+
+    Attributes:
+        who: What the student, or the labels, are of: a plural, as "teachers".
+        how: What they did, what noise was added to, what left, and what a student sees of it.
+        assumptions: What must be true of them for the guarantee to hold, a sentence each.
+        questions: How many questions were put to them, as a part of a sentence.
+        examples: Caption of public points with the labels released for them.
+        public_time: Whether public sizes alone decide how long they take to answer, so that it may be shown.
+        uses_size: Whether the declared number of records decides anything of theirs.
+        discrete: Whether ``noise=discrete`` is to be had with them.
+    """
+
+    who: str
+    how: str
+    assumptions: tuple[str, ...]
+    questions: str = "{answered} of {asked} answered"
+    examples: str = "Public points, each with the label released for it. Noise errs: some are wrong."
+    public_time: bool = False
+    uses_size: bool = True
+    discrete: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("who", "how", "questions", "examples"):
+            checks.text(f"description.{name}", getattr(self, name))
+        object.__setattr__(self, "assumptions", checks.items("description.assumptions", self.assumptions))
+        for sentence in self.assumptions:
+            checks.text("description.assumptions", sentence)
+        for name in ("public_time", "uses_size", "discrete"):
+            checks.boolean(f"description.{name}", getattr(self, name))
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> VotersDescription:
+        """Inverse of ``facts``. Raises ValueError or TypeError for anything else."""
+        return cls(**{**facts, "assumptions": tuple(facts.get("assumptions", ()))})
+
+    def facts(self) -> dict[str, Any]:
+        """What the release's record holds."""
+        return asdict(self) | {"assumptions": list(self.assumptions)}
+
+
+# ---- a privacy unit in words ---------------------------------------------------------------------------------------
+
+
+def group_of(unit: str) -> str:
+    """The column that makes the unit; empty unless records are protected in groups."""
+    return unit.removeprefix("group:") if unit.startswith("group:") else ""
+
+
+def one_unit(unit: str) -> str:
+    """As in "one record", "all records of one patient"."""
+    if unit == LABEL_UNIT:
+        return "the label of one record"
+    return "one record" if unit == "record" else f"all records of one {group_of(unit)}"
+
+
+def each_unit(unit: str) -> str:
+    """At the beginning of a sentence of one unit's way: "Each record", "All records of one patient"."""
+    return "Each record" if unit == "record" else one_unit(unit)[0].upper() + one_unit(unit)[1:]
+
+
+def every_unit(unit: str) -> str:
+    """At the beginning of a sentence on all units: "Every record", "Every patient"."""
+    if unit == LABEL_UNIT:
+        return "The label of every record"
+    return f"Every {group_of(unit) or 'record'}"
