@@ -46,6 +46,7 @@ from pate_torch.reporting import owner
 from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers import launch
 from pate_torch.teachers.store import ID, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from pate_torch.types import DataSpec
@@ -72,9 +73,9 @@ def blobs() -> Tensors:
 
 
 def plan(home: Path, name: str, **changes: Any) -> RunConfig:
-    """Eight teachers in two chunks, five questions, a student of a few steps."""
+    """Eight teachers, five questions, a student of a few steps."""
     student = Supervised(network="logistic", steps=3, augment=None)
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=4)
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
     given: dict[str, Any] = {
         "dataset": blobs(),
         "partition": AddRemove(),
@@ -228,7 +229,7 @@ def _label(home: Path, number: int) -> None:
 
 def _api(home: Path, number: int) -> None:
     data = blobs()
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=4)
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
     one = Pate(
         "clouds",
         classes=3,
@@ -301,6 +302,7 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
 def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
     quietly()
+    launch.UNIT = 4  # in this process: eight teachers are two units
     steps = Steps(kill_at)
     for holder, methods in (
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
@@ -386,10 +388,11 @@ def half_written(home: Path) -> list[str]:
 
 
 def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, ready: Any = None) -> None:
-    """A run of the same eight teachers, one a chunk, each of which takes so many seconds more; notes who trained which,
+    """A run of the same eight teachers, one a unit, each of which takes so many seconds more; notes who trained which,
     what was said, and how it ended.
     """
     quietly()
+    launch.UNIT = 1
     save = Checkpoints.save
 
     def slowly(self: Checkpoints, chunk: Any, trained: Any) -> None:
@@ -403,7 +406,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
             file.write(line + "\n")
 
     Checkpoints.save, Stages.say = slowly, say  # type: ignore[method-assign]
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised", chunk=1)
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
     one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=Gaussian(sigma=sigma))
     if ready is not None:
         ready.wait()
