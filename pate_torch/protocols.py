@@ -188,7 +188,6 @@ class StudentTask:
         pool_x: Every public point.
         query_Q: Indices of the *answered* points.
         label_Q: Their labels.
-        flip_probability: A public estimate of how often a released label is not the ensemble's choice, or None.
         posterior_QC: How far the released noisy counts speak for each class, rows summing to 1; None: only labels were
             released.
         round_Q: The round, from 0, in which each was asked; None: all in one.
@@ -200,7 +199,6 @@ class StudentTask:
     pool_x: Tensor
     query_Q: Tensor
     label_Q: Tensor
-    flip_probability: float | None = None
     posterior_QC: Tensor | None = None
     round_Q: Tensor | None = None
     guide: Student | None = None

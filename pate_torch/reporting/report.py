@@ -342,11 +342,13 @@ class ReleaseReport:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files of the release folder: name -> what it is."""
+        """The files of the release folder: name -> what it is. Answers that are used again lie where they came out."""
+        answers = ("labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
         there = {
             "student.safetensors": self.student is not None,
             "tensorboard/": self.student is not None,
-            **{name: name in self.answer_files for name in ("cells.csv", "scores.safetensors", "guide.safetensors")},
+            "release.json": not self.reused,
+            **{name: name in self.answer_files and not self.reused for name in answers},
             "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
         }
         return {name: what for name, what in FILES.items() if there.get(name, True)}

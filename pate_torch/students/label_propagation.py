@@ -11,7 +11,7 @@ from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Student
 from pate_torch.students.training import StudentProblem, label_loss
 
-_ERROR = 0.1  # of a trusted carried label: 1-6 % measured on printed glyphs; more is safer than less
+_ERROR = 0.1  # of a propagated label that is kept: 1-6 % measured on printed glyphs; more is safer than less
 _NEIGHBORS = 10
 ALPHA = 0.99
 """For a few answers, or those of cells that lie in other features (``neighbors.spread``)."""
@@ -59,9 +59,9 @@ def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
     return class_P
 
 
-def propagated_loss(logits_BC: Tensor, carried_B: Tensor) -> Tensor:
+def propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     """Mean corrected cross-entropy of propagated labels; -1 (not kept) counts nothing."""
-    return (label_loss(logits_BC, carried_B.clamp(min=0), _ERROR) * (carried_B >= 0)).mean()
+    return (label_loss(logits_BC, label_B.clamp(min=0), _ERROR) * (label_B >= 0)).mean()
 
 
 def expected_shares(problem: StudentProblem, kind: str) -> Tensor:

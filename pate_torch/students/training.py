@@ -74,7 +74,7 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
         task: Public points and released answers.
         seed: Seeds every random choice of the training.
         device: Device of the training.
-        label_noise: Share of wrong labels expected besides the mechanism's flips.
+        label_noise: Share of labels that are expected to be wrong.
 
     Raises:
         ValueError: There are no labels, or labels and points do not fit together.
@@ -91,10 +91,8 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
     checks.integer("label", int(label_Q.max()), high=task.spec.num_classes - 1)
     checks.integer("query", int(query_Q.min()), low=0)
     checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
-    flip = 0.0 if task.flip_probability is None else checks.between("flip_probability", task.flip_probability, 0, 1)
-    # Either source of error makes a label wrong; both at once cancel too rarely to matter. At (C-1)/C a label says
-    # nothing: stay below, so that the corrected loss still has a gradient.
-    wrong = min(1 - (1 - flip) * (1 - label_noise), 0.95 * (1 - 1 / task.spec.num_classes))
+    # At (C-1)/C a label says nothing: stay below, so that the corrected loss still has a gradient.
+    wrong = min(label_noise, 0.95 * (1 - 1 / task.spec.num_classes))
     posterior_QC = None if task.posterior_QC is None else _doubted(task.posterior_QC, len(query_Q), wrong).to(device)
     return StudentProblem(
         task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC

@@ -136,7 +136,6 @@ def test_a_single_class_or_label_is_learnt_and_no_label_is_refused(name):
         ({"label_Q": torch.tensor([0, 1, -1])}, "label=-1"),
         ({"query_Q": torch.tensor([0, 1, 150])}, "query=150"),
         ({"label_Q": torch.tensor([0, 1])}, "2 labels for 3 questions"),
-        ({"flip_probability": 1.5}, "flip_probability"),
     ],
 )
 def test_a_task_that_does_not_fit_together_is_refused(change, message):
@@ -152,7 +151,6 @@ def test_a_student_cannot_be_handed_evaluation_labels():
         "pool_x",
         "query_Q",
         "label_Q",
-        "flip_probability",
         "posterior_QC",
         "round_Q",
         "guide",
@@ -186,14 +184,14 @@ def test_knowing_the_flips_helps_against_wrong_labels():
     for seed in range(3):
         easy, y = task(90, ROWS)
         wrong = torch.rand(90, generator=torch.Generator().manual_seed(seed)) < 0.33
-        noisy = torch.where(wrong, 1 - y[:90], y[:90])
+        noisy = dataclasses.replace(easy, label_Q=torch.where(wrong, 1 - y[:90], y[:90]))
         algorithm = Supervised(network="mlp", steps=150, batch_size=32, label_noise=0.0)
         scores = [
             accuracy(
-                algorithm.fit(dataclasses.replace(easy, label_Q=noisy, flip_probability=flip), seed=seed, device=CPU),
+                dataclasses.replace(algorithm, label_noise=flip).fit(noisy, seed=seed, device=CPU),
                 rows,
             )
-            for flip in (None, 0.33)
+            for flip in (0.0, 0.33)
         ]
         assert scores[1] > scores[0]
 
