@@ -163,6 +163,11 @@ class RunConfig:
         return min(self.query.rounds, self.num_queries)
 
     @property
+    def trains_student(self) -> bool:
+        """Whether a student is trained; else labels are all that is wanted."""
+        return self.student is not None or self.selection is not None
+
+    @property
     def guide(self) -> StudentAlgorithm | None:
         """The student that guides rounds of questions: one of its own, or the one that is published."""
         return getattr(self.student, "guide", self.student) if self.guide_student is None else self.guide_student

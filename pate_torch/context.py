@@ -214,6 +214,8 @@ class RunContext:
                     run.budget.check(planned)
             if forecast is not None:
                 stages.say(forecast)
+            if config.trains_student:
+                make_private_folder(run.private_dir)  # a closed disk is found out before anything is charged
             yield run
 
 

@@ -26,7 +26,6 @@ from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.reporting import owner
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.sensitive import CellHistogram, Votes
@@ -53,17 +52,10 @@ def run(config: RunConfig) -> ReleaseReport | None:
         assist(config)
         return None
     with RunContext.open(config) as context:
-        if config.student is None and config.selection is None:
-            release = context.reused or release_labels(context)
-            sanitised = publish_price(context, release)
-            report = write_labels_report(context, release)
-        else:
-            make_private_folder(context.private_dir)  # a closed disk is found out before anything is charged
-            release = context.reused or release_labels(context)
-            owner.save_votes(context, release)
-            sanitised = publish_price(context, release)
-            name, student = fit_student(context, release)
-            report = write_reports(context, release, name, student)
+        release = context.reused or release_labels(context)
+        sanitised = publish_price(context, release)
+        student = fit_student(context, release) if config.trains_student else None
+        report = write_reports(context, release, student)
     distributed.broadcast_text(distributed.DONE)
     if sanitised is not None:
         print(sanitised)
@@ -246,8 +238,23 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
     return name, student
 
 
-def write_reports(run: RunContext, release: LabelRelease, name: str, student: Student) -> ReleaseReport:
-    """Write what may be published into ``release/``, and what the owner alone may see into ``private/``."""
+def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, Student] | None) -> ReleaseReport:
+    """Write what may be published into ``release/``, and what the owner alone may see into ``private/``.
+
+    Args:
+        run: The run.
+        release: The labels.
+        trained: The student's name, and the student; None: labels are all that was wanted, and the owner sees no more.
+    """
+    run.release_dir.mkdir(parents=True, exist_ok=True)
+    if trained is None:
+        report = _report(run, release)
+        write_release(run.release_dir, report)
+        if not run.config.quiet:
+            show_closing(report, places={"Released": run.release_dir})
+        return report
+    name, student = trained
+    owner.save_votes(run, release)
     with run.clock("owner"):
         figures, nonprivate = owner.look(run, release)
     report = _report(run, release, name, student, owner.publishable(run.data, figures))
@@ -257,16 +264,6 @@ def write_reports(run: RunContext, release: LabelRelease, name: str, student: St
     owner.write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir}
     show_closing(report, owner=figures.lines(), places=places)
-    return report
-
-
-def write_labels_report(run: RunContext, release: LabelRelease) -> ReleaseReport:
-    """Write what may be published of labels from which no student has been trained yet."""
-    report = _report(run, release)
-    run.release_dir.mkdir(parents=True, exist_ok=True)
-    write_release(run.release_dir, report)
-    if not run.config.quiet:
-        show_closing(report, places={"Released": run.release_dir})
     return report
 
 
