@@ -1,4 +1,4 @@
-"""The one place where votes meet noise.
+"""A release of labels: questions, votes, and the mechanism through which they are answered.
 
     1  price the whole release at its worst
     2  reserve that through the budget, which refuses what would pass the cap and hands out noise
@@ -72,8 +72,8 @@ def label(
         budget: Is charged, and hands out noise.
         num_queries: Largest number of questions.
         seed: Seeds the public choices (the noise has no seed).
-        next_round: Makes what a later round starts from. It sees public points and released labels only; it may encode
-            the records again with the features of its student, a function of each record and of what was released.
+        next_round: Makes what a later round starts from, of released labels: a student, and the records in its
+            features, each a function of one record and of what was released.
         feature_PD: Features of the public points, for the first questions.
         write: Writes the release, before the ledger commits it.
         on_votes: PRIVATE. Gets the votes behind the answers, at the end, where there were any.

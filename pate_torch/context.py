@@ -1,7 +1,7 @@
 """What a run works with: its folders, the account that it charges, and how far it has come.
 
-Nothing is written before the account is open and the whole run is checked against its cap: a refusal leaves no trace
-but the run's log.
+A choice that cannot work is refused before the run's folder is claimed; what the account's cap does not admit, before
+anything is trained or drawn.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def open_budget(
 
 
 def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) -> None:
-    """Make the check of ``refuse_cap`` before a ledger exists."""
+    """Make the check of ``refuse_cap`` without leaving a ledger behind."""
     known: dict[str, float] = {}
     if config.ledger_path.exists():
         with Ledger(config.ledger_path) as ledger:

@@ -1,7 +1,7 @@
 """From private records to a released student.
 
-    voters -> answers -> mechanism <- budget | released labels -> student -> report
-    PRIVATE                                  | may be published
+    voters -> votes, counts, gradients -> mechanism <- budget | released labels -> student -> report
+    PRIVATE                                                   | may be published
 
 Everything left of the bar is private. What crosses it has passed a mechanism, whose price was reserved before any noise
 was drawn.
@@ -82,6 +82,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             run.stages.say(f"Reusing release {found[0].id}: same questions, mechanism and teachers. It costs nothing.")
             voters.remember(run.ledger.head())
             return LabelRelease(labels=found[0], facts=found[1], guide=found[2], voters=voters)
+        run.afford()  # all of it: labels that no student can be chosen from would be paid for in vain
         release_store.refuse_used_folder(config.folder)
         written: dict[str, Any] = {}
         guide = _Guide(run, voters)

@@ -1,7 +1,7 @@
 """Value types of the pipeline, in the order the data flow; private ones never show their content.
 
-Shape letters, used in names: N private records, K teachers, S shard capacity, Q queries (or public points),
-C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
+Shape letters, used in names: N private records, K teachers, S shard capacity, Q queries,
+P public points, C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Evaluation:
     Attributes:
         x: Test records.
         y: Their labels.
-        pool_y: The truth about the public pool, if known.
+        pool_y: The truth about the public pool, if known: public as the pool is, and so are figures on it.
         public: Whether figures on the test set may be published. Where it was split off a private file they are the
             owner's, as everything else that no noise protects.
     """
@@ -262,7 +262,7 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a mechanism lets out for one batch of queries, and what it cost.
+    """Releasable. What a mechanism lets out for one batch of queries, and what it cost.
 
     Attributes:
         label_Q: int64; NO_ANSWER (-1) for none.

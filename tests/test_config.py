@@ -521,4 +521,5 @@ def test_every_configuration_key_of_the_top_level_is_tried():
 
     top = {str(key) for key in OmegaConf.load(ROOT / "conf" / "config.yaml")} - {"defaults", "hydra"}
     tried = {word.partition("=")[0] for case in TOP + DATA + COMPOSITION for word in case[0].split()}
+    tried |= {word.partition(".")[0] for word in tried}
     assert sorted(top - tried) == []

@@ -242,6 +242,24 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
         dataclasses.replace(data, adjacencies="add_remove")
 
 
+def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, monkeypatch):
+    """Teachers and account are there from an earlier run: nothing is trained, and nothing may be charged either."""
+    monkeypatch.setattr("pate_torch.reporting.build.account_curve", lambda *_: ())
+    pipeline.run(changed(plan, selection=two_candidates()))
+    before = spent(plan)
+    dear = changed(again(plan, "dear"), mechanism=Gaussian(sigma=3.0), selection=two_candidates(epsilon=500.0))
+    with pytest.raises(BudgetExceeded):
+        pipeline.run(dear)
+    assert spent(plan) == before
+
+
+def test_rounds_that_look_at_a_student_need_one_before_anything_is_trained(plan):
+    alone = changed(plan, student=None, guide_student=None, query=Margin(rounds=2))
+    with pytest.raises(ValueError, match=r"guide_student=None: must be a student.*student@guide_student=supervised"):
+        pipeline.run(alone)
+    assert not list(plan.root.glob("teachers/*/manifest.json"))
+
+
 def test_selection_refuses_groups_and_a_single_candidate(plan):
     data = blobs().load()
     grouped = dataclasses.replace(data.private, unit="group:patient")

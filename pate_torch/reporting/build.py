@@ -42,7 +42,7 @@ def build_report(
     seconds: Mapping[str, float],
     baselines: tuple[Baseline, ...] = (),
 ) -> ReleaseReport:
-    """Everything that may be published of a finished run. Evaluation labels are read here, for the first time.
+    """Everything that may be published of a finished run.
 
     Args:
         data: The run's data.

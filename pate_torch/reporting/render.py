@@ -34,13 +34,15 @@ SUMMARY_KEYS = (
 def write_release(folder: Path, report: ReleaseReport) -> None:
     """Write all the files of the release folder but the labels and the student."""
     written = {
-        "summary.json": strict_json(summary(report)),
         "privacy.json": strict_json(privacy(report)),
         "report.html": page(report),
         "README.md": card(report),
+        "summary.json": strict_json(summary(report)),  # last: it says that a run has finished here
     }
     for name, content in written.items():
-        (folder / name).write_text(content, encoding="utf-8")
+        partial = folder / f".{name}.partial"
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(folder / name)
 
 
 def summary(report: ReleaseReport) -> dict[str, Any]:

@@ -6,12 +6,16 @@ Plain tags, one run, one layout. A run that is not private shows no epsilon, and
 from __future__ import annotations
 
 import re
+from datetime import datetime, time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
@@ -122,13 +126,22 @@ class ReleaseBoard:
         self.writer.add_hparams(given, shown, run_name=".")
 
     def close(self) -> None:
-        """Close, and take the machine's name out of the file names: they are about to be published."""
+        """Close, and take out the machine's name and every time but the day: the files are about to be published.
+
+        How long it took from one event to the next may follow from private records.
+        """
         self.writer.close()
-        number = 0
+        number, day = 0, datetime.combine(datetime.now(), time()).timestamp()
         for file in sorted(self.folder.glob("events.out.tfevents.*.*")):
             while (free := self.folder / f"events.out.tfevents.{number:04d}").exists():
                 number += 1
-            file.rename(free)
+            with free.open("wb") as stream:
+                rewritten = RecordWriter(stream)
+                for record in RawEventFileLoader(str(file)).Load():
+                    event = Event.FromString(record)
+                    event.wall_time = day
+                    rewritten.write(event.SerializeToString())
+            file.unlink()
 
     def __enter__(self) -> ReleaseBoard:
         return self

@@ -190,7 +190,8 @@ class GradientStudent(ABC):
     """
 
     everywhere: ClassVar[bool] = True
-    """Whether that opinion of points that were not asked is learnt, too: not where labels are carried."""
+    """Whether the second opinion (``opinion``) on points that were not asked is learnt, too: not where labels are
+    propagated."""
     name: str
     network: str = "small_cnn"
     network_options: Mapping[str, Any] = field(default_factory=dict)

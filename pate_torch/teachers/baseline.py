@@ -21,7 +21,7 @@ from pate_torch.types import Dataset, Shards
 
 
 def train_on_all(data: Dataset, recipe: TeacherRecipe, *, seed: int, device: torch.device, stages: Stages) -> Ensemble:
-    """PRIVATE. An ensemble of one, with a longer recipe; every rank of a torchrun takes part."""
+    """PRIVATE. An ensemble of one, in larger batches; every rank of a torchrun takes part."""
     count = len(data.private)
     everyone = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
     recipe = dataclasses.replace(recipe, batch_size=max(recipe.batch_size, min(128, count)))

@@ -78,12 +78,6 @@ def local_device(device: torch.device) -> torch.device:
     return device
 
 
-def barrier() -> None:
-    """Wait until every rank is here."""
-    if world().size > 1:
-        _checked(dist.barrier)
-
-
 def broadcast_text(text: str) -> str:
     """Rank 0's text on every rank: the run id, for instance."""
     if world().size == 1:

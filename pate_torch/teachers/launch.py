@@ -33,7 +33,7 @@ CACHE = 2e6
 STEP_SECONDS = 8e-4
 MULTIPLICATIONS_PER_SECOND = 5e10
 UPDATES_PER_SECOND = 1e9
-"""A core's time for one stacked step: a constant, the products, and the optimizer. Only their proportions matter."""
+"""A core's time for one stacked step: a constant, the products, the optimizer. Sizes are chosen by their proportions."""
 WORTH_PROCESSES = 0.5
 """Estimated seconds of one core above which worker processes that are copies of this one pay."""
 
@@ -186,14 +186,15 @@ def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacit
     Raises:
         ValueError: Not even one teacher fits.
     """
+    most = UNIT if device.type == "cpu" else UNIT * math.ceil(num_teachers / UNIT)
     if recipe.chunk is not None:
-        return min(recipe.chunk, num_teachers, *([UNIT] if device.type == "cpu" else []))
+        return min(recipe.chunk, most)
     cost = network_cost(recipe.network, recipe.options, spec)
     if device.type != "cpu":
         each = training_bytes(recipe, cost, spec, capacity)
         size = _fitting(recipe.memory_gib, each, f"a teacher of network={recipe.network} at batch_size="
                         f"{recipe.batch_size}", "Lower teacher.batch_size, or use a smaller network")  # fmt: skip
-        return min(size - size % UNIT if size >= UNIT else size, num_teachers)
+        return min(size - size % UNIT if size >= UNIT else size, most)
 
     def seconds(size: int, *workers: int) -> float:
         pieces = len(launches(units(num_teachers), size))

@@ -35,7 +35,7 @@ class FittedVoters:
         id: A random id: the same voters keep it.
         sensitive: Their values on the pool, which only a mechanism opens.
         remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
-        feature_PD: Releasable features of the public points, in which records answer; None: they use none.
+        feature_PD: Releasable features of the public points, for the next questions; None: the run's.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
         ensemble: The teachers behind the answers, where they are here: for the owner's figures.
     """

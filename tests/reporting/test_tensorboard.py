@@ -1,10 +1,12 @@
 """release/tensorboard, read back: the right tags and figures, no machine's name, and no price without privacy."""
 
 import socket
+from datetime import datetime, time
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from tests.reporting.reporting_demo import EPSILON, demo
@@ -101,3 +103,12 @@ def test_every_tag_of_a_run_that_is_not_private_says_so_and_no_price_is_shown(tm
     content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"2.436" not in content and b"NOT PRIVATE" in content
     assert np.float64(EPSILON).tobytes() not in content and np.float32(EPSILON).tobytes() not in content
+
+
+def test_no_event_tells_when_it_was_written(board):
+    """The time between two of them may follow from private records: of the day alone something is said."""
+    folder, _ = board
+    files = sorted(folder.glob("events.out.tfevents.*"))
+    events = [event for file in files for event in EventFileLoader(str(file)).Load()]
+    assert len(events) > 10 and len({event.wall_time for event in events}) == 1
+    assert datetime.fromtimestamp(events[0].wall_time).time() == time()

@@ -33,7 +33,6 @@ def main() -> None:
     place = distributed.share_tensors({"at": coordinates(private.x, spec())} if distributed.is_main() else None)
     jointly = TransductiveTeachers(num_teachers=1).among(place["at"])
     joint = distributed.votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
-    distributed.barrier()
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
     )

@@ -67,6 +67,10 @@ def test_a_gpu_gets_what_its_memory_holds_in_whole_units():
     size = launch.train_size(recipe, images(), 10_000, 300, GPU)
     assert size % 16 == 0 and size * each <= 20 * 2**30 < (size + 16) * each
     assert launch.train_size(recipe, images(), 250, 300, GPU) == 128 and 250 * each < 80e9  # two launches in 24 GiB
+    wide = TeacherRecipe(network="logistic", options={})
+    for teachers in (75, 250):  # the last unit is not whole, and belongs to the launch all the same
+        every = launch.launches(launch.units(teachers), launch.train_size(wide, images(), teachers, 300, GPU))
+        assert every == [range(teachers)]
     small = TeacherRecipe(network="convnet", options={}, memory_gib=3.5 * each / 2**30)
     assert launch.train_size(small, images(), 250, 300, GPU) == 3
 
