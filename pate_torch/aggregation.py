@@ -25,7 +25,7 @@ from pate_torch.types import DataSpec, PublicPool, Release
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RoundState:
-    """What the next round of questions starts from.
+    """PRIVATE, as its votes are. What the next round of questions starts from.
 
     Attributes:
         student_PC: The guide student's class probabilities on the whole pool; None: there is none.

@@ -73,6 +73,8 @@ class FeatureRecipe(Protocol):
     ) -> nn.Module:
         """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
+        A run asks several times, for questions and for records: the same seed must give the same encoder.
+
         Args:
             x_P: Raw public points.
             spec: Public facts about the data.
@@ -131,7 +133,7 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class QueryState:
-    """All a query strategy sees: public points, what was asked and answered before, and the student's opinion.
+    """Releasable. All a query strategy sees: public points, what was asked and answered, and the student's opinion.
 
     Attributes:
         spec: Public facts about the data.
@@ -158,7 +160,7 @@ class QueryState:
 
 @runtime_checkable
 class QueryStrategy(Protocol):
-    """Chooses which public points to ask next.
+    """Chooses which public points to ask next: a frozen dataclass of choices, which the release's record holds.
 
     A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``guided = False``: then no
     student is fitted between its rounds.
@@ -181,7 +183,7 @@ class QueryStrategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StudentTask:
-    """All a student sees.
+    """Releasable. All a student sees.
 
     Attributes:
         spec: Public facts about the data.
@@ -207,7 +209,7 @@ class StudentTask:
 
 @dataclass(frozen=True, eq=False)
 class Student:
-    """A trained student.
+    """Releasable. A trained student.
 
     Attributes:
         network: Its buildable description (``networks.describe``).
@@ -240,7 +242,7 @@ class Student:
 
 @runtime_checkable
 class StudentAlgorithm(Protocol):
-    """Trains a student on released labels and unlabeled public points."""
+    """Trains a student on released labels and unlabeled public points: a frozen dataclass of choices."""
 
     @property
     def name(self) -> str:

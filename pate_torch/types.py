@@ -145,7 +145,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """What a source loads.
+    """PRIVATE, as its private side is. What a source loads.
 
     Attributes:
         spec: The public facts.

@@ -302,7 +302,7 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
 def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
     quietly()
-    launch.UNIT = 4  # in this process: eight teachers are two units
+    launch.GROUP = 4  # in this process: eight teachers are two groups
     steps = Steps(kill_at)
     for holder, methods in (
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
@@ -388,11 +388,11 @@ def half_written(home: Path) -> list[str]:
 
 
 def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, ready: Any = None) -> None:
-    """A run of the same eight teachers, one a unit, each of which takes so many seconds more; notes who trained which,
+    """A run of the same eight teachers, one a group, each of which takes so many seconds more; notes who trained which,
     what was said, and how it ended.
     """
     quietly()
-    launch.UNIT = 1
+    launch.GROUP = 1
     save = Checkpoints.save
 
     def slowly(self: Checkpoints, chunk: Any, trained: Any) -> None:

@@ -128,7 +128,7 @@ def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> 
 
 
 class Feed:
-    """Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B].
+    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B].
 
     Args:
         chunk: PRIVATE. The records.

@@ -1,9 +1,9 @@
 """How teachers are dealt to ranks, and how many are trained or asked at once.
 
-Teachers are dealt, and kept when a run is stopped, by units of 16, always. How many a device works on at once follows
+Teachers are dealt, and kept when a run is stopped, by groups of 16, always. How many a device works on at once follows
 from public numbers alone: the network, the kind of device and the memory that it may take (``memory_gib``). On a CPU no
-launch crosses a unit, so that teachers are the same to the bit however many ranks or workers share them. On a GPU a
-launch takes as many of a rank's units as fit, and teachers are the same to the bit wherever launches are of equal size.
+launch crosses a group, so that teachers are the same to the bit however many ranks or workers share them. On a GPU a
+launch takes as many of a rank's groups as fit, and teachers are the same to the bit where launches are of equal size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pate_torch.core.parallel import one_thread
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
-UNIT = 16
+GROUP = 16
 """Teachers dealt and checkpointed together."""
 ASKED = 512
 """Points asked at once on a GPU, at most: more hardly fill it better."""
@@ -33,7 +33,7 @@ CACHE = 2e6
 STEP_SECONDS = 8e-4
 MULTIPLICATIONS_PER_SECOND = 5e10
 UPDATES_PER_SECOND = 1e9
-"""A core's time for one stacked step: a constant, the products, the optimizer. Sizes are chosen by their proportions."""
+"""A core's time for a stacked step: a constant, the products, the optimizer. Sizes are chosen by their proportions."""
 WORTH_PROCESSES = 0.5
 """Estimated seconds of one core above which worker processes that are copies of this one pay."""
 
@@ -44,29 +44,30 @@ _STATE = {"adam": 4, "sgd": 3}
 # ---- dealing ---------------------------------------------------------------------------------------------------------
 
 
-def units(num_teachers: int) -> list[range]:
-    """The teachers of each unit."""
-    return [range(first, min(first + UNIT, num_teachers)) for first in range(0, num_teachers, UNIT)]
+def groups(num_teachers: int) -> list[range]:
+    """The teachers of each group."""
+    return [range(first, min(first + GROUP, num_teachers)) for first in range(0, num_teachers, GROUP)]
 
 
-def owners(num_units: int, ranks: int) -> list[int]:
-    """The rank of each unit: neighbors go to one rank, and no rank has more than one unit more than another."""
-    return [unit * ranks // num_units for unit in range(num_units)] if num_units > ranks else list(range(num_units))
+def owners(num_groups: int, ranks: int) -> list[int]:
+    """The rank of each group: neighbors go to one rank, and no rank has more than one group more than another."""
+    spread = max(num_groups, ranks)  # where ranks are more, the first ones have one each
+    return [group * ranks // spread for group in range(num_groups)]
 
 
 def efficiency(num_teachers: int, ranks: int) -> float:
     """The share of the ranks' time that is spent on teachers, where all take equally long."""
-    sizes, owner = [len(unit) for unit in units(num_teachers)], owners(len(units(num_teachers)), ranks)
+    sizes, owner = [len(group) for group in groups(num_teachers)], owners(len(groups(num_teachers)), ranks)
     busiest = max(sum(size for size, one in zip(sizes, owner, strict=True) if one == rank) for rank in range(ranks))
     return num_teachers / (ranks * busiest)
 
 
 def launches(todo: Sequence[range], size: int) -> list[range]:
-    """The teachers trained at once, of the units that are to be trained: parts of a unit, or neighboring units."""
-    if size < UNIT:
-        return [range(k, min(k + size, unit.stop)) for unit in todo for k in range(unit.start, unit.stop, size)]
-    runs = groupby(enumerate(todo), key=lambda numbered: numbered[1].start // UNIT - numbered[0])
-    whole, every = [[unit for _, unit in run] for _, run in runs], size // UNIT
+    """The teachers trained at once, of the groups that are to be trained: parts of a group, or neighboring groups."""
+    if size < GROUP:
+        return [range(k, min(k + size, group.stop)) for group in todo for k in range(group.start, group.stop, size)]
+    runs = groupby(enumerate(todo), key=lambda numbered: numbered[1].start // GROUP - numbered[0])
+    whole, every = [[group for _, group in run] for _, run in runs], size // GROUP
     return [
         range(run[first].start, run[min(first + every, len(run)) - 1].stop)
         for run in whole
@@ -181,12 +182,12 @@ def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacit
 
     On a CPU small networks are bound by the fixed cost of a step and want large launches, large ones fall out of the
     cache: the size that one worker would finish first with where one is enough, else the one for 4 and 8 workers. On a
-    GPU as many units as its memory holds.
+    GPU as many groups as its memory holds.
 
     Raises:
         ValueError: Not even one teacher fits.
     """
-    most = UNIT if device.type == "cpu" else UNIT * math.ceil(num_teachers / UNIT)
+    most = GROUP if device.type == "cpu" else GROUP * math.ceil(num_teachers / GROUP)
     if recipe.chunk is not None:
         return min(recipe.chunk, most)
     cost = network_cost(recipe.network, recipe.options, spec)
@@ -194,14 +195,14 @@ def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacit
         each = training_bytes(recipe, cost, spec, capacity)
         size = _fitting(recipe.memory_gib, each, f"a teacher of network={recipe.network} at batch_size="
                         f"{recipe.batch_size}", "Lower teacher.batch_size, or use a smaller network")  # fmt: skip
-        return min(size - size % UNIT if size >= UNIT else size, most)
+        return min(size - size % GROUP if size >= GROUP else size, most)
 
     def seconds(size: int, *workers: int) -> float:
-        pieces = len(launches(units(num_teachers), size))
+        pieces = len(launches(groups(num_teachers), size))
         rounds = sum(w * math.ceil(pieces / w) for w in workers)
         return recipe.steps * rounds * step_seconds(recipe, cost, size)
 
-    sizes = range(1, min(UNIT, num_teachers) + 1)
+    sizes = range(1, min(GROUP, num_teachers) + 1)
     alone = min(sizes, key=lambda size: seconds(size, 1))
     return alone if seconds(alone, 1) < WORTH_PROCESSES else min(sizes, key=lambda size: seconds(size, 4, 8))
 
@@ -218,9 +219,9 @@ def ask_size(cost: Cost, num_teachers: int, memory_gib: float, number: int = 4) 
         return _fitting(memory_gib, asking_bytes(cost, points, number), what, "Use a smaller network")
 
     points = ASKED
-    while points > 1 and asking_bytes(cost, points, number) * min(UNIT, num_teachers) > memory_gib * 2**30:
+    while points > 1 and asking_bytes(cost, points, number) * min(GROUP, num_teachers) > memory_gib * 2**30:
         points //= 2
-    return min(4 * UNIT, num_teachers, together(points)), points
+    return min(4 * GROUP, num_teachers, together(points)), points
 
 
 def _fitting(memory_gib: float, each: int, what: str, advice: str) -> int:

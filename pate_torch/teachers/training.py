@@ -69,7 +69,7 @@ def train(
     log: Log = silent,
     losses: Losses = silent,
 ) -> Ensemble:
-    """PRIVATE. One teacher per shard, on every rank (torchrun deals units out and shares what they learnt).
+    """PRIVATE. One teacher per shard, on every rank (torchrun deals groups of them out and shares what they learnt).
 
     Args:
         private: The private records.
@@ -79,7 +79,7 @@ def train(
         seed: Seed of their streams.
         device: Device of the training.
         trunk: What the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
-        checkpoint_dir: A private folder where finished units are kept; a run that was stopped goes on from there, on a
+        checkpoint_dir: A private folder where finished groups are kept; a run that was stopped goes on from there, on a
             CPU to the same bits.
         progress: Called with (done, total) teachers; those under way by the share of their steps.
         log: PRIVATE. Takes learning curves.
@@ -104,9 +104,9 @@ def train(
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
     total = shards.num_teachers
-    me, units = distributed.world(), launch.units(total)
-    owner = launch.owners(len(units), me.size)
-    mine = [unit for unit, rank in zip(units, owner, strict=True) if rank == me.rank]
+    me, groups = distributed.world(), launch.groups(total)
+    owner = launch.owners(len(groups), me.size)
+    mine = [group for group, rank in zip(groups, owner, strict=True) if rank == me.rank]
     length = min(POINTS, recipe.steps)
     params = {name: torch.zeros(total, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()}
     curves_KP = {name: torch.zeros(total, length) for name in ("loss", "accuracy")}
@@ -123,7 +123,7 @@ def train(
         under_way.pop(teachers, None)
         done += len(teachers)
         progress(min(wanted, done + int(sum(under_way.values()))), wanted)
-    distributed.share_rows(rows_K, [rank for unit, rank in zip(units, owner, strict=True) for _ in unit])
+    distributed.share_rows(rows_K, [rank for group, rank in zip(groups, owner, strict=True) for _ in group])
     _refuse_diverged(curves_KP["loss"], recipe)
     _show_curves(curves_KP, recipe.steps, log, losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
@@ -137,19 +137,19 @@ def _train_mine(
     recipe: TeacherRecipe,
     seed: int,
     device: torch.device,
-    units: list[range],
+    groups: list[range],
     checkpoint_dir: Path | None,
     tell: Callable[[range, float], object],
 ) -> Iterator[tuple[range, Trained]]:
-    """This rank's teachers: the units kept from an interrupted run first, then the others, launch by launch."""
+    """This rank's teachers: the groups kept from an interrupted run first, then the others, launch by launch."""
     kept = Checkpoints(checkpoint_dir, recipe, seed) if checkpoint_dir is not None else None
     todo = []
-    for unit in units:
-        trained = kept.load(gather_chunk(private, shards, unit)) if kept else None
+    for group in groups:
+        trained = kept.load(gather_chunk(private, shards, group)) if kept else None
         if trained is None:
-            todo.append(unit)
+            todo.append(group)
         else:
-            yield unit, trained
+            yield group, trained
     size = launch.train_size(recipe, spec, shards.num_teachers, shards.index_KS.shape[1], device)
     planned = launch.launches(todo, size)
     backend = choose_backend(recipe, spec, planned, device)
@@ -159,16 +159,16 @@ def _train_mine(
         ended = train_chunks(private, spec, shards, recipe, seed, planned, num_workers(recipe), tell)
     else:
         ended = _train_here(private, spec, shards, recipe, seed, device, planned, backend, tell)
-    parts: dict[range, dict[int, Trained]] = {unit: {} for unit in todo}
+    parts: dict[range, dict[int, Trained]] = {group: {} for group in todo}
     for teachers, trained in ended:
-        for unit in todo:
-            own = range(max(unit.start, teachers.start), min(unit.stop, teachers.stop))
+        for group in todo:
+            own = range(max(group.start, teachers.start), min(group.stop, teachers.stop))
             if not own or not kept:
                 continue
-            parts[unit][own.start] = trained.take(slice(own.start - teachers.start, own.stop - teachers.start))
-            if sum(map(len, parts[unit].values())) == len(unit):
-                whole = Trained.joined([part for _, part in sorted(parts.pop(unit).items())])
-                kept.save(gather_chunk(private, shards, unit), whole)
+            parts[group][own.start] = trained.take(slice(own.start - teachers.start, own.stop - teachers.start))
+            if sum(map(len, parts[group].values())) == len(group):
+                whole = Trained.joined([part for _, part in sorted(parts.pop(group).items())])
+                kept.save(gather_chunk(private, shards, group), whole)
         yield teachers, trained
 
 
@@ -215,7 +215,7 @@ def _show_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, losses: Los
 
 
 class Checkpoints:
-    """A folder of units, each file named by what decides its result (records, recipe, seed): a stale one is not found.
+    """A folder of groups, each file named by what decides its result (records, recipe, seed): a stale one is not found.
 
     Args:
         folder: PRIVATE. The folder for the files.

@@ -1,4 +1,4 @@
-"""How teachers are dealt and launched: by units of 16, within a GPU's memory, from public numbers alone."""
+"""How teachers are dealt and launched: by groups of 16, within a GPU's memory, from public numbers alone."""
 
 import itertools
 
@@ -23,11 +23,11 @@ def images(size=32, channels=3, classes=10):
 
 @pytest.mark.parametrize("num_teachers", [1, 15, 16, 17, 50, 250, 10_000])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
-def test_every_teacher_is_dealt_once_and_no_rank_has_two_units_more(num_teachers, ranks):
-    units = launch.units(num_teachers)
-    assert list(itertools.chain(*units)) == list(range(num_teachers))
-    assert all(len(unit) == launch.UNIT == 16 for unit in units[:-1])
-    owner = launch.owners(len(units), ranks)
+def test_every_teacher_is_dealt_once_and_no_rank_has_two_groups_more(num_teachers, ranks):
+    groups = launch.groups(num_teachers)
+    assert list(itertools.chain(*groups)) == list(range(num_teachers))
+    assert all(len(group) == launch.GROUP == 16 for group in groups[:-1])
+    owner = launch.owners(len(groups), ranks)
     assert owner == sorted(owner) and max(owner) < ranks
     loads = [owner.count(rank) for rank in range(ranks)]
     assert max(loads) - min(loads) <= 1
@@ -36,18 +36,18 @@ def test_every_teacher_is_dealt_once_and_no_rank_has_two_units_more(num_teachers
 def test_the_ranks_of_eight_and_of_sixty_four_gpus_are_busy():
     assert launch.efficiency(250, 8) >= 0.95 and launch.efficiency(10_000, 64) >= 0.95
     assert launch.efficiency(250, 1) == 1
-    by_hand = {50: 50 / (8 * 16), 100: 100 / (8 * 16)}  # four and seven units: other ranks idle
+    by_hand = {50: 50 / (8 * 16), 100: 100 / (8 * 16)}  # four and seven groups: other ranks idle
     assert {k: launch.efficiency(k, 8) for k in by_hand} == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 15, 16, 17, 40, 48, 250])
 def test_launches_cover_what_is_to_be_done_and_nothing_else(size):
-    units = launch.units(250)
-    for todo in (units, units[3:7], [units[0], units[2], units[3], units[15]], []):
+    groups = launch.groups(250)
+    for todo in (groups, groups[3:7], [groups[0], groups[2], groups[3], groups[15]], []):
         planned = launch.launches(todo, size)
         assert sorted(itertools.chain(*planned)) == sorted(itertools.chain(*todo))
         assert all(len(teachers) <= max(1, size if size < 16 else size - size % 16) for teachers in planned)
-        if size < 16:  # within a unit: what else is to be done changes nothing
+        if size < 16:  # within a group: what else is to be done changes nothing
             assert all(teachers.start // 16 == (teachers.stop - 1) // 16 for teachers in planned)
 
 
@@ -60,7 +60,7 @@ def test_launches_on_a_cpu_follow_from_public_numbers(network):
     assert launch.train_size(TeacherRecipe(chunk=64), spec(), 250, 100, CPU) == 16
 
 
-def test_a_gpu_gets_what_its_memory_holds_in_whole_units():
+def test_a_gpu_gets_what_its_memory_holds_in_whole_groups():
     recipe = TeacherRecipe(network="convnet", options={})
     cost = launch.network_cost("convnet", {}, images())
     each = launch.training_bytes(recipe, cost, images(), 300)
@@ -68,8 +68,8 @@ def test_a_gpu_gets_what_its_memory_holds_in_whole_units():
     assert size % 16 == 0 and size * each <= 20 * 2**30 < (size + 16) * each
     assert launch.train_size(recipe, images(), 250, 300, GPU) == 128 and 250 * each < 80e9  # two launches in 24 GiB
     wide = TeacherRecipe(network="logistic", options={})
-    for teachers in (75, 250):  # the last unit is not whole, and belongs to the launch all the same
-        every = launch.launches(launch.units(teachers), launch.train_size(wide, images(), teachers, 300, GPU))
+    for teachers in (75, 250):  # the last group is not whole, and belongs to the launch all the same
+        every = launch.launches(launch.groups(teachers), launch.train_size(wide, images(), teachers, 300, GPU))
         assert every == [range(teachers)]
     small = TeacherRecipe(network="convnet", options={}, memory_gib=3.5 * each / 2**30)
     assert launch.train_size(small, images(), 250, 300, GPU) == 3
@@ -93,7 +93,7 @@ def test_asking_keeps_within_the_memory(network, size):
         assert teachers == 64 or 2 * teachers * launch.asking_bytes(cost, points) > memory * 2**30
 
 
-def test_killed_ranks_and_workers_leave_whole_units_and_the_same_bits(tmp_path):
+def test_killed_ranks_and_workers_leave_whole_groups_and_the_same_bits(tmp_path):
     """Units kept by one way of running are taken up by every other."""
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(40)])
     private = records(120)

@@ -252,7 +252,7 @@ def test_batches_are_permutations_of_the_own_shard():
 
 
 @pytest.mark.parametrize("backend", ["vectorised", "processes"])
-def test_resumes_from_finished_units_to_the_same_bits(tmp_path, backend, monkeypatch):
+def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkeypatch):
     private, shards = records(120), shards_of([list(range(k * 3, k * 3 + 3)) for k in range(40)])
     settings = recipe(backend=backend, workers=1, steps=4, chunk=8)
     whole = train(private, spec(), shards, settings, seed=0)
