@@ -21,6 +21,7 @@ from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
+from pate_torch.reporting import build
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import PrivateData
@@ -206,6 +207,23 @@ def two_candidates(**changes):
     good = Supervised(network="mlp", steps=40, augment=None)
     bad = Supervised(network="mlp", network_options={"hidden": [1]}, steps=40, augment=None)  # a line sees two clouds
     return Selection(candidates={"bad": bad, "good": good}, **{"epsilon": 2.0, "validation": 0.3, **changes})
+
+
+def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, monkeypatch):
+    pipeline.run(changed(plan, num_queries=5))
+    pipeline.run(one := again(plan, "second", mechanism=Gaussian(sigma=3.0)))
+    with Ledger(one.root / "ledger.sqlite") as ledger:
+        data = one.dataset.load()
+        release = release_store.read(one.root, summary(one)["release_id"], data.pool, data.spec, ledger)[0]
+
+        def curve(composed):
+            monkeypatch.setattr(build, "COMPOSED", composed)
+            return build.account_curve(ledger, "blobs", release)
+
+        exact, coarse = curve(20), curve(4)
+    assert len(exact) == len(coarse) == 20 and exact[-1] == coarse[-1] == pytest.approx(spent(one), rel=1e-9)
+    assert all(high >= low for high, low in zip(coarse, exact, strict=True)) and len(set(coarse)) == 4
+    assert len(set(exact)) == 20
 
 
 def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
