@@ -74,8 +74,8 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
         stacked.forward(module, params, torch.empty(batch, teachers, *shape, device="meta")).sum().backward()
     one = 4 * cost.parameters
     train, ask = trained.peak / teachers + 3 * one, asked.peak / teachers + one
-    planned = launch.training_bytes(recipe, cost, spec, 0), launch.asking_bytes(cost, points)
-    size_24 = launch.train_size(recipe, spec, 10_000, 0, torch.device("cuda"))
+    planned = launch.training_bytes(recipe, cost), launch.asking_bytes(cost, points)
+    size_24 = launch.train_size(recipe, cost, 10_000, torch.device("cuda"))
     ask_24 = launch.ask_size(cost, 10_000, recipe.memory_gib)
     mib = 2**20
     return [

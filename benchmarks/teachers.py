@@ -26,7 +26,7 @@ from pate_torch import networks
 from pate_torch.core.rng import torch_stream
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.teachers.engine import gather_chunk, train_stacked
-from pate_torch.teachers.launch import train_size
+from pate_torch.teachers.launch import network_cost, train_size
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -91,7 +91,7 @@ def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int
     machine disturb it little, and it leaves out what processes and threads add or cost."""
     network, _, augmented = case.partition("+")
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
-    size = train_size(recipe, SPEC, teachers, 0, torch.device("cpu"))
+    size = train_size(recipe, network_cost(recipe.network, recipe.options, SPEC), teachers, torch.device("cpu"))
     private, shards = records(max(size, sample + 1))
     chunk = gather_chunk(private, shards, range(size))
     loop, ours = [], []

@@ -14,7 +14,7 @@ from pate_torch.core import checks
 from pate_torch.core.rng import derive, numpy_stream
 from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.launch import train_size
+from pate_torch.teachers.launch import network_cost, train_size
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -76,12 +76,13 @@ def by_teachers(
     train = train_loop if recipe.backend == "loop" else train_stacked
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     kind = torch.uint8 if spec.is_image else torch.float32
+    cost = network_cost(recipe.network, recipe.options, spec)
 
     def batched(
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
     ) -> Floats:
         x, y = torch.as_tensor(x_B).to(kind), torch.as_tensor(y_B).to(torch.int64)
-        size, parts, asked = train_size(recipe, spec, len(x), x.shape[1], device), [], torch.as_tensor(points).to(kind)
+        size, parts, asked = train_size(recipe, cost, len(x), device), [], torch.as_tensor(points).to(kind)
         for rows in (slice(first, first + size) for first in range(0, len(x), size)):
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))

@@ -160,13 +160,14 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
     return Cost(networks.num_parameters(module), products, sum(kept), max(step), max(asked))
 
 
-def training_bytes(recipe: TeacherRecipe, cost: Cost, spec: DataSpec, capacity: int) -> int:
-    """Memory of a device that one teacher takes while it is trained, its ``capacity`` records included."""
+def training_bytes(recipe: TeacherRecipe, cost: Cost) -> int:
+    """Memory of a device that one teacher takes while it is trained, beside its records.
+
+    How many these are is private: a launch that followed from it would tell one record to every teacher of the launch.
+    """
     number = recipe.torch_dtype.itemsize
     halves = cost.parameters // 2 if recipe.dtype == "bf16" else 0  # weights are cast in each step
-    numbers = _STATE[recipe.optimizer] * cost.parameters + halves + recipe.batch_size * (cost.kept + cost.step)
-    record = math.prod(spec.input_shape) * (1 if spec.is_image else 4)
-    return number * numbers + capacity * (record + 8)
+    return number * (_STATE[recipe.optimizer] * cost.parameters + halves + recipe.batch_size * (cost.kept + cost.step))
 
 
 def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
@@ -177,7 +178,7 @@ def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
 # ---- how many at once ------------------------------------------------------------------------------------------------
 
 
-def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacity: int, device: torch.device) -> int:
+def train_size(recipe: TeacherRecipe, cost: Cost, num_teachers: int, device: torch.device) -> int:
     """Teachers trained at once, from public numbers and the kind of device: never from the number of workers or ranks.
 
     On a CPU small networks are bound by the fixed cost of a step and want large launches, large ones fall out of the
@@ -190,11 +191,10 @@ def train_size(recipe: TeacherRecipe, spec: DataSpec, num_teachers: int, capacit
     most = GROUP if device.type == "cpu" else GROUP * math.ceil(num_teachers / GROUP)
     if recipe.chunk is not None:
         return min(recipe.chunk, most)
-    cost = network_cost(recipe.network, recipe.options, spec)
     if device.type != "cpu":
-        each = training_bytes(recipe, cost, spec, capacity)
-        size = _fitting(recipe.memory_gib, each, f"a teacher of network={recipe.network} at batch_size="
-                        f"{recipe.batch_size}", "Lower teacher.batch_size, or use a smaller network")  # fmt: skip
+        what = f"a teacher of network={recipe.network} at batch_size={recipe.batch_size}"
+        advice = "Lower teacher.batch_size, or use a smaller network"
+        size = _fitting(recipe.memory_gib, training_bytes(recipe, cost), what, advice)
         return min(size - size % GROUP if size >= GROUP else size, most)
 
     def seconds(size: int, *workers: int) -> float:

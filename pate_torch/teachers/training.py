@@ -36,12 +36,11 @@ WORTH_SPAWNING = 4.0
 """Estimated seconds of one core above which worker processes pay that import torch anew."""
 
 
-def choose_backend(recipe: TeacherRecipe, spec: DataSpec, planned: list[range], device: torch.device) -> str:
+def choose_backend(recipe: TeacherRecipe, cost: launch.Cost, planned: list[range], device: torch.device) -> str:
     """The measured rule behind ``backend=auto`` (benchmarks/README.md), for the launches that are planned."""
-    if recipe.backend != "auto" or not planned:
-        return "vectorised" if recipe.backend == "auto" else recipe.backend
-    cost = launch.network_cost(recipe.network, recipe.options, spec)
-    work = recipe.steps * len(planned) * launch.step_seconds(recipe, cost, len(planned[0]))
+    if recipe.backend != "auto":
+        return recipe.backend
+    work = recipe.steps * sum(launch.step_seconds(recipe, cost, len(teachers)) for teachers in planned)
     parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(planned) > 1
     worth = launch.WORTH_PROCESSES if may_fork() else WORTH_SPAWNING
     return "processes" if parallel and work > worth else "vectorised"
@@ -150,9 +149,9 @@ def _train_mine(
             todo.append(group)
         else:
             yield group, trained
-    size = launch.train_size(recipe, spec, shards.num_teachers, shards.index_KS.shape[1], device)
-    planned = launch.launches(todo, size)
-    backend = choose_backend(recipe, spec, planned, device)
+    cost = launch.network_cost(recipe.network, recipe.options, spec)
+    planned = launch.launches(todo, launch.train_size(recipe, cost, shards.num_teachers, device))
+    backend = choose_backend(recipe, cost, planned, device)
     if backend == "processes":
         if device.type != "cpu":
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")

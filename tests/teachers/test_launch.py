@@ -1,5 +1,6 @@
 """How teachers are dealt and launched: by groups of 16, within a GPU's memory, from public numbers alone."""
 
+import inspect
 import itertools
 
 import pytest
@@ -19,6 +20,16 @@ def images(size=32, channels=3, classes=10):
     return DataSpec(
         name="images", num_classes=classes, input_shape=(channels, size, size), class_names=names, mean=half, std=half
     )
+
+
+def train_size(recipe, spec, num_teachers, device):
+    return launch.train_size(recipe, launch.network_cost(recipe.network, recipe.options, spec), num_teachers, device)
+
+
+def test_no_record_decides_how_many_are_launched():
+    """Else one more in the largest shard could change the last bits of every teacher, and votes of all."""
+    assert set(inspect.signature(launch.train_size).parameters) == {"recipe", "cost", "num_teachers", "device"}
+    assert set(inspect.signature(launch.training_bytes).parameters) == {"recipe", "cost"}
 
 
 @pytest.mark.parametrize("num_teachers", [1, 15, 16, 17, 50, 250, 10_000])
@@ -54,31 +65,31 @@ def test_launches_cover_what_is_to_be_done_and_nothing_else(size):
 @pytest.mark.parametrize("network", ["logistic", "lean_cnn", "convnet"])
 def test_launches_on_a_cpu_follow_from_public_numbers(network):
     for teachers in (1, 7, 48, 250, 1000, 5000):
-        size = launch.train_size(TeacherRecipe(network=network, options={}), spec(), teachers, 100, CPU)
+        size = train_size(TeacherRecipe(network=network, options={}), spec(), teachers, CPU)
         assert 1 <= size <= 16
-    assert launch.train_size(TeacherRecipe(chunk=12), spec(), 250, 100, CPU) == 12
-    assert launch.train_size(TeacherRecipe(chunk=64), spec(), 250, 100, CPU) == 16
+    assert train_size(TeacherRecipe(chunk=12), spec(), 250, CPU) == 12
+    assert train_size(TeacherRecipe(chunk=64), spec(), 250, CPU) == 16
 
 
 def test_a_gpu_gets_what_its_memory_holds_in_whole_groups():
     recipe = TeacherRecipe(network="convnet", options={})
     cost = launch.network_cost("convnet", {}, images())
-    each = launch.training_bytes(recipe, cost, images(), 300)
-    size = launch.train_size(recipe, images(), 10_000, 300, GPU)
+    each = launch.training_bytes(recipe, cost)
+    size = train_size(recipe, images(), 10_000, GPU)
     assert size % 16 == 0 and size * each <= 20 * 2**30 < (size + 16) * each
-    assert launch.train_size(recipe, images(), 250, 300, GPU) == 128 and 250 * each < 80e9  # two launches in 24 GiB
+    assert train_size(recipe, images(), 250, GPU) == 144 and 250 * each < 80e9  # two launches in 24 GiB
     wide = TeacherRecipe(network="logistic", options={})
     for teachers in (75, 250):  # the last group is not whole, and belongs to the launch all the same
-        every = launch.launches(launch.groups(teachers), launch.train_size(wide, images(), teachers, 300, GPU))
+        every = launch.launches(launch.groups(teachers), train_size(wide, images(), teachers, GPU))
         assert every == [range(teachers)]
     small = TeacherRecipe(network="convnet", options={}, memory_gib=3.5 * each / 2**30)
-    assert launch.train_size(small, images(), 250, 300, GPU) == 3
+    assert train_size(small, images(), 250, GPU) == 3
 
 
 def test_too_little_memory_is_said_with_the_key():
     recipe = TeacherRecipe(network="convnet", options={}, memory_gib=0.001)
     with pytest.raises(ValueError, match=r"memory_gib=0\.001: is too little: .*network=convnet.*batch_size=32"):
-        launch.train_size(recipe, images(), 250, 300, GPU)
+        train_size(recipe, images(), 250, GPU)
     with pytest.raises(ValueError, match=r"teacher\.memory_gib=1e-06: is too little"):
         launch.ask_size(launch.network_cost("convnet", {}, images()), 250, 1e-6)
 
