@@ -259,10 +259,10 @@ class RunConfig:
             self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
                 refuse_component("teacher", self.teacher, data)
-            if self.is_guided and self.guide is None:
-                what, fix = "must be a student: the later rounds look at one", "Use student@guide_student=supervised."
-                raise checks.fail("guide_student", None, what, fix)
             if self.is_guided:
+                if self.guide is None:
+                    what = "must be a student: the later rounds look at one"
+                    raise checks.fail("guide_student", None, what, "Use student@guide_student=supervised.")
                 refuse_component("guide_student", self.guide, data)
         elif self.selection is not None:
             refuse_adjacency(data, self.partition.adjacency)

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.data_dependent import sanitised_release as publication
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_epsilon
 from pate_torch.budget import Budget
 from pate_torch.core import checks
+from pate_torch.core.files import write_whole
 from pate_torch.ledger.ledger import PRICE
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
@@ -139,7 +139,7 @@ class Sanitiser:
                 "sigma": plan.sigma,
                 "private": spending.secret,
             }
-            release_store.replace(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+            write_whole(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         return epsilon, spending.id
 
 

@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import file_digest, tensor_digest
+from pate_torch.core.files import file_digest, tensor_digest, write_whole
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
@@ -128,16 +127,16 @@ def write(
     if release.cell_RP is not None:
         cells = _cells(release)
         record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
-        replace(folder / "cells.csv", cells)
+        write_whole(folder / "cells.csv", cells)
     if release.score_RPC is not None:
         scores = safetensors.torch.save(_scores(release.score_RPC, release.model))
         record["scores_sha256"] = hashlib.sha256(scores).hexdigest()
-        replace(folder / "scores.safetensors", scores)
+        write_whole(folder / "scores.safetensors", scores)
     if guide is not None:
         student_store.save(guide, folder / _GUIDE)
         record["guide_sha256"] = file_digest(folder / _GUIDE)
-    replace(folder / "labels.csv", table)
-    replace(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / "labels.csv", table)
+    write_whole(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
 
@@ -340,13 +339,3 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
 
 def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:
     return checks.fail("labels", record["release_id"], what, fix)
-
-
-def replace(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

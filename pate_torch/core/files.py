@@ -1,4 +1,4 @@
-"""PRIVATE folders and files of tensors: closed to others, written whole or not at all, refused when damaged."""
+"""Files written whole or not at all; PRIVATE folders and files of tensors, closed to others, refused when damaged."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def tensor_digest(x: Tensor) -> str:
 def content(x: Tensor) -> memoryview:
     """The bytes of a tensor, for hashing."""
     return x.detach().cpu().contiguous().numpy().data.cast("B") if x.numel() else memoryview(b"")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from pate_torch.core.files import write_whole
 from pate_torch.core.progress import clock
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.intervals import percent
@@ -40,9 +41,7 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
         "summary.json": strict_json(summary(report)),  # last: it says that a run has finished here
     }
     for name, content in written.items():
-        partial = folder / f".{name}.partial"
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(folder / name)
+        write_whole(folder / name, content)
 
 
 def summary(report: ReleaseReport) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.stacked import order
 from pate_torch.types import DataSpec
 
 GROUP = 16
@@ -147,13 +148,9 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
 
     with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
         module = networks.build(network, spec.input_shape, spec.num_classes, **options).eval()
-        fused = {
-            second
-            for sequence in module.modules()
-            if isinstance(sequence, nn.Sequential)
-            for first, second in pairwise(sequence)
-            if isinstance(first, nn.Linear | nn.Conv2d) and isinstance(second, nn.ReLU)
-        }
+        sequences = [layer for layer in module.modules() if isinstance(layer, nn.Sequential)]
+        alone = {layer for sequence in sequences for _, layer, _ in order(sequence)}
+        fused = {layer for sequence in sequences for layer in sequence if layer not in alone}
         for layer in module.modules():
             layer.register_forward_hook(count)
         module(torch.zeros(1, *spec.input_shape))

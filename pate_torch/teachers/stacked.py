@@ -104,11 +104,11 @@ class _Conv(torch.autograd.Function):
 
 
 def _patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
-    """Patches [K, I*kh*kw, B*L] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
+    """Patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
     (dh, dw), (kh, kw), (sh, sw) = layer.dilation, layer.kernel_size, layer.stride
     view = F.pad(x, _padding(layer)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
     view = view[..., ::dh, ::dw].unflatten(1, (count, -1))  # [B, K, I, H', W', kh, kw]
-    return view.permute(1, 2, 5, 6, 0, 3, 4).reshape(count, -1, len(x) * view.shape[3] * view.shape[4])
+    return view.permute(1, 2, 5, 6, 0, 3, 4).flatten(1, 3)
 
 
 def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
@@ -129,9 +129,9 @@ class _ConvMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, relu: bool) -> Tensor:
         count, outputs = weight.shape[:2]
         patches, flat = _patches(x, layer, count), weight.flatten(2)
+        shape, patches = patches.shape[3:], patches.flatten(2)
         out = torch.bmm(flat, patches) if bias is None else torch.baddbmm(bias.unsqueeze(2), flat, patches)
         out = out.relu_() if relu else out
-        shape = _out_shape(x, layer)
         out = out.view(count, outputs, len(x), *shape).permute(2, 0, 1, 3, 4).reshape(len(x), count * outputs, *shape)
         ctx.layer, ctx.relu, ctx.has_bias = layer, relu, bias is not None
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -146,7 +146,7 @@ class _ConvMatmul(torch.autograd.Function):
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         count, (height, width) = len(weight), grad.shape[2:]
         grad = grad.unflatten(1, (count, -1)).permute(1, 2, 0, 3, 4).flatten(2)  # [K, O, B*L]
-        grad_weight = torch.bmm(grad, _patches(x, layer, count).mT).view_as(weight)
+        grad_weight = torch.bmm(grad, _patches(x, layer, count).flatten(2).mT).view_as(weight)
         grad_bias = grad.sum(2) if ctx.has_bias else None
         grad_x = None
         if ctx.needs_input_grad[0]:
@@ -161,12 +161,6 @@ class _ConvMatmul(torch.autograd.Function):
                     padded[:, :, rows, columns] += parts[:, :, i, j].permute(2, 0, 1, 3, 4).flatten(1, 2)
             grad_x = padded[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
         return grad_x, grad_weight, grad_bias, None, None
-
-
-def _out_shape(x: Tensor, layer: nn.Conv2d) -> tuple[int, int]:
-    left, _, top, _ = _padding(layer)
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    return (x.shape[2] + 2 * top - dh * (kh - 1) - 1) // sh + 1, (x.shape[3] + 2 * left - dw * (kw - 1) - 1) // sw + 1
 
 
 class _Layers:
@@ -194,7 +188,7 @@ class _Layers:
         """One layer, and the ReLU after it if ``relu``."""
         match module:
             case nn.Sequential():
-                for name, layer, followed in _order(module):
+                for name, layer, followed in order(module):
                     x = self.apply(layer, f"{prefix}{name}.", x, followed)
                 return x
             case networks.Residual():
@@ -233,7 +227,7 @@ class _Layers:
         return F.group_norm(x, self.networks * layer.num_groups, weight.flatten(), bias.flatten(), layer.eps)
 
 
-def _order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
+def order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
     """The layers, and whether each also applies the ReLU that follows it (which is then left out)."""
     plan: list[tuple[str, nn.Module, bool]] = []
     for name, layer in sequence.named_children():
