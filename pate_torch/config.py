@@ -210,16 +210,19 @@ class RunConfig:
         )
         return dataclasses.replace(self, mechanism=dataclasses.replace(knobs, sigma=sigma))
 
-    def worst_case_events(self, data: Dataset) -> tuple[Event, ...]:
+    def worst_case_events(self, num_classes: int) -> tuple[Event, ...]:
         """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""
-        events = () if self.labels is not None else self.mechanism.worst_case(self.num_queries, self.num_rounds)
-        if self.selection is not None:
-            events += self.selection.worst_case()
-        if self.sanitiser is not None and self.labels is None:
-            events += self.sanitiser.worst_case(self.publication(data))
-        return events
+        labels = () if self.labels is not None else self.mechanism.worst_case(self.num_queries, self.num_rounds)
+        return labels + self.events_beside_labels(num_classes)
 
-    def publication(self, data: Dataset) -> sanitised_release.Plan:
+    def events_beside_labels(self, num_classes: int) -> tuple[Event, ...]:
+        """What this run may charge for the choice of a student and the publication of the labels' price."""
+        choice = () if self.selection is None else self.selection.worst_case()
+        if self.sanitiser is None or self.labels is not None:
+            return choice
+        return choice + self.sanitiser.worst_case(self.publication(num_classes))
+
+    def publication(self, num_classes: int) -> sanitised_release.Plan:
         """How the data-dependent price is published.
 
         Raises:
@@ -230,7 +233,7 @@ class RunConfig:
             self.mechanism,
             num_queries=self.num_queries,
             num_teachers=self.num_teachers,
-            num_classes=data.spec.num_classes,
+            num_classes=num_classes,
             rounds=self.num_rounds,
             delta=self.privacy.delta,
         )

@@ -18,7 +18,7 @@ from torch import nn
 from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.accounting.filters import Filter
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
@@ -151,7 +151,7 @@ class RunContext:
             ValueError: It does not keep the account's terms.
         """
         if self.budget is not None:
-            self.budget.check(self.config.worst_case_events(self.data))
+            self.budget.check(self.config.worst_case_events(self.data.spec.num_classes))
 
     def encoder(self) -> nn.Module | None:
         """The encoder of the public points, learnt from them alone; None: the points are taken as they are."""
@@ -180,7 +180,7 @@ class RunContext:
             with clock("data"):
                 loaded = Loaded.of(config)
             config = config.for_data(loaded.data, stages)
-            planned = config.worst_case_events(loaded.data)
+            planned = config.worst_case_events(loaded.data.spec.num_classes)
             reused = forecast = None
             if config.labels is None:
                 config.validate_for(loaded.data)
@@ -336,8 +336,7 @@ def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Ma
     planned, privacy = tuple(planned), config.privacy
     key = "opening_budget" if privacy.budget_epsilon is None else "budget_epsilon"
     budget = getattr(privacy, key)
-    terms = Filter.plan(planned, epsilon=budget, delta=privacy.delta)
-    if not terms.admits(Spend(), terms.price(planned)):
+    if not Filter.would_open(planned, epsilon=budget, delta=privacy.delta):
         alone = accounting.epsilon(planned, privacy.delta)
         raise checks.fail(
             f"privacy.{key}",

@@ -177,7 +177,8 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
 
 
 def _configuration(component: Any) -> dict[str, Any]:
-    return {"class": type(component).__qualname__, **dataclasses.asdict(component)}
+    kind = type(component)
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", **dataclasses.asdict(component)}
 
 
 def publish_price(run: RunContext, release: LabelRelease) -> str | None:
@@ -187,7 +188,7 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
         return None
     assert run.budget is not None and release.voters is not None and isinstance(release.voters.sensitive, Votes)
     votes = release.voters.sensitive.take(release.labels.query_Q)
-    publication, delta = config.publication(run.data), config.privacy.delta
+    publication, delta = config.publication(run.data.spec.num_classes), config.privacy.delta
     epsilon, paid = config.sanitiser.publish(publication, config.mechanism, votes, run.budget, delta, run.release_dir)
     run.paid.append(paid)
     release.voters.remember(run.ledger.head())

@@ -48,7 +48,11 @@ They are nothing without their release.json, which is written last.
 
 def key(facts: Mapping[str, Any]) -> str:
     """Key of a release: two with the same questions, mechanism and teachers have the same one. Public facts only."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def text(value: object) -> str:
+        return tensor_digest(value) if isinstance(value, Tensor) else str(value)
+
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=text).encode()).hexdigest()
 
 
 def refuse_used_folder(run: Path, reused: str | None = None) -> None:

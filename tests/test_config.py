@@ -515,6 +515,13 @@ def test_a_release_that_is_not_there_is_refused(tmp_path):
         release_store.read(tmp_path, "0123456789abcdef", data.pool, data.spec, ledger)
 
 
+def test_train_and_label_share_the_terms_of_an_account_and_its_folders():
+    train, label = ((ROOT / "conf" / f"{name}.yaml").read_text() for name in ("config", "label"))
+    for group in ("privacy", "paths"):
+        blocks = [next(part for part in text.split("\n\n") if part.startswith(f"{group}:")) for text in (train, label)]
+        assert blocks[0] == blocks[1]
+
+
 def test_every_configuration_key_of_the_top_level_is_tried():
     """A new top-level key needs a case here, or a place among those that other keys refer to."""
     from omegaconf import OmegaConf

@@ -7,6 +7,7 @@ import math
 import stat
 
 import pytest
+import torch
 
 from pate_torch import pipeline, published_price, release_store
 from pate_torch.accounting import gdp, rdp
@@ -85,6 +86,25 @@ def test_the_same_questions_are_not_paid_for_twice(plan):
     pipeline.run(second := again(plan, "second"))
     assert spent(plan) == before
     assert summary(second)["release_id"] == summary(plan)["release_id"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class From(Random):
+    places: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(2000))
+
+
+def test_a_strategy_of_the_same_name_or_with_another_tensor_is_another(plan):
+    """A tensor's text is shortened, and another module may have a class of the same name."""
+    releases = set()
+    for number, place in enumerate((0.0, 0.0, 1.0)):
+        strategy = From(places=torch.arange(2000) + place * (torch.arange(2000) == 1000))
+        pipeline.run(one := again(plan, f"run{number}", query=strategy))
+        releases.add(summary(one)["release_id"])
+    assert len(releases) == 2
+    elsewhere = type("Random", (Random,), {"__module__": "elsewhere"})
+    pipeline.run(plan)
+    pipeline.run(second := again(plan, "second", query=elsewhere()))
+    assert summary(second)["release_id"] != summary(plan)["release_id"]
 
 
 def test_other_questions_to_the_same_teachers_are_charged_to_the_same_account(plan):

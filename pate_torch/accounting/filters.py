@@ -128,6 +128,13 @@ class Filter:
             order = _best_order(smooth or (Gaussian(mu=1.0),), epsilon, delta - delta_reserve)
         return cls(kind=kind, epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, order=order)
 
+    @classmethod
+    def would_open(cls, planned: Iterable[Event], *, epsilon: float, delta: float) -> bool:
+        """Whether an account with this cap, opened for these events, would admit them."""
+        planned = tuple(planned)
+        account = cls.plan(planned, epsilon=epsilon, delta=delta)
+        return account.admits(Spend(), account.price(planned))
+
     @cached_property
     def capacity(self) -> float:
         """Largest sum that keeps the cap: of mu^2, or of divergences at ``order``."""

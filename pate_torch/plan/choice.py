@@ -16,7 +16,7 @@ from torch import nn
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.accounting.filters import Filter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
@@ -208,7 +208,7 @@ class PlanEvaluator:
         if problem is None:
             plan = plan.calibrated()
             try:
-                routes = accounting.routes(planned(plan, plan.num_queries), plan.privacy.delta)
+                routes = accounting.routes(self.events(plan, plan.num_queries), plan.privacy.delta)
             except ValueError as error:
                 problem = str(error)
         mechanism: Any = plan.mechanism
@@ -224,7 +224,7 @@ class PlanEvaluator:
             delta=plan.privacy.delta,
             budget=self.budget(plan),
             routes=routes,
-            fits=self._most(plan, lambda events: _opens(plan, self.budget(plan), events)),
+            fits=self._most(plan, functools.partial(self._opens, plan)),
             left=None if self.account is None else self._most(plan, self._admits),
             sigma_for_target=self._sigma_for_target(plan),
             outcome=None if problem is not None else self._rehearse(plan),
@@ -265,7 +265,7 @@ class PlanEvaluator:
         def fits(queries: int) -> bool:
             try:
                 self._check(plan, queries)
-                return admits(planned(plan, queries))
+                return admits(self.events(plan, queries))
             except ValueError:  # no filter could keep such a budget, or the mechanism no such plan
                 return False
 
@@ -280,6 +280,14 @@ class PlanEvaluator:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if fits(middle) else (good, middle)
         return good
+
+    def events(self, plan: RunConfig, queries: int) -> tuple[Event, ...]:
+        """What a run of so many questions may charge, the publication of their price as the plan has it."""
+        labels = plan.mechanism.worst_case(queries, min(plan.query.rounds, queries))
+        return labels + plan.events_beside_labels(self.num_classes)
+
+    def _opens(self, plan: RunConfig, events: tuple[Event, ...]) -> bool:
+        return Filter.would_open(events, epsilon=self.budget(plan), delta=plan.privacy.delta)
 
     def _admits(self, events: tuple[Event, ...]) -> bool:
         assert self.account is not None
@@ -335,15 +343,3 @@ def _features(plan: RunConfig, data: Dataset) -> nn.Module | None:
     if plan.features is None:
         return None
     return plan.features.learn(data.pool.x, data.spec, seed=plan.seed, device=plan.device)
-
-
-def planned(plan: RunConfig, queries: int) -> tuple[Event, ...]:
-    """The events a run would reserve for so many questions, and for choosing among students where it does."""
-    labels = plan.mechanism.worst_case(queries, min(plan.query.rounds, queries))
-    return labels if plan.selection is None else labels + plan.selection.worst_case()
-
-
-def _opens(plan: RunConfig, budget: float, events: tuple[Event, ...]) -> bool:
-    """Whether an account with this cap would be opened for these events (a run decides alike)."""
-    terms = Filter.plan(events, epsilon=budget, delta=plan.privacy.delta)
-    return terms.admits(Spend(), terms.price(events))

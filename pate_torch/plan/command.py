@@ -45,7 +45,7 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.plan import chance
 from pate_torch.plan import report as reports
-from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best, planned
+from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best
 from pate_torch.plan.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
 from pate_torch.plan.report import PlanReport
 from pate_torch.protocols import DatasetSource
@@ -152,7 +152,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         plot=(output or base.root / "plans") / "plan.png" if plot else None,
     )
     if sheet.plot is not None:
-        price = reports.curve(lambda choice: _as_run(by_choice[choice]), planned)
+        price = reports.curve(lambda choice: _as_run(by_choice[choice]), judge.events)
         reports.draw(sheet, price, sheet.plot)
     return sheet
 

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.config import RunConfig
 from pate_torch.ledger import Account
@@ -331,14 +332,14 @@ def _place(choice: Choice, by_teachers: bool) -> float:
 
 
 def curve(
-    plan_of: Callable[[Choice], RunConfig], planned: Callable[[RunConfig, int], Any]
+    plan_of: Callable[[Choice], RunConfig], events: Callable[[RunConfig, int], tuple[Event, ...]]
 ) -> Callable[[Choice, int], float]:
     """The price function that ``draw`` takes: NaN where a mechanism refuses so many questions."""
 
     def price(choice: Choice, queries: int) -> float:
         plan = plan_of(choice)
         try:
-            return accounting.epsilon(planned(plan, queries), plan.privacy.delta).epsilon
+            return accounting.epsilon(events(plan, queries), plan.privacy.delta).epsilon
         except ValueError:
             return math.nan
 

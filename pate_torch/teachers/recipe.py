@@ -108,8 +108,8 @@ class TeacherRecipe:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def configuration(self) -> dict[str, Any]:
-        """The choices that decide the trained teachers, as plain data: the backend and the number of workers do not."""
+        """The choices that decide the trained teachers to the bit, as plain data: not the backend, nor the workers."""
         plain = asdict(self)
-        for name in ("backend", "workers", "chunk"):
+        for name in ("backend", "workers") + (() if self.chunk else ("chunk",)):
             plain.pop(name)
         return plain

@@ -128,6 +128,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
         ("mechanism=confident", "mechanism.sigma=15", "mechanism.screen_sigma=20"),
         ("noise=discrete", "mechanism.sigma=9"),
         ("selection=exponential", "mechanism.sigma=10"),
+        ("sanitiser=smooth", "sanitiser.at_a_loss=true", "mechanism.sigma=40", "num_queries=20"),
     ],
 )
 def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
@@ -139,6 +140,9 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
         events = run.mechanism.worst_case(queries)
         if "selection=exponential" in settings:
             events += (BoundedRange(eta=0.5),)
+        if "sanitiser=smooth" in settings:  # published as for the 20 questions of the plan
+            asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": choice.delta}
+            events += (run.sanitiser.plan(run.mechanism, **asked).event,)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
             terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
             ledger.open_account("new", planned_events=events, **terms)

@@ -283,7 +283,7 @@ def plausible(case: Case) -> bool:
         made = run_config(dataset=None, **given)
         _refuse_unsuited(case["route"], made, data)
         made = made.for_data(data, Stages(quiet=True))
-        made.worst_case_events(data)
+        made.worst_case_events(data.spec.num_classes)
         made.validate_for(data)
     except ValueError:
         return False

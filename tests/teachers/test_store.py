@@ -71,7 +71,8 @@ def test_identical_configurations_on_the_same_data_are_found(saved):
     assert store.find(identity(store, private)) == name
     assert store.find(identity(store, private, seed=1)) is None
     assert store.find(identity(store, private, configuration=recipe(steps=13).configuration())) is None
-    # How the work is shared out decides nothing.
+    # How many are launched at once decides bits; who does the work does not.
+    assert store.find(identity(store, private, configuration=recipe(chunk=2).configuration())) is None
     assert store.find(identity(store, private, configuration=recipe(backend="loop").configuration())) == name
     assert TeacherStore(store.root / "elsewhere").find(identity(store, private)) is None
 
