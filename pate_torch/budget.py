@@ -14,8 +14,9 @@ nothing), and the ledger is charged nowhere else. What outlives a ``with`` is su
         spending.suspend(state)             # a hash of all that is needed to go on
     with budget.resume(spending.id, state) as spending: ...
 
-A state that the ledger does not know (an older one, or one after which noise may have been drawn) is refused, and the
-reservation stays spent.
+What the noise is to go on with (``NoiseSource.kept``: a sparse vector's threshold) is sealed beside the ledger, which
+remembers its hash with the state. A state that the ledger does not know (an older one, or one after which noise may
+have been drawn) is refused, and the reservation stays spent.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
+from pate_torch.noise.kept import seal, unseal
 from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Sensitivity
@@ -104,6 +107,11 @@ class Spending:
         if self._noise is None:
             raise RuntimeError(f"noise: this release's is drawn {self._kind}")
         return self._noise
+
+    @property
+    def kept(self) -> dict[str, float]:
+        """PRIVATE. What the noise is to go on with when the release is resumed."""
+        return {} if self._noise is None else self._noise.kept
 
     def admit(self, answers: Answers) -> Answers:
         """The answers, if this spending paid for them.
@@ -281,23 +289,38 @@ class Budget:
         charge = self.ledger.claim(self.account, [reservation]).parts[reservation]
         if charge.insecure is self.secret:
             raise checks.fail("reservation", reservation, "was made with noise that was seeded where this is not")
-        resumed = self.ledger.resume(reservation, state=state)
-        with self._within(resumed) as spending:
+        kept, digest = unseal(self._sealed(reservation))
+        resumed = self.ledger.resume(reservation, state=state + digest)
+        with self._within(resumed, kept) as spending:
             yield spending
 
+    def stands(self, reservation: str, state: str) -> bool:
+        """Whether a suspended release could be resumed from this state."""
+        charge = self.ledger.charges(self.account)[reservation]
+        return charge.suspended and charge.state == state + unseal(self._sealed(reservation))[1]
+
+    def _sealed(self, reservation: str) -> Path:
+        """PRIVATE. Where what a suspended release goes on with lies."""
+        return self.ledger.path.with_name("suspended") / f"{reservation}.json"
+
     @contextmanager
-    def _within(self, reservation: Reservation) -> Iterator[Spending]:
+    def _within(self, reservation: Reservation, kept: Mapping[str, float] | None = None) -> Iterator[Spending]:
         self.remember(self.ledger.head())
         spending = Spending(reservation, self.kind, self.insecure_seed)
+        if kept:
+            spending.noise.kept.update(kept)
         try:
             yield spending
         finally:
             spending._live = False
         # Only here, where nothing was raised: else the reservation stays as it is, charged at its worst.
+        sealed = self._sealed(spending.id)
         if spending._state is not None:
-            self.ledger.record(reservation, spending.cost, state=spending._state)
+            digest = seal(sealed, spending.kept)
+            self.ledger.record(reservation, spending.cost, state=spending._state + digest)
         else:
             self.ledger.commit(reservation, spending.cost, release_id=spending.id, digests=spending._digests)
+            sealed.unlink(missing_ok=True)
         self.remember(self.ledger.head())
 
     def _same_terms(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -197,18 +197,25 @@ class RunConfig:
 
     def calibrated(self) -> RunConfig:
         """This configuration with noise that costs ``privacy.target_epsilon`` where one is given."""
-        target, mechanism = self.privacy.target_epsilon, self.mechanism
+        target, knobs = self.privacy.target_epsilon, cast(Any, self.mechanism)
         if target is None:
             return self
-        knobs: Any = mechanism
-        if "sigma" not in {f.name for f in dataclasses.fields(knobs)}:
-            raise checks.fail("privacy.target_epsilon", target, f"mechanism={mechanism.name} has no sigma to calibrate")
-        sigma = calibration.smallest_sigma(
-            lambda s: dataclasses.replace(knobs, sigma=s).worst_case(self.num_queries, self.num_rounds),
-            epsilon=target,
-            delta=self.privacy.delta,
-        )
-        return dataclasses.replace(self, mechanism=dataclasses.replace(knobs, sigma=sigma))
+        delta, names = self.privacy.delta, {f.name for f in dataclasses.fields(knobs)}
+        if not names & {"sigma", "epsilon"}:
+            what = f"mechanism={knobs.name} has neither sigma nor epsilon to calibrate"
+            raise checks.fail("privacy.target_epsilon", target, what)
+
+        def with_noise(scale: float) -> Mechanism:
+            knob = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
+            return cast(Mechanism, dataclasses.replace(knobs, **knob))
+
+        def events(scale: float) -> tuple[Event, ...]:
+            return with_noise(scale).worst_case(self.num_queries, self.num_rounds)
+
+        # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
+        whole = "sigma" not in names and 1 - 1e-6 <= calibration.price(events(1 / target), delta) / target <= 1
+        scale = 1 / target if whole else calibration.smallest_sigma(events, epsilon=target, delta=delta)
+        return dataclasses.replace(self, mechanism=with_noise(scale))
 
     def worst_case_events(self, num_classes: int) -> tuple[Event, ...]:
         """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""

@@ -4,9 +4,10 @@
 
 Questions may depend on earlier answers. A block is priced and reserved as one release, because some mechanisms pay for
 a whole sequence (the sparse vector) and a reservation per question would pay for each anew. What a block reserved and
-did not use returns to the account when it is settled: when it is used up, by ``close``, or at the next start. A block
-with a call that was interrupted is never settled, and none from a journal that is not as the ledger knows it (an older
-copy, an edited one): it stays charged at its worst.
+did not use returns to the account when it is settled: when it is used up, by ``close``, or at the next start, where its
+questions are not asked in the same way any more; else it goes on. A block with a call that was interrupted is never
+settled, and none from a journal that is not as the ledger knows it (an older copy, an edited one): it stays charged at
+its worst.
 
 Source: NB20 Algorithm 1 (the interface); BTT18 Algorithms 3 and 4 (online release) and 5 (publishing a classifier);
 NB20 Algorithm 4 (universal answers).
@@ -209,10 +210,15 @@ class PrivateLabeler:
         """Whether answers come from a published classifier, and are free."""
         return self._classifier is not None
 
-    def close(self) -> None:
-        """Settle the open block, so that what it did not use returns to the account, and let go of the journal."""
+    def close(self, *, settle: bool = True) -> None:
+        """Settle the open block, so that what it did not use returns to the account, and let go of the journal.
+
+        Args:
+            settle: False leaves the block open, to go on with at the next start.
+        """
         with self.ledger.alone():
-            self._settle()
+            if settle:
+                self._settle()
             self._journal.close()
             if self._owns_ledger:
                 self.ledger.close()
@@ -360,7 +366,7 @@ class PrivateLabeler:
             forced=self.allow_chance,
             force="allow_chance=True",
         )
-        drowns = chance.drowned(self.mechanism, votes.num_teachers, votes.num_classes)
+        drowns = chance.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
         if drowns is not None:
             warnings.warn(f"{drowns} {chance.SMALLER}", chance.Drowned, stacklevel=4)
         return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
@@ -371,13 +377,20 @@ class PrivateLabeler:
             "block",
             reservation=spending.id,
             num_queries=size,
-            calls=self.calls,
-            mechanism=self.mechanism.name,
-            parameters={k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"},  # type: ignore[call-overload]
             num_teachers=votes.num_teachers,
-            private=self.budget.secret,
+            **self._plan(),
         )
         return _Block(spending.id, size, self.calls)
+
+    def _plan(self) -> dict[str, Any]:
+        """How a block is asked, as its line in the journal says."""
+        parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}  # type: ignore[call-overload]
+        return {
+            "calls": self.calls,
+            "mechanism": self.mechanism.name,
+            "parameters": parameters,
+            "private": self.budget.secret,
+        }
 
     def _settle(self) -> None:
         """Commit what the open block incurred."""
@@ -390,8 +403,9 @@ class PrivateLabeler:
     # ---- restart ------------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        """Read the answers, and settle what an earlier process left open."""
+        """Read the answers, and go on with the block that an earlier process left open, or settle it."""
         blocks: dict[str, _Block] = {}
+        asked_like_now: set[str] = set()
         closed: set[str] = set()
         try:
             for line in self._journal.lines:
@@ -400,6 +414,8 @@ class PrivateLabeler:
                     case "block":
                         block = _Block(facts["reservation"], facts["num_queries"], facts["calls"])
                         blocks[block.reservation] = block
+                        if self._plan() == {key: facts.get(key) for key in self._plan()}:
+                            asked_like_now.add(block.reservation)
                     case "answers":
                         label_Q = torch.tensor(facts["labels"], dtype=torch.int64)
                         events = from_json(json.dumps(facts["events"]))
@@ -420,9 +436,10 @@ class PrivateLabeler:
             charge = charges[reservation]
             if charge.committed and reservation not in closed:
                 self._journal.append("close", reservation=reservation)
-            elif charge.suspended and charge.state == self._journal.state:
+            elif self.budget.stands(reservation, self._journal.state):
                 self._block = block
-                self._settle()
+                if reservation not in asked_like_now:
+                    self._settle()
             # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
 
     def _bad(self, what: str, fix: str) -> ValueError:

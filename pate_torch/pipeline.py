@@ -210,9 +210,11 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
     """
     config, data, labels = run.config, run.data, release.labels
     if not bool(labels.answered_Q.any()):
+        fix = "Take more teachers, fewer questions or a larger epsilon"
+        fix += ", or a lower mechanism.threshold." if hasattr(config.mechanism, "threshold") else "."
         raise ValueError(
             f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn from. "
-            "Lower the threshold, or use more teachers."
+            f"{fix}"
         )
     held, selection = run.loaded.validation, config.selection
     task = replace(

@@ -1,5 +1,6 @@
 """Choices that cannot work: one line that names the key, the value and what is allowed; nothing written or charged."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pate_torch import release_store
+from pate_torch.accounting.epsilon import epsilon
 from pate_torch.cli import hydra_config
 from pate_torch.core import checks, run_folders
 from pate_torch.data.tensors import Tensors
@@ -17,6 +19,9 @@ from pate_torch.sensitive import Votes
 from pate_torch.types import DataSpec, PrivateData
 from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written
+from tests.mechanisms.mechanism_forms import FORMS, build
+from tests.run_configs import changed
+from tests.tiny_runs import tiny
 
 # Overrides, then words that the one line must have: the key, the value, what is allowed or what to do.
 TOP = [
@@ -110,7 +115,6 @@ STABLE = [  # these mechanisms have no sigma
     ("mechanism=stability mechanism.epsilon=0", "mechanism.epsilon=0", "greater than 0"),
     ("mechanism=stability mechanism.max_failures=0", "mechanism.max_failures=0", "[1,"),
     ("mechanism=single_stable mechanism.delta=1", "mechanism.delta=1", "(0, 1)"),
-    ("mechanism=single_stable privacy.target_epsilon=1", "privacy.target_epsilon=1", "no sigma"),
 ]
 PARTS = [
     ("partition.capacity=0", "partition.capacity=0", "[1,"),
@@ -513,6 +517,16 @@ def test_a_release_that_is_not_there_is_refused(tmp_path):
     data = Tensors(**GOOD).load()
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="no such release"):
         release_store.read(tmp_path, "0123456789abcdef", data.pool, data.spec, ledger)
+
+
+@pytest.mark.parametrize(("name", "noise"), FORMS)
+def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
+    mechanism = build(name, noise, **({"max_failures": 5} if "max_failures" in vars(build(name)) else {}))
+    if name in ("confident", "interactive"):
+        mechanism = dataclasses.replace(mechanism, screen_sigma=40.0)  # else the checks alone cost more
+    config = changed(tiny(tmp_path), mechanism=mechanism, noise=noise, num_queries=30, delta=1e-4, target_epsilon=2.0)
+    events = config.calibrated().mechanism.worst_case(30)
+    assert 2 * (1 - 1e-6) < epsilon(events, 1e-4).epsilon <= 2
 
 
 def test_train_and_label_share_the_terms_of_an_account_and_its_folders():

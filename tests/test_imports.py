@@ -16,14 +16,14 @@ ALLOWED = {
     "sensitive": {"types", "core.checks", "features.whitening"},
     "protocols": {"types", "sensitive", "core.moved", "accounting.events", "accounting.outcomes"},
     "core": {"core", "protocols"},
-    "noise": {"noise", "core.checks", "types", "sensitive", "accounting.events"},
+    "noise": {"noise", "core.checks", "core.files", "types", "sensitive", "accounting.events"},
     "budget": {"types", "sensitive", "core.checks", "noise", "protocols", "accounting.events", "ledger"},
     "networks": {"networks", "core"},
     "features": {"features", "types", "core", "protocols", "networks"},
     "accounting": {"accounting", "core.checks"},
     "mechanisms": {
         *("mechanisms", "types", "sensitive", "core", "noise", "protocols"),
-        *("accounting.events", "accounting.outcomes"),
+        *("accounting.events", "accounting.outcomes", "accounting.calibration"),
     },
     "teachers": {"teachers", "types", "sensitive", "core", "protocols", "networks", "features", "data"},
     "voters": {

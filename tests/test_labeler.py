@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +16,6 @@ from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
@@ -164,15 +164,29 @@ def test_an_interrupted_call_stays_charged_at_its_worst(make, ledger, monkeypatc
     assert again.history.x[:, 0].tolist() == [1, 2]
 
 
-def test_a_killed_process_is_settled_at_what_it_answered(make, ledger):
+def test_a_block_goes_on_after_a_restart(make, ledger):
     labeler = make()
     answers = labeler.answer(line(1, -2))
     labeler._journal.close()  # killed: the block was never settled
     again = make()
-    assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
     entries = len(ledger.entries())
     assert again.answer(line(1, -2)).tolist() == answers.tolist()
     assert len(ledger.entries()) == entries
+    again.answer(line(3))
+    assert again.epsilon == pytest.approx(price(10, 8), abs=1e-9)  # one block, reserved once
+    again.close()
+    assert used(ledger) == pytest.approx(price(10, 3), abs=1e-9)
+
+
+def test_a_block_of_another_mechanism_is_settled_at_what_it_answered(make, ledger):
+    labeler = make()
+    labeler.answer(line(1, -2))
+    labeler.close(settle=False)
+    assert used(ledger) == pytest.approx(price(10, 8), abs=1e-9)
+    again = make(mechanism=Gaussian(sigma=20.0))
+    assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
+    again.answer(line(3))
+    assert ledger.account("line").releases == 1 and ledger.account("line").open == 1
 
 
 @pytest.mark.parametrize("cut", [1, 40, "line"])
@@ -281,7 +295,7 @@ def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
 
 
 def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
-    """Unanimous teachers: no failure, so each turn pays for one threshold, and all of them share one delta."""
+    """Unanimous teachers: no failure, so all turns pay for one threshold, and share one delta."""
     mechanism = Stability(epsilon=2.0, delta=1e-6, max_failures=2)
     ledger.open_account("svt", budget_epsilon=5.0, delta=DELTA, adjacency="replace_one", unit="record",
                         planned_events=mechanism.worst_case(30, 3))  # fmt: skip
@@ -290,10 +304,63 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
         values = [10 * start + i + 1 for i in range(10)]
         assert labeler.answer(line(*values)).tolist() == [1] * 10
     account = ledger.account("svt")
-    pure = 2 / mechanism.calibration(30, 3).scale
-    assert sorted((type(e).__name__, e.count) for e in account.incurred) == [("Delta", 1), ("PureDP", 3)]
+    pure = 2 / mechanism.calibration(30).scale
+    assert sorted((type(e).__name__, e.count) for e in account.incurred) == [("Delta", 1), ("PureDP", 1)]
     assert next(e.epsilon for e in account.incurred if type(e).__name__ == "PureDP") == pytest.approx(pure)
     assert account.releases == 1 and account.open == 0
+
+
+@pytest.fixture
+def sparse(make, ledger):
+    mechanism = Stability(epsilon=2.0, delta=1e-6, max_failures=2)
+    ledger.open_account("svt", budget_epsilon=50.0, delta=DELTA, adjacency="replace_one", unit="record",
+                        planned_events=mechanism.worst_case(30))  # fmt: skip
+    return lambda: make(mechanism=mechanism, num_queries=30, teachers=4000, account="svt")
+
+
+def test_a_threshold_is_sealed_and_goes_on_after_a_restart(sparse, ledger, tmp_path):
+    labeler = sparse()
+    for value in range(1, 4):
+        assert labeler.answer(line(value)).tolist() == [1]
+    (sealed,) = (tmp_path / "suspended").glob("*.json")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (sealed, sealed.parent)] == [0o600, 0o700]
+    kept = json.loads(sealed.read_text())["kept"]
+    labeler._journal.close()  # killed
+    again = sparse()
+    for value in range(4, 8):
+        assert again.answer(line(value)).tolist() == [1]
+    assert json.loads(sealed.read_text())["kept"] == kept and kept["blocks"] == 1
+    again.close()
+    assert not sealed.exists()
+    assert sorted((type(e).__name__, e.count) for e in ledger.account("svt").incurred) == [("Delta", 1), ("PureDP", 1)]
+    for written in (tmp_path / "answers.jsonl", tmp_path / "ledger.sqlite"):
+        assert repr(kept["threshold"]).encode() not in written.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["lost", "edited", "older", "damaged"])
+def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spent(sparse, ledger, tmp_path, how):
+    labeler = sparse()
+    labeler.answer(line(1))
+    (sealed,) = (tmp_path / "suspended").glob("*.json")
+    older = sealed.read_bytes()
+    labeler.answer(line(2))
+    labeler._journal.close()
+    match how:
+        case "lost":
+            sealed.unlink()
+        case "edited":
+            sealed.write_bytes(sealed.read_bytes().replace(b'"blocks": 1', b'"blocks": 0'))
+        case "older":
+            sealed.write_bytes(older)
+        case "damaged":
+            sealed.write_bytes(older[:20])
+    again = sparse()
+    again.answer(line(3))
+    account = ledger.account("svt")
+    assert account.open == 2  # the first stays as it was reserved, two blocks at worst; the answer opened another
+    again.close()
+    counts = {type(e).__name__: e.count for e in ledger.account("svt").incurred}
+    assert counts == {"PureDP": 3, "Delta": 2}
 
 
 def test_a_mechanism_that_stops_ends_its_block(make, ledger):
@@ -304,12 +371,6 @@ def test_a_mechanism_that_stops_ends_its_block(make, ledger):
     assert ledger.account("line").releases == 1
     assert len(labeler.history) == 2
     assert labeler.answer(line(3)).tolist() == [1]
-
-
-def test_one_round_mechanisms_take_one_call(make):
-    mechanism = SoftStability(epsilon=2.0, delta=1e-6, max_failures=2, bins=4)
-    with pytest.raises(ValueError, match="must be 1"):
-        make(mechanism=mechanism, teachers=4000).answer(line(1))
 
 
 def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):

@@ -22,13 +22,13 @@ what has already been released from these data.
 """
 
 
-def private_folder(path: Path) -> Path:
+def private_folder(path: Path, why: str = README) -> Path:
     """A folder only its owner can enter, with a README saying why."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(0o700)
     readme = path / "README"
     if not readme.exists():
-        readme.write_text(README)
+        readme.write_text(why)
     return path
 
 

@@ -79,8 +79,7 @@ class SoftStability(SparseVector):
     The first histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one;
     on a second failure (another counted) there is no answer. Released: the center (2v-1)g/2 of the fullest bin, or v g
     of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it stops
-    and the answers are those of a *prefix*. One round only: how many failures came before cannot be told from the
-    labels.
+    and the answers are those of a *prefix*.
 
     ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
 
@@ -105,7 +104,7 @@ class SoftStability(SparseVector):
         return num_queries + self.max_failures
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse what ``stability`` refuses, more than one round, and votes of more than two classes.
+        """Refuse what ``stability`` refuses, and votes of more than two classes.
 
         Raises:
             ValueError: The plan cannot work; the message says what would.
@@ -118,8 +117,6 @@ class SoftStability(SparseVector):
                 f"must be 2 for mechanism={self.name}: a score in [0, 1] says how much one class is preferred",
                 "Take mechanism=stability, or release_scores on one score per class.",
             )
-        if rounds != 1:
-            raise checks.fail("query.rounds", rounds, f"must be 1 for mechanism={self.name}", "Take query=passive.")
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: Context) -> Answers:
         """Scores of soft votes (``context.num_queries`` counts scores), or of two-class votes: then 0 or 1."""
@@ -136,8 +133,6 @@ class SoftStability(SparseVector):
         return self.release(soft, noise, context)
 
     def _answer(self, counts_QV: Tensor, shifted_QV: Tensor, noise: NoiseSource, context: Context) -> Answers:
-        if context.rounds != 1 or context.failures or context.answered:
-            raise checks.fail("query.rounds", context.rounds, f"must be 1 for mechanism={self.name}")
         device, size = counts_QV.device, len(counts_QV)
         plan = self.calibration(context.num_queries)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
@@ -147,7 +142,7 @@ class SoftStability(SparseVector):
         score_Q = (2 * counts_QV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_Q = (padded_QV.argmax(1).double() + 1) / self.bins
 
-        blocks = Blocks(plan, noise, device, 0, self.max_failures)
+        blocks = Blocks(plan, noise, device, context)
         start = 0
         while start < size and not blocks.stopped:
             query = blocks.next_failure(noisy_Q, start)
@@ -164,5 +159,5 @@ class SoftStability(SparseVector):
                 blocks.fail()
         score_Q = score_Q[:start].clone()  # a view would carry the rest along
         label_Q = torch.where(score_Q.isnan(), NO_ANSWER, (score_Q >= 0.5).to(torch.int64))
-        incurred = self._events(blocks.started, context.num_queries, 1, first=blocks.started > 0)
+        incurred = self._events(blocks.started, context.num_queries, first=blocks.first)
         return Answers(label_Q, incurred, score_Q=score_Q)

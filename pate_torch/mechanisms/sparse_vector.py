@@ -13,17 +13,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
+from scipy.special import beta, betainc
 from torch import Tensor
 
-from pate_torch.accounting import events
+from pate_torch.accounting import calibration, events
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
+from pate_torch.types import Context
 
 
 def distance(counts_QC: Tensor) -> Tensor:
@@ -64,26 +67,51 @@ class Calibration:
 def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete: bool = False) -> Calibration:
     """Calibrate lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
 
-    rho = 2/lambda^2 per block, converted by epsilon = rho + 2 sqrt(rho ln(2/delta)) (Bun & Steinke 2016). The rest:
-    some test whose winner differs between neighbors (then dist = 0) passes. Thresholds and tests are bounded apart,
-    with delta/4 each, which stays true for adaptive queries; the tail of the difference of the two noises would not.
+    lambda is the least at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. The rest: some
+    test whose winner differs between neighbors (then dist = 0) passes. Let w + L_b be the thresholds. Given them all,
+    such a test passes with probability at most Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), whatever was
+    asked and answered before it; so one of all tests does with probability at most
+
+        tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],
+
+    which is delta/2 at w. A threshold that happens to be low serves more tests: the maximum allows for that, where the
+    tail of the difference of the two noises would not.
     """
-    log_term = math.log(2 / delta)
-    scale = (math.sqrt(2 * blocks * (epsilon + log_term)) + math.sqrt(2 * blocks * log_term)) / epsilon
+    scale = _least_scale(epsilon, delta, blocks)
+    # On the integers the mass at 0 makes the tail a little above 1/2.
+    tail = 1 / (1 + math.exp(-1 / (2 * scale))) if discrete else 0.5
+    bound = tests * tail * _lowest_threshold(blocks, scale if discrete else None)
+    return Calibration(scale=scale, threshold=max(0.0, 2 * scale * math.log(2 * bound / delta)), blocks=blocks)
 
-    def margin(width: float, draws: int) -> float:
-        # P(Z > t) = tail exp(-t/width) at most; on the integers the mass at 0 makes the tail a little above 1/2.
-        tail = 1 / (1 + math.exp(-1 / width)) if discrete else 0.5
-        return width * max(0.0, math.log(4 * tail * draws / delta))
 
-    return Calibration(scale=scale, threshold=margin(scale, blocks) + margin(2 * scale, tests), blocks=blocks)
+@functools.lru_cache(maxsize=1024)
+def _least_scale(epsilon: float, delta: float, blocks: int) -> float:
+    def price(scale: float) -> tuple[Event, ...]:
+        return (events.PureDP(epsilon=2 / scale, count=blocks), events.Delta(delta=delta / 2))
+
+    return calibration.smallest_sigma(price, epsilon=epsilon, delta=delta)
+
+
+def _lowest_threshold(blocks: int, scale: float | None) -> float:
+    """E[max_b exp(-L_b/(2 scale))] of ``blocks`` independent L_b ~ Lap(scale), or more, on the integers; None: reals.
+
+    With F the law of X = exp(-L/(2 scale)): 1 - F(x) <= high/x^2 where x >= 1, and F(x) >= low x^2 where x <= 1 (high =
+    low = 1/2 on the reals), and E[max X] is the integral of 1 - F^blocks.
+    """
+    high = 0.5 if scale is None else 1 / (1 + math.exp(-1 / scale))
+    low = 0.5 if scale is None else high * math.exp(-1 / scale)
+    below_1 = 1 - low**blocks / (2 * blocks + 1)
+    # By parts, with the integral of (1 - high u^2)^(blocks - 1) over u = 1/x as an incomplete beta function.
+    inner = beta(0.5, blocks) * betainc(0.5, blocks, high) / (2 * math.sqrt(high))
+    above_1 = 2 * high * blocks * float(inner) - 1 + (1 - high) ** blocks
+    return below_1 + above_1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(VoteMechanism):
     """Base of the mechanisms that pay per failure. Subclasses answer; this prices and calibrates.
 
-    Every call of ``release`` starts a fresh block, so T + rounds - 1 blocks are paid for.
+    A threshold serves until its first failure, over any number of calls: T blocks are paid for.
 
     Attributes:
         epsilon: The epsilon of the whole release.
@@ -105,12 +133,12 @@ class SparseVector(VoteMechanism):
         """How many noisy tests ``num_queries`` queries can take."""
         return num_queries
 
-    def calibration(self, num_queries: int, rounds: int = 1) -> Calibration:
-        """The scales of a release of ``num_queries`` in ``rounds`` calls."""
+    def calibration(self, num_queries: int) -> Calibration:
+        """The scales of a release of ``num_queries``."""
         return calibrate(
             epsilon=self.epsilon,
             delta=self.delta,
-            blocks=self.max_failures + rounds - 1,
+            blocks=self.max_failures,
             tests=max(1, self.tests(num_queries)),
             discrete=self.discrete,
         )
@@ -122,23 +150,23 @@ class SparseVector(VoteMechanism):
             ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        plan = self.calibration(num_queries, rounds)
+        plan = self.calibration(num_queries)
         if num_teachers < plan.teachers_needed:
             raise checks.fail(
                 "num_teachers",
                 num_teachers,
                 f"must be at least {plan.teachers_needed} for mechanism={self.name}: at epsilon={self.epsilon:g}, "
-                f"delta={self.delta:g}, max_failures={self.max_failures}, {num_queries} queries in {rounds} round(s) "
+                f"delta={self.delta:g}, max_failures={self.max_failures}, {num_queries} queries "
                 f"it needs lambda={plan.scale:.1f} and w={plan.threshold:.1f}, and only a gap above 2w passes",
                 "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
             )
 
     def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """The price of every block that may be started, and one delta."""
-        return self._events(self.calibration(num_queries, rounds).blocks, num_queries, rounds)
+        return self._events(self.max_failures, num_queries)
 
-    def _events(self, blocks: int, num_queries: int, rounds: int, *, first: bool = True) -> tuple[Event, ...]:
-        pure = 2 / self.calibration(num_queries, rounds).scale
+    def _events(self, blocks: int, num_queries: int, *, first: bool = True) -> tuple[Event, ...]:
+        pure = 2 / self.calibration(num_queries).scale
         return (
             events.PureDP(epsilon=pure, count=blocks),
             events.Delta(delta=self.delta / 2, count=int(first)),
@@ -146,39 +174,58 @@ class SparseVector(VoteMechanism):
 
 
 class Blocks:
-    """The thresholds of one call of ``release``: drawn when first needed, counted, and gone after a failure.
+    """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
 
     Args:
         plan: The scales.
-        noise: Draws the thresholds.
+        noise: Draws the thresholds, and keeps the present one.
         device: Device of the noisy distances.
-        failures: Number of failures in earlier calls.
-        limit: Largest number of failures, T.
+        context: Says whether this is the release's first call.
     """
 
-    def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, failures: int, limit: int) -> None:
-        self._plan, self._noise, self._device = plan, noise, device
-        self._failures, self._limit = failures, limit
-        self._threshold: Tensor | None = None
-        self.started = 0
+    def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, context: Context) -> None:
+        self._plan, self._noise, self._device, self._kept = plan, noise, device, noise.kept
+        if context.turn == 0:
+            assert not context.answered and not context.failures
+            self._kept.clear()
+            self._kept.update(failures=0, blocks=0)
+        elif "blocks" not in self._kept:
+            raise ValueError("noise: a later call goes on with the thresholds of the first, and here are none")
+        self._before = self.blocks
+
+    @property
+    def blocks(self) -> int:
+        """How many thresholds the release has drawn."""
+        return int(self._kept["blocks"])
+
+    @property
+    def started(self) -> int:
+        """How many this call has drawn."""
+        return self.blocks - self._before
+
+    @property
+    def first(self) -> bool:
+        """Whether the release's first threshold is among them."""
+        return self._before == 0 < self.blocks
 
     @property
     def stopped(self) -> bool:
         """Whether the last failure allowed has happened."""
-        return self._failures >= self._limit
+        return self._kept["failures"] >= self._plan.blocks
 
-    def threshold(self) -> Tensor:
-        """The noisy threshold w_hat of the present block, a scalar."""
+    def threshold(self) -> float:
+        """The noisy threshold w_hat of the present block."""
         assert not self.stopped
-        if self._threshold is None:
-            self.started += 1
-            self._threshold = self._plan.threshold + self._noise.laplace((1,), self._plan.scale, self._device)[0]
-        return self._threshold
+        if "threshold" not in self._kept:
+            self._kept["blocks"] += 1
+            noise = self._noise.laplace((1,), self._plan.scale, self._device)
+            self._kept["threshold"] = self._plan.threshold + float(noise)
+        return self._kept["threshold"]
 
     def fail(self) -> None:
         """End the block."""
-        self._failures += 1
-        self._threshold = None
+        self._kept["failures"] += 1
+        del self._kept["threshold"]
 
     def next_failure(self, noisy_Q: Tensor, start: int) -> int:
         """The first index from ``start`` on whose noisy distance does not exceed w_hat; len(noisy_Q) if none.

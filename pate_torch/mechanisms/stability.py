@@ -15,7 +15,8 @@ class Stability(SparseVector):
     """The exact plurality where dist + Lap(2 lambda) > w + Lap(lambda), else "no answer"; stops at the T-th failure.
 
     dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow from
-    (epsilon, delta, T, queries, rounds). The answers are those of a *prefix* of the queries when it stops early.
+    (epsilon, delta, T, queries). A threshold lasts until its first failure, over all rounds. The answers are those of a
+    *prefix* of the queries when it stops early.
 
     Guarantee: (epsilon, delta) for the whole release, adaptive queries included, under the shards' adjacency (one
     teacher changes its vote: dist has sensitivity 1). Charged: pure 2/lambda for every block started (a threshold, up
@@ -28,10 +29,10 @@ class Stability(SparseVector):
     def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
         """Answer until the T-th failure."""
         device = votes.counts_QC.device
-        plan = self.calibration(context.num_queries, context.rounds)
+        plan = self.calibration(context.num_queries)
         noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * plan.scale, device)
         label_Q = votes.plurality()
-        blocks = Blocks(plan, noise, device, context.failures, self.max_failures)
+        blocks = Blocks(plan, noise, device, context)
         start = 0
         while start < len(votes) and not blocks.stopped:
             query = blocks.next_failure(noisy_Q, start)
@@ -39,7 +40,6 @@ class Stability(SparseVector):
             if query < len(votes):
                 label_Q[query] = NO_ANSWER
                 blocks.fail()
-        first = blocks.started > 0 and context.answered + context.failures == 0
-        incurred = self._events(blocks.started, context.num_queries, context.rounds, first=first)
+        incurred = self._events(blocks.started, context.num_queries, first=blocks.first)
         # A view would carry the exact labels after the stop along with it.
         return Answers(label_Q[:start].clone(), incurred)

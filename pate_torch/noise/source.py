@@ -77,10 +77,12 @@ class NoiseSource:
     Attributes:
         kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace).
         insecure_seed: Makes noise repeatable, and void as a protection; None: the operating system's entropy.
+        kept: PRIVATE. What a release goes on with in its next call, of noise that was drawn in this one.
     """
 
     kind: str = "torch"
     insecure_seed: int | None = None
+    kept: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _generator: torch.Generator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -181,8 +181,8 @@ def plan_ag_priv_cl(
         beta: Failure probability.
         num_teachers: None: as the constants have it.
         constants: "paper" takes n' = epsilon n / 56 and epsilon* = min(1, alpha max(1, sqrt(m alpha))). "sharp" takes
-            epsilon* = ``inner_epsilon``, the largest n' that ``relabel``'s own factor and exact amplification allow (at
-            epsilon = 1 five times larger) and, where the failures are few, a sparse vector whose blocks simply add up.
+            epsilon* = ``inner_epsilon``, and the largest n' that ``relabel``'s own factor and exact amplification allow
+            (at epsilon = 1 five times larger).
         inner_epsilon: epsilon* of the sharp constants.
         resample: False leaves step 4 out: shards drawn without replacement are nets at least as often (DF20, after
             Lemma 1), and a record then reaches one teacher, so that nothing is lost to group privacy.
@@ -217,7 +217,7 @@ def plan_ag_priv_cl(
     group = sum(math.exp(i * hat_epsilon) for i in range(draws))
     per_record = hat_epsilon, (inner_delta - tail) / group
     cutoff = math.ceil(_cutoff(m, alpha, beta))
-    mechanism = _sparse_vector(*per_record, failures=cutoff, queries=m, noise_kind=noise_kind, sharp=sharp)
+    mechanism = Stability(epsilon=per_record[0], delta=per_record[1], max_failures=cutoff, noise=noise_kind)
     wanted = two_thirds_teachers(mechanism, m, beta)
     teachers = min(wanted, subset) if num_teachers is None else num_teachers
     enough = _minimum_subset(vc_dimension, max(wanted, teachers), m, cutoff, alpha=alpha, beta=beta, resample=resample)
@@ -241,25 +241,6 @@ def _cutoff(num_queries: int, alpha: float, beta: float) -> float:
     """T of NB20 Algorithm 3, before rounding up."""
     expected = num_queries * alpha
     return max(1.0, expected / 8 + math.sqrt(3 * expected * math.log(num_queries / beta)) / 4)
-
-
-def _sparse_vector(
-    epsilon: float, delta: float, *, failures: int, queries: int, noise_kind: str, sharp: bool
-) -> Stability:
-    """A sparse vector that is (epsilon, delta)-DP with regard to one record.
-
-    Few blocks compose best by adding up: T blocks of 2/lambda = epsilon/T each, with delta/2 of ``Stability``'s delta
-    left for the rest, so that its delta may be 2 delta. ``Stability``'s own epsilon is then the one that gives this
-    lambda. Below some 2 ln(2/delta) failures that takes fewer teachers.
-    """
-    composed = Stability(epsilon=epsilon, delta=delta, max_failures=failures, noise=noise_kind)
-    if not sharp:
-        return composed
-    doubled = min(2 * delta, 0.9)
-    root = math.sqrt(2 * failures * math.log(2 / doubled))
-    its_own = (epsilon**2 + 2 * epsilon * root) / (2 * failures) * (1 - 1e-12)
-    added = Stability(epsilon=its_own, delta=doubled, max_failures=failures, noise=noise_kind)
-    return min(composed, added, key=lambda mechanism: mechanism.calibration(queries).threshold)
 
 
 def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> int:

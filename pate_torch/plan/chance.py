@@ -21,6 +21,8 @@ from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.mechanisms.single_stable import SingleStable
+from pate_torch.mechanisms.sparse_vector import SparseVector, teachers_to_pass
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 
@@ -102,15 +104,27 @@ def break_even(mechanism: Mechanism, num_classes: int) -> float | None:
     return float(brentq(excess, 0, high))
 
 
-def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int) -> str | None:
+def lead_to_answer(mechanism: Mechanism, num_queries: int) -> int | None:
+    """The lead, in votes, at which a question is answered every other time; None: whether it is depends on no lead."""
+    match mechanism:
+        case SparseVector():
+            return mechanism.calibration(num_queries).teachers_needed
+        case SingleStable():
+            return teachers_to_pass(mechanism.threshold)
+    return None
+
+
+def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int, num_queries: int) -> str | None:
     """Warning about labels for which teachers must lead by more than ``MOST_LEAD``; None where less will do."""
-    lead = break_even(mechanism, num_classes)
+    lead, what = break_even(mechanism, num_classes), "a label is nearer to a guess than to the truth"
+    if lead is None:
+        lead, what = lead_to_answer(mechanism, num_queries), "a question is left unanswered, as a rule,"
     if lead is None or lead <= MOST_LEAD * num_teachers:
         return None
     agree = "no teachers can" if lead > num_teachers else "few teachers do"
     return (
-        f"Noise drowns these votes: a label is nearer to a guess than to the truth unless a class leads every other by "
-        f"{lead:.3g} of {num_teachers} votes, as {agree}."
+        f"Noise drowns these votes: {what} unless a class leads every other by {lead:.3g} of {num_teachers} votes, as "
+        f"{agree}."
     )
 
 
@@ -131,7 +145,9 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
         mechanism: Answers the questions.
         how: Says of a noisy gradient descent how it is asked for; None: by settings of train.py.
     """
-    drowns = drowned(mechanism, plan.num_teachers, data.spec.num_classes) if plan.num_teachers else None
+    drowns = (
+        drowned(mechanism, plan.num_teachers, data.spec.num_classes, plan.num_queries) if plan.num_teachers else None
+    )
     if drowns is None:
         return None
     descent = same_price(plan, mechanism)
@@ -165,7 +181,7 @@ def instead(descent: GradientDescent, size: int | None, num_classes: int, how: s
         num_classes: Number C of classes.
         how: How the records are asked, in words.
     """
-    if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes):
+    if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes, 1):
         return SMALLER
     of = "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
     return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the clipped gradients of {of}: {how}"

@@ -173,6 +173,7 @@ def test_stacked_retraining_is_retraining_one_by_one(network, options):
     np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_teachers_of_known_stability_come_out_right():
     """Records that are all alike, labels that are coins. Who learns nothing never changes; who learns the majority of
     three does if the other two disagree and the new label is another: a quarter of the time."""

@@ -246,6 +246,7 @@ def fonts(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_handwriting_is_a_prefix_of_larger_sets_and_made_from_the_seed(fonts, small_batches):
     assert _atlas(fonts).shape == (4, 10, 80, 80)
     small, large = (Handwriting(path=fonts, private=n, public=50, test=20) for n in (250, 1000))
@@ -274,6 +275,7 @@ def test_handwriting_lies_in_the_middle_and_can_be_told_apart(fonts, small_batch
     assert 0.85 < accuracy < 0.995
 
 
+@pytest.mark.slow
 def test_some_fonts_are_rare(fonts, small_batches):
     """Of four, ranked as words are: shares 12/25, 6/25, 4/25, 3/25. Fonts all as common fail 99 times of 100."""
     plain = {"rotate": 0, "shear": 0, "scale": 0, "bend": 0}

@@ -45,7 +45,7 @@ def num_classes(name: str) -> int:
 def num_teachers(mechanism, queries: int, rounds: int) -> int:
     """Enough for the mechanism to answer some questions and refuse others."""
     if hasattr(mechanism, "calibration"):
-        return 2 * mechanism.calibration(queries, rounds).teachers_needed
+        return 2 * mechanism.calibration(queries).teachers_needed
     if mechanism.name == "single_stable":
         return 2 * math.ceil(2 * mechanism.threshold)
     return 20

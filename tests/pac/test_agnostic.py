@@ -205,18 +205,6 @@ def test_exact_delta_of_resampling_with_the_plan_and_with_the_trap():
     assert excess(1.0, 0.0) > delta
 
 
-def test_few_blocks_add_up_and_many_compose():
-    """Sharp constants: the cheaper of both, priced either way; fewer teachers than by composing alone."""
-    few = plan_ag_priv_cl(10**8, 50, 1, **ASKED, constants="sharp", resample=False)
-    pure = pure_total(e for e in few.mechanism.worst_case(50) if isinstance(e, PureDP))
-    assert pure == pytest.approx(few.per_record[0], rel=1e-9) and few.mechanism.epsilon > few.per_record[0]
-    assert few.mechanism.delta / 2 == pytest.approx(few.per_record[1])
-    composed = Stability(epsilon=few.per_record[0], delta=few.per_record[1], max_failures=few.mechanism.max_failures)
-    assert 2 * few.mechanism.calibration(50).threshold < composed.calibration(50).threshold
-    many = plan_ag_priv_cl(10**8, 50_000, 1, **ASKED, constants="sharp", resample=False)
-    assert (many.mechanism.epsilon, many.mechanism.delta) == many.per_record
-
-
 def test_what_the_accuracy_takes():
     """T/3 of the queries may be got wrong by a teacher, once in 8 K/beta: exact here, and certain with the paper's."""
     alpha, beta, d = 0.1, 0.1, 1

@@ -117,6 +117,7 @@ def options_of(epsilon, delta, inner_epsilon, resample, queries, above, **even):
 # --- Amplification -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "epsilon,delta,inner_epsilon,resample,above,runs",
     [(0.5, 0.01, 1.0, False, 4, 300), (0.2, 0.1, 3.0, True, 6, 600)],

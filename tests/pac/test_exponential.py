@@ -248,6 +248,7 @@ def test_boosting_takes_log_three_over_failure_folds():
 # --- The continuous case -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hit_and_run_reaches_its_target():
     """One dimension against quadrature (which also rejects twice the rate), two by the radius of a flat density."""
     noise, z = Rehearsal(insecure_seed=5), np.array([0.2, 0.9, 0.4])

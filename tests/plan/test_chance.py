@@ -25,6 +25,7 @@ from pate_torch.sensitive import Votes
 from pate_torch.types import Context
 from tests import ROOT
 from tests.command_runs import train
+from tests.mechanisms.mechanism_forms import build
 
 ASKED = 20_000
 
@@ -89,9 +90,22 @@ def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(wh
 def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
     mechanism = Gaussian(sigma=71.0)
     lead = chance.break_even(mechanism, 10)
-    assert chance.drowned(mechanism, math.ceil(2 * lead), 10) is None
-    assert "by 115 of 100 votes, as no teachers can" in chance.drowned(mechanism, 100, 10)
-    assert "by 115 of 200 votes, as few teachers do" in chance.drowned(mechanism, 200, 10)
+    assert chance.drowned(mechanism, math.ceil(2 * lead), 10, 5) is None
+    assert "by 115 of 100 votes, as no teachers can" in chance.drowned(mechanism, 100, 10, 5)
+    assert "by 115 of 200 votes, as few teachers do" in chance.drowned(mechanism, 200, 10, 5)
+
+
+@pytest.mark.parametrize("name", ["stability", "soft_stability", "single_stable"])
+def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name):
+    """Below it nearly all answers are withheld: the warning names the lead, and comes before anything is charged."""
+    mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
+    lead = chance.lead_to_answer(mechanism, 1)
+    counts = Votes(torch.tensor([[lead, 0]]), lead)
+    draws = [mechanism.release(counts, Rehearsal(), Context(num_queries=1)).label_Q.item() >= 0 for _ in range(400)]
+    assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12
+    assert chance.drowned(mechanism, 2 * lead, 2, 1) is None
+    said = chance.drowned(mechanism, 2 * lead - 1, 2, 1)
+    assert "a question is left unanswered" in said and f"by {lead} of {2 * lead - 1} votes" in said
 
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
@@ -101,6 +115,7 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
     assert ("HOW" in said) == better and (chance.SMALLER in said) != better
 
 
+@pytest.mark.slow
 def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monkeypatch):
     few = [f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]", "dataset=glyphs", "dataset.private=3000",
            "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",

@@ -226,6 +226,7 @@ def test_a_recommended_threshold_moves_with_the_number_of_teachers():
     assert [choice.threshold for choice in given.choices] == [90, 90]
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_row_are_those_of_the_run_it_describes():
     for choice in plan("dataset=mnist", "mechanism=confident").choices:
         each = run_plan(*choice.settings)
@@ -250,12 +251,12 @@ def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys)
 
 
 def test_stability_counts_questions_until_its_own_check_refuses():
-    settings = ("dataset=mnist", "mechanism=stability", "teachers=5000", "privacy.budget_epsilon=2")
+    settings = ("dataset=mnist", "mechanism=stability", "teachers=2500", "privacy.budget_epsilon=2")
     fits = only(*settings).fits
     mechanism = Stability(epsilon=1, delta=1e-5, max_failures=20)
-    mechanism.check(num_queries=fits, num_teachers=5000, num_classes=10)
+    mechanism.check(num_queries=fits, num_teachers=2500, num_classes=10)
     with pytest.raises(ValueError, match="must be at least"):
-        mechanism.check(num_queries=fits + 1, num_teachers=5000, num_classes=10)
+        mechanism.check(num_queries=fits + 1, num_teachers=2500, num_classes=10)
 
 
 def test_a_budget_that_no_question_fits_is_said_plainly():
@@ -475,6 +476,7 @@ def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_pric
     assert not any("mechanism.sigma" in setting for setting in target.best.settings)
 
 
+@pytest.mark.slow
 def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tried(letters):
     for left in ([*letters, "mechanism=gaussian"], [*letters, "voters=teachers"], []):
         report = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")

@@ -226,9 +226,8 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             )
             return (noise, ev.Delta(delta=mechanism.delta, count=count))
         case "Stability" | "SoftStability":
-            blocks = mechanism.max_failures + turns - 1
-            scale = mechanism.calibration(queries, turns).scale
-            return (ev.PureDP(epsilon=2 / scale, count=blocks), ev.Delta(delta=mechanism.delta / 2))
+            scale = mechanism.calibration(queries).scale
+            return (ev.PureDP(epsilon=2 / scale, count=mechanism.max_failures), ev.Delta(delta=mechanism.delta / 2))
     raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
 
 

@@ -62,6 +62,7 @@ def test_no_data_dependent_price_is_claimed_for_them():
     assert Gaussian(sigma=SIGMA, counts=True).outcome_model() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", pytest.param("discrete", marks=pytest.mark.slow)])
 def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
     """Counts with a third of the noise behind a label with all of it."""

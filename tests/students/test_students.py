@@ -339,6 +339,7 @@ def test_there_is_no_opinion_on_few_labels_nor_on_labels_that_nothing_foretells(
     assert doubted(problem, everywhere=True) is problem
 
 
+@pytest.mark.slow
 def test_the_luck_of_the_best_of_many_models_is_no_opinion():
     """Of labels that have nothing to do with the points some model foretells a few more than the commonest one does."""
     posed, _, _ = vectors(1.0, 100)

@@ -429,6 +429,7 @@ def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_n
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 
 
+@pytest.mark.slow
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
     records, fit = Gradients.ask, GradientStudent.fit

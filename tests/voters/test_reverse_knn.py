@@ -388,6 +388,7 @@ def run(tmp_path_factory):
     return home, plan, report
 
 
+@pytest.mark.slow
 def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     home, plan, report = run
     release = plan.folder / "release"
@@ -406,6 +407,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert not (home / "teachers").exists() or not list((home / "teachers").glob("*/ensemble.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, _ = run
     release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
