@@ -1,7 +1,8 @@
 """Sample sizes and error bounds of the theorems, in numbers; each function is named after its theorem.
 
 Where a theorem hides a constant in O(.), the function takes it as ``constant`` (1 by default): such a value is a rate
-to compare with, not a promise. d: VC dimension; m: public points or queries; K: teachers; T: failures allowed.
+to compare with, not a promise. d: VC dimension; m: public points or queries; K: teachers; T: failures at which the
+sparse vector stops. The papers' loops allow one more, so that their T unstable queries are T - 1 of ours.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ def btt18_lemma_5_8(n: int, *, alpha: float) -> float:
 def btt18_lemma_5_13(scale: float, threshold: float, *, beta: float) -> int:
     """Teachers K with which a private learner is (nu', beta)-strong where its base learner is nu-weak.
 
-    K = 3 (sqrt(5) lambda ln(2/beta) + w), and 72 ln(2/beta) at least, as the proof has it; nu' and the bin width are
-    those of Theorem 5.14.
+    K = 6 (sqrt(5) lambda ln(2/beta) + w + 1), and 72 ln(2/beta) at least, as the proof has it: two thirds of K in one
+    bin lead by K/3, which is a distance of K/6 - 1. (Printed without the halving, with K = 3 (...), at which the query
+    is never answered.) nu' and the bin width are those of Theorem 5.14.
     """
     log_beta = math.log(2 / beta)
-    return math.ceil(max(3 * (math.sqrt(5) * scale * log_beta + threshold), 72 * log_beta))
+    return math.ceil(max(6 * (math.sqrt(5) * scale * log_beta + threshold + 1), 72 * log_beta))
 
 
 def btt18_theorem_5_14(

@@ -284,7 +284,7 @@ def test_the_rest_by_hand():
     assert sizes.btt18_theorem_5_6(100, 5, **PRIVACY, beta=0.1) == pytest.approx(
         32 * math.log(4000 / 1e-5) * math.sqrt(20 * math.log(2e5))
     )
-    assert sizes.btt18_lemma_5_13(10.0, 300.0, beta=0.1) == math.ceil(30 * math.sqrt(5) * math.log(20) + 900)
+    assert sizes.btt18_lemma_5_13(10.0, 300.0, beta=0.1) == math.ceil(60 * math.sqrt(5) * math.log(20) + 1806)
     assert sizes.btt18_lemma_5_13(0.1, 3.0, beta=0.1) == math.ceil(72 * math.log(20))
     K, width, error = sizes.btt18_theorem_5_14(100, 5, **PRIVACY, beta=0.1, n_shard=50, alpha=0.01, nu=0.1)
     assert width == pytest.approx(1.7) and error == pytest.approx(0.85)
