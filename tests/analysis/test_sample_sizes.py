@@ -1,8 +1,8 @@
-"""The promised sizes, kept by the mechanism that runs: at each of them it does what its theorem says, as often as that says.
+"""The promised sizes, kept by the mechanism that runs: each does what its theorem says, as often as that says.
 
-Where a bound is tight within two (``TIGHT``), half of it is shown to be too little. Not here: sizes beyond 100,000, rates
-whose constant the papers leave open (functions that take ``constant``), and Proposition 18, which has its own simulation
-in ``test_analysis``.
+Where a bound is tight within two (``TIGHT``), half of it is shown to be too little. Not here: sizes beyond 100,000,
+rates whose constant the papers leave open (functions that take ``constant``), and Proposition 18, which has its own
+simulation in ``test_analysis``.
 """
 
 import math
