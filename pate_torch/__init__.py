@@ -1,11 +1,15 @@
 """Differentially private deep learning by PATE: ``from pate_torch import Pate, PrivateLabeler, load_student``.
 
 The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick.
+
+Where torch is not loaded yet, its threads are told to sleep while they wait for each other (``OMP_WAIT_POLICY``, unless
+it is set): they would keep processors from whatever else the machine does, and so from each other.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from pate_torch.core import moved
@@ -21,6 +25,7 @@ _HOMES = {
     "load_student": "pate_torch.students.export",
 }
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 moved.install()
 
 __all__ = ["Pate", "PrivateLabeler", "load_student"]

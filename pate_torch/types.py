@@ -6,6 +6,7 @@ P public points, C classes, A Renyi orders, B batch, D features. ``votes_QC`` is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,11 +63,16 @@ class DataSpec:
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
-        shape = (-1, 1, 1) if self.is_image else (-1,)
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        mean, std = self.constants(dtype, x.device)
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         return (x - mean) / std
+
+    @functools.lru_cache(maxsize=32)  # noqa: B019  (of a value, which is small: copied to a device once)
+    def constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, shaped to normalize with. To be read only: all who ask share them."""
+        shape = (-1, 1, 1) if self.is_image else (-1,)
+        mean, std = (torch.tensor(values, dtype=dtype, device=device).view(shape) for values in (self.mean, self.std))
+        return mean, std
 
 
 @dataclass(frozen=True, eq=False, repr=False)

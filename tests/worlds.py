@@ -1,6 +1,9 @@
 """Toy data that more than one test module uses."""
 
+from collections import Counter
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pate_torch.data.tensors import Tensors
 from pate_torch.types import DataSpec
@@ -67,3 +70,21 @@ def benchmark_clouds(**changes):
             **changes,
         }
     )
+
+
+class Counted(TorchDispatchMode):
+    """Counts torch's operations by name, in this thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function._schema.name.split("::")[-1]] += 1
+        return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def during(cls, work):
+        with cls() as counted:
+            work()
+        return counted.counts

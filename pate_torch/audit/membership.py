@@ -21,7 +21,6 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from torch import Tensor
 
 from pate_torch.core import checks
@@ -208,8 +207,8 @@ def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
     """How well scores tell members from others: larger ones are taken for members'. Each side needs two scores."""
     found = _judged(member_M, other_O, seed)
     rates = found[0] / len(member_M), found[1] / len(other_O)
-    ranks = rankdata(np.concatenate([member_M, other_O]))[: len(member_M)].sum()
-    auc = (ranks - len(member_M) * (len(member_M) + 1) / 2) / (len(member_M) * len(other_O))
+    lower, upto = (np.searchsorted(np.sort(other_O), member_M, side) for side in ("left", "right"))
+    auc = (lower + upto).mean() / 2 / len(other_O)  # equal scores count half
     return Attack(
         members=len(member_M),
         others=len(other_O),

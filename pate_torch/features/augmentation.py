@@ -3,11 +3,12 @@
 Images get affine and elastic distortion and cutout, feature rows masking and noise. Images are distorted in the scale
 where 0 is black and normalized afterwards, so that what comes in from outside the picture is background. An affine map
 is drawn apart from its warp, one batched resampling: a teacher's distortions come from its own stream and stay the same
-in every backend. Flips are part of the map.
+in every backend. Flips are part of the map. Everything is drawn where the generator lives.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -50,15 +51,16 @@ class Affine:
         checks.one_of("augment.padding", self.padding, ("zeros", "border", "reflection"))
 
     def draw(self, count: int, image_shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw ``count`` maps from output to input coordinates, float32 [count, 2, 3], from a CPU generator."""
-        u = torch.rand(count, 6, generator=generator)
+        """Draw ``count`` maps from output to input coordinates, float32 [count, 2, 3]."""
+        draw = functools.partial(torch.rand, generator=generator, device=generator.device)
+        u = draw(count, 6)
         signed = 2 * u - 1
         angle = signed[:, 0] * math.radians(self.rotate)
         shear = torch.tan(signed[:, 1] * math.radians(self.shear))
         zoom_x, zoom_y = 1 + signed[:, 2] * self.scale, 1 + signed[:, 3] * self.scale
         if self.flip:
             zoom_x = zoom_x * torch.where(u[:, 4] < 0.5, -1.0, 1.0)
-        extra = torch.rand(count, 2, generator=generator) * 2 - 1
+        extra = draw(count, 2) * 2 - 1
         height, width = image_shape[-2:]
         shift_x, shift_y = extra[:, 0] * 2 * self.shift / width, extra[:, 1] * 2 * self.shift / height
         cos, sin = angle.cos(), angle.sin()
@@ -111,7 +113,7 @@ class View:
         checks.non_negative("jitter", self.jitter)
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        """Distort raw points [B, ...] (uint8 images, or rows) to normalized floats; drawn from a CPU generator."""
+        """Distort raw points [B, ...] (uint8 images or rows) to normalized floats; the generator is of their device."""
         return self._images(x, spec, generator) if spec.is_image else self._rows(x, spec, generator)
 
     def _images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
@@ -119,32 +121,31 @@ class View:
         count, _, height, width = x.shape
         if self.affine is not None or self.elastic:
             affine = self.affine or Affine()
-            grid = F.affine_grid(
-                affine.draw(count, x.shape, generator).to(x.device), list(x.shape), align_corners=False
-            )
+            grid = F.affine_grid(affine.draw(count, x.shape, generator), list(x.shape), align_corners=False)
             if self.elastic:
-                grid = grid + self._displacement(count, height, width, generator).to(x.device)
+                grid = grid + self._displacement(count, height, width, generator)
             x = F.grid_sample(x, grid, padding_mode=affine.padding, align_corners=False)
         if self.jitter:
-            x = x * (1 + self.jitter * (2 * torch.rand(count, 1, 1, 1, generator=generator) - 1)).to(x.device)
+            contrast = torch.rand(count, 1, 1, 1, generator=generator, device=generator.device)
+            x = x * (1 + self.jitter * (2 * contrast - 1))
         x = spec.normalize(x)
         if self.cutout:
             # Erased to the mean color (0 after normalization), not to the background: a black square on a black
             # image would hide itself and leave nothing to be invariant to.
-            x = x.masked_fill(self._square(count, height, width, generator).to(x.device), 0.0)
+            x = x.masked_fill(self._square(count, height, width, generator), 0.0)
         return x
 
     def _displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """A smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
-        coarse = torch.randn(count, 2, 4, 4, generator=generator)
+        coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
         field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
-        return field.permute(0, 2, 3, 1) * (self.elastic * torch.tensor([2 / width, 2 / height]))
+        return field.permute(0, 2, 3, 1) * _pixels(self.elastic, height, width, generator.device)
 
     def _square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """Bool [B, 1, H, W], True inside a square of random place and of up to ``cutout`` of the height."""
-        u = torch.rand(count, 3, generator=generator)
+        u = torch.rand(count, 3, generator=generator, device=generator.device)
         side = u[:, 0] * self.cutout * height
-        rows, columns = torch.arange(height), torch.arange(width)
+        rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
         inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
         inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
         return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
@@ -152,11 +153,16 @@ class View:
     def _rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         x = spec.normalize(x)
         if self.mask:
-            kept = torch.rand(x.shape, generator=generator) >= self.mask
-            x = x * kept.to(x.device)
+            x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
         if self.jitter:
-            x = x + self.jitter * torch.randn(x.shape, generator=generator).to(x.device)
+            x = x + self.jitter * torch.randn(x.shape, generator=generator, device=generator.device)
         return x
+
+
+@functools.lru_cache(maxsize=32)  # copied to a device once
+def _pixels(count: float, height: int, width: int, device: torch.device) -> Tensor:
+    """So many pixels in grid coordinates, (x, y)."""
+    return (count * torch.tensor([2 / width, 2 / height])).to(device)
 
 
 def weak_view(spec: DataSpec, augment: Affine | None) -> View:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.files import tensor_digest
+from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import side_by_side
 from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine, as_affine, strong_view
@@ -148,24 +149,22 @@ class ContrastiveFeatures:
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
         _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
         head.to(x_P.device)
-        draws = rng.torch_stream(seed, "representation", "views")
+        draws = rng.torch_stream(seed, "representation", "views", device=x_P.device)
         view = strong_view(spec, as_affine(self.augment))
         size = min(self.batch_size, len(x_P))
-        optimizer = torch.optim.AdamW(
-            [*encoder.parameters(), *head.parameters()], lr=self.learning_rate, weight_decay=self.weight_decay
-        )
+        params = [*encoder.parameters(), *head.parameters()]
+        optimizer = Adam(params, self.weight_decay)
         for step in range(self.steps if len(x_P) > 1 else 0):
-            for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
             encoder.train()
-            x = x_P[torch.randperm(len(x_P), generator=draws)[:size].to(x_P.device)]
+            x = x_P[torch.randperm(len(x_P), generator=draws, device=draws.device)[:size]]
             pair = torch.cat([view(x, spec, draws), view(x, spec, draws)])
             with mixed(self.precision, x_P.device):
                 z = head(encoder(pair))
             loss = contrast(z, self.temperature)
-            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimizer.step()
+            optimizer.step(self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps)))
+            for parameter in params:
+                parameter.grad = None
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
 

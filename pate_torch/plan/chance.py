@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import laplace, norm
+from scipy.special import log_ndtr, ndtri
 
 from pate_torch.accounting import calibration
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
@@ -74,15 +75,23 @@ def right_at(lead: float, mechanism: Mechanism, num_classes: int) -> float | Non
     """
     match _model(mechanism):
         case Gnmax(sigma=scale) | Confident(sigma=scale):
-            law = norm
+            quantile, log_cdf = ndtri, log_ndtr
         case Lnmax(scale=scale):
-            law = laplace
+            quantile, log_cdf = _laplace_quantile, _laplace_log_cdf
         case Exponential(rate=rate):
             return 1 / (1 + (num_classes - 1) * math.exp(-rate * lead))
         case _:
             return None
-    noise_N = law.ppf((np.arange(PARTS) + 0.5) / PARTS)
-    return float(np.exp((num_classes - 1) * law.logcdf(noise_N + lead / scale)).mean())
+    noise_N = quantile((np.arange(PARTS) + 0.5) / PARTS)
+    return float(np.exp((num_classes - 1) * log_cdf(noise_N + lead / scale)).mean())
+
+
+def _laplace_quantile(p_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(p_N < 0.5, np.log(2 * p_N), -np.log(2 - 2 * p_N))
+
+
+def _laplace_log_cdf(x_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(x_N < 0, x_N - math.log(2), np.log1p(-np.exp(-np.abs(x_N)) / 2))
 
 
 def break_even(mechanism: Mechanism, num_classes: int) -> float | None:

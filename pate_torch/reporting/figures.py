@@ -170,10 +170,13 @@ def examples_figure(report: ReleaseReport) -> Figure:
     count = min(MAX_PICTURES, len(shown.label))
     columns = min(5, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(0.9 * columns, 1.2 * rows), layout="constrained")
-    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.axis("off")
-        if place < count:
-            axes.imshow(_rows(shown.image[place]), cmap="gray", vmin=0, vmax=255)
-            axes.set_title(report.class_name(shown.label[place]), fontsize=12)
+    figure = Figure(figsize=(0.9 * columns, 1.2 * rows))
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all of them: to lay out twenty takes half a second
+    for place in range(count):
+        row, x = divmod(place, columns)
+        y = 1.2 * (rows - 1 - row)
+        axes.imshow(_rows(shown.image[place]), cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.8, y, y + 0.8))
+        axes.text(x + 0.4, y + 0.85, report.class_name(shown.label[place]), ha="center", fontsize=12)
+    axes.set(xlim=(-0.1, columns - 0.1), ylim=(-0.1, 1.2 * rows - 0.1))
+    axes.axis("off")
     return figure

@@ -20,9 +20,16 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import strong_view, weak_view
-from pate_torch.protocols import Log
 from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
-from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
+from pate_torch.students.training import (
+    Average,
+    GradientStudent,
+    Note,
+    Objective,
+    StudentProblem,
+    batches,
+    released_loss,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +66,9 @@ class FixMatch(GradientStudent):
         checks.between("student.propagation", self.propagation, 0, 1)
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
 
-    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Corrected cross-entropy on labels, plus masked cross-entropy on confident guesses."""
-        spec, device = problem.spec, problem.x_P.device
+        spec = problem.spec
         weak, strong = weak_view(spec, self.affine), strong_view(spec, self.affine)
         draws = problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
@@ -75,8 +82,8 @@ class FixMatch(GradientStudent):
         )
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labeled).to(device)
-            points = next(unlabeled).to(device)
+            chosen = next(labeled)
+            points = next(unlabeled)
             x = problem.x_P[points]
             guess_BC = align(guess(average.module, weak(x, spec, draws)))
             sure_B, class_B = guess_BC.max(1)
@@ -90,7 +97,7 @@ class FixMatch(GradientStudent):
             if propagated_P is not None and step < fade:
                 consistency = consistency + (1 - step / fade) * propagated_loss(theirs, propagated_P[points])
             if step % max(1, self.steps // 50) == 0:
-                log("student/confident", mask_B.mean().item(), step)
+                note("student/confident", mask_B.mean(), step)
             return supervised + self.weight * consistency
 
         return loss

@@ -14,9 +14,16 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import weak_view
-from pate_torch.protocols import Log
 from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
-from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
+from pate_torch.students.training import (
+    Average,
+    GradientStudent,
+    Note,
+    Objective,
+    StudentProblem,
+    batches,
+    released_loss,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +49,9 @@ class LabelSpreading(GradientStudent):
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
 
-    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Corrected cross-entropy on released and on propagated labels."""
-        spec, device = problem.spec, problem.x_P.device
+        spec = problem.spec
         target_C = expected_shares(problem, self.alignment)
         propagated_P = most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
         view, draws = weak_view(spec, self.affine), problem.stream("views")
@@ -52,7 +59,7 @@ class LabelSpreading(GradientStudent):
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen, points = next(labeled).to(device), next(unlabeled).to(device)
+            chosen, points = next(labeled), next(unlabeled)
             own = model(view(problem.x_P[problem.query_Q[chosen]], spec, draws)).float()
             other = model(view(problem.x_P[points], spec, draws)).float()
             supervised = released_loss(problem, own, chosen).mean()

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pate_torch.features.augmentation import weak_view
-from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
+from pate_torch.students.training import (
+    Average,
+    GradientStudent,
+    Note,
+    Objective,
+    StudentProblem,
+    batches,
+    released_loss,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +24,14 @@ class Supervised(GradientStudent):
 
     name: str = "supervised"
 
-    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Mean corrected cross-entropy of a batch of distorted labeled points."""
         view = weak_view(problem.spec, self.affine)
         draws = problem.stream("views")
         order = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(order).to(problem.query_Q.device)
+            chosen = next(order)
             x = view(problem.x_P[problem.query_Q[chosen]], problem.spec, draws)
             return released_loss(problem, model(x).float(), chosen).mean()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
+from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import one_thread
 from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
@@ -28,6 +29,11 @@ from pate_torch.types import DataSpec
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
+Note = Callable[[str, Tensor, int], None]
+"""(tag, scalar, step): a ``protocols.Log`` of what still lies on the device."""
+
+LOOKED_AT = 50
+"""Steps after which losses and notes are read, together: to read those of each step would let a GPU wait at each."""
 
 SMALL_POINT = 400
 """Numbers in one point, up to which a training step on a CPU gains nothing from threads.
@@ -63,8 +69,8 @@ class StudentProblem:
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def stream(self, *names: str | int) -> torch.Generator:
-        """The CPU generator of one named use of randomness."""
-        return rng.torch_stream(self.seed, "student", *names)
+        """The generator of one named use of randomness, on the points' device."""
+        return rng.torch_stream(self.seed, "student", *names, device=self.x_P.device)
 
 
 def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
@@ -138,20 +144,65 @@ def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end."""
-    rest = torch.zeros(0, dtype=torch.int64)
+    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end.
+
+    They lie on the generator's device.
+    """
+    rest = torch.zeros(0, dtype=torch.int64, device=generator.device)
     while True:
         while len(rest) < size:
-            rest = torch.cat([rest, torch.randperm(count, generator=generator)])
+            rest = torch.cat([rest, torch.randperm(count, generator=generator, device=generator.device)])
         yield rest[:size]
         rest = rest[size:]
+
+
+class Notes:
+    """What a training notes: it stays on the device until ``read``.
+
+    Args:
+        log: Is told what was noted.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._losses: list[tuple[Tensor, int]] = []
+        self._waiting: list[tuple[str, Tensor, int]] = []
+
+    def __call__(self, tag: str, value: Tensor, step: int) -> None:
+        """Note a value of one step."""
+        self._waiting.append((tag, value.detach(), step))
+
+    def loss(self, value: Tensor, step: int, *, shown: bool) -> None:
+        """Note the loss of a step, ``shown`` or only to be checked."""
+        self._losses.append((value.detach(), step))
+        if shown:
+            self("student/loss", value, step)
+
+    def read(self) -> None:
+        """Tell what was noted.
+
+        Raises:
+            FloatingPointError: A loss was not finite.
+        """
+        for value, (_, step) in zip(_numbers([value for value, _ in self._losses]), self._losses, strict=True):
+            if not math.isfinite(value):
+                raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
+        noted = _numbers([value for _, value, _ in self._waiting])
+        for (tag, _, step), value in zip(self._waiting, noted, strict=True):
+            self._log(tag, value, step)
+        self._losses, self._waiting = [], []
+
+
+def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Scalars of one device, in one copy."""
+    return torch.stack([scalar.float() for scalar in scalars]).tolist() if scalars else []
 
 
 class Average:
     """The exponential average of a model's weights and float buffers; young averages forget faster.
 
     Args:
-        model: The model that is averaged.
+        model: The model that is averaged, which stays where it is.
         decay: Decay of an old average.
     """
 
@@ -159,17 +210,17 @@ class Average:
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
         self.updates = 0
+        pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
+        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Move the average towards the model's present weights."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
-        for mine, theirs in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
-            if mine.is_floating_point():
-                mine.lerp_(theirs.detach(), weight)
-            else:
-                mine.copy_(theirs)
+        torch._foreach_lerp_([mine for mine, _ in self._averaged], [theirs for _, theirs in self._averaged], weight)
+        for mine, theirs in self._copied:
+            mine.copy_(theirs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +284,7 @@ class GradientStudent(ABC):
             self.features.check(spec)
 
     @abstractmethod
-    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """The loss of one step; ``average`` is the averaged model, which may give targets."""
 
     def fit(
@@ -265,39 +316,38 @@ class GradientStudent(ABC):
             curves.setdefault(tag, []).append((step, value))
             log(tag, value, step)
 
-        average = Average(model, self.ema)
+        average, notes = Average(model, self.ema), Notes(record)
         with one_thread(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
-            self._descend(model, average, self.objective(problem, average, record), progress, record)
+            self._descend(model, average, self.objective(problem, average, notes), progress, notes)
         module = average.module.to(memory_format=torch.contiguous_format)
         return Student(description, module, spec, curves)
 
     def initial(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """The network before the first step: fresh, or with a trunk learnt from the public points."""
-        model = networks.initialize(networks.rebuild(description), problem.stream("initial")).to(problem.x_P.device)
+        device = problem.x_P.device
+        initial = rng.torch_stream(problem.seed, "student", "initial")
+        model = networks.initialize(networks.rebuild(description), initial).to(device)
         if self.features is not None:
-            device = problem.x_P.device
             transfer(self.features.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)
         return model
 
-    def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, log: Log) -> None:
+    def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, notes: Notes) -> None:
         decayed = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
+        optimizers = [Adam(decayed, self.weight_decay), Adam(plain, 0.0)]
         for step in range(self.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * cosine(step, self.steps)
             model.train()
             with mixed(self.precision, next(model.parameters()).device):
                 value = loss(model, step)
-            if not bool(torch.isfinite(value)):
-                raise FloatingPointError(f"student loss is {value.item()} at step {step}: lower student.learning_rate")
-            optimizer.zero_grad(set_to_none=True)
+            model.zero_grad()
             value.backward()
-            optimizer.step()
-            average.update(model)
-            if step % max(1, self.steps // 50) == 0 or step == self.steps - 1:
-                log("student/loss", value.item(), step)
+            for optimizer in optimizers:
+                optimizer.step(self.learning_rate * cosine(step, self.steps))
+            average.update()
+            last = step == self.steps - 1
+            notes.loss(value, step, shown=last or step % max(1, self.steps // 50) == 0)
+            if last or (step + 1) % LOOKED_AT == 0:
+                notes.read()
             progress(step + 1, self.steps)
 
 

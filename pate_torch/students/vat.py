@@ -16,8 +16,15 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import weak_view
-from pate_torch.protocols import Log
-from pate_torch.students.training import Average, GradientStudent, Objective, StudentProblem, batches, released_loss
+from pate_torch.students.training import (
+    Average,
+    GradientStudent,
+    Note,
+    Objective,
+    StudentProblem,
+    batches,
+    released_loss,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +56,16 @@ class Vat(GradientStudent):
         checks.non_negative("student.smooth", self.smooth)
         checks.non_negative("student.entropy", self.entropy)
 
-    def objective(self, problem: StudentProblem, average: Average, log: Log) -> Objective:
+    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
-        spec, device = problem.spec, problem.x_P.device
+        spec = problem.spec
         view, draws = weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 
         def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labeled).to(device)
-            x = view(problem.x_P[next(unlabeled).to(device)], spec, draws)
+            chosen = next(labeled)
+            x = view(problem.x_P[next(unlabeled)], spec, draws)
             labeled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
             logits = model(torch.cat([labeled_x, x])).float()
             supervised = released_loss(problem, logits[: len(chosen)], chosen).mean()
@@ -66,8 +73,8 @@ class Vat(GradientStudent):
             undecided = -(ours.softmax(1) * ours.log_softmax(1)).sum(1).mean()
             uneven = self._change(model, x, draws)
             if step % max(1, self.steps // 50) == 0:
-                log("student/smoothness", uneven.item(), step)
-                log("student/entropy", undecided.item(), step)
+                note("student/smoothness", uneven, step)
+                note("student/entropy", undecided, step)
             return supervised + self.smooth * uneven + self.entropy * undecided
 
         return loss
@@ -76,7 +83,7 @@ class Vat(GradientStudent):
         """Mean divergence between the prediction at x and at its adversarial neighbor."""
         with frozen_statistics(model):
             here = model(x).float().log_softmax(1).detach()
-            direction = unit(torch.randn(x.shape, generator=draws).to(x.device)).requires_grad_()
+            direction = unit(torch.randn(x.shape, generator=draws, device=draws.device)).requires_grad_()
             probed = F.kl_div(
                 model(x + self.probe * direction).float().log_softmax(1), here, log_target=True, reduction="batchmean"
             )

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core.device import float32
+from pate_torch.core.optimizers import Adam, Sgd
 from pate_torch.core.rng import torch_stream
 from pate_torch.features import augmentation
 from pate_torch.protocols import silent
 from pate_torch.teachers import stacked
-from pate_torch.teachers.optimizers import make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -142,9 +142,7 @@ class Feed:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
         self.x, self.y = chunk.x_kS.to(device), chunk.y_kS.to(device)
         self.dtype = recipe.torch_dtype
-        shape = (-1, 1, 1) if spec.is_image else (-1,)
-        self.mean = torch.tensor(spec.mean, dtype=self.dtype, device=device).view(shape)
-        self.std = torch.tensor(spec.std, dtype=self.dtype, device=device).view(shape)
+        self.mean, self.std = spec.constants(self.dtype, device)
         sizes = chunk.size_k.tolist()
         self.index = torch.stack(
             [batches(seed, k, n, recipe.steps, recipe.batch_size) for k, n in zip(chunk.teachers, sizes, strict=True)],
@@ -202,6 +200,13 @@ def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextMa
     if recipe.dtype == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
+    """The recipe's optimizer; ``step(rate)`` updates in place."""
+    if recipe.optimizer == "sgd":
+        return Sgd(params, recipe.momentum, recipe.weight_decay)
+    return Adam(params, recipe.weight_decay)
 
 
 def point_of(step: int, steps: int) -> int:

@@ -17,8 +17,7 @@ from pate_torch.core import checks, rng
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import voting
-from pate_torch.teachers.engine import Feed, gather_chunk
-from pate_torch.teachers.optimizers import make_optimizer
+from pate_torch.teachers.engine import Feed, gather_chunk, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 from pate_torch.voters import teachers

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
 from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
@@ -120,6 +120,12 @@ class Rememberer:
             if (label := self.known.get(point.numpy().tobytes())) is not None:
                 logits[row, label] = 60.0  # p rounds to 1 even in double precision
         return logits
+
+
+def test_the_auc_is_the_mann_whitney_statistic_where_scores_are_equal_too():
+    draw = np.random.default_rng(0)
+    members, others = draw.integers(0, 5, 40).astype(float), draw.integers(1, 6, 30).astype(float)
+    assert compare(members, others).auc == pytest.approx(mannwhitneyu(members, others).statistic / 1200, rel=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.0])

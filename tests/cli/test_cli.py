@@ -10,6 +10,7 @@ import pytest
 import pate_torch
 from pate_torch.cli import list_runs as runs_command
 from pate_torch.cli import main as cli
+from tests.command_runs import TINY
 
 
 def pate(*words):
@@ -29,6 +30,43 @@ def test_the_package_is_light_and_names_what_it_has():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with pytest.raises(AttributeError, match="nothing_here"):
         pate_torch.nothing_here  # noqa: B018
+
+
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
+"""Torch's compiler takes two seconds to load, and compiles nothing here."""
+
+
+def test_what_runs_is_loaded_without_what_only_some_runs_use():
+    unused = (*COMPILER, "scipy.stats", "matplotlib", "sklearn", "pandas")
+    code = f"import sys, pate_torch.pipeline, pate_torch.labeler; assert not set({unused}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_run_does_not_load_torch_s_compiler(tmp_path):
+    """Teachers, an encoder and a student are trained."""
+    settings = [*TINY, "student=fixmatch", "student.network=small_cnn", "student.steps=2", "features=contrastive"]
+    settings += ["recommended.features_steps=2", "student.augment={rotate:5}"]
+    code = (
+        "import sys; from pate_torch.cli.main import main; main(sys.argv[1:]);"
+        f"assert 'torch' in sys.modules and not set({COMPILER}) & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *settings],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PATE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("student.safetensors"))
+
+
+@pytest.mark.parametrize("wait", [None, "ACTIVE"])
+def test_threads_that_wait_sleep_unless_told_otherwise(wait):
+    given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    given |= {} if wait is None else {"OMP_WAIT_POLICY": wait}
+    code = f"import os, pate_torch; assert os.environ['OMP_WAIT_POLICY'] == {wait or 'PASSIVE'!r}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=given)
 
 
 @pytest.mark.parametrize("words,code", [(["--help"], 0), (["help"], 0), ([], 2), (["lable"], 2)])

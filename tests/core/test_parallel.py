@@ -1,5 +1,6 @@
 """Jobs side by side: in order, on one thread each, ended together."""
 
+import ast
 import threading
 import time
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from pate_torch.core.parallel import one_thread, side_by_side
+from pate_torch.teachers.ensemble import _in_threads
+from tests import ROOT
 
 CPU = torch.device("cpu")
 
@@ -47,6 +50,54 @@ def test_no_more_run_at_a_time_than_torch_has_threads():
     with one_thread():
         side_by_side([job] * 4, CPU, lambda *_: None)
     assert most[0] == 1
+
+
+class Busy:
+    """Notes how many work at a time, and on how many of torch's threads each."""
+
+    def __init__(self):
+        self.lock, self.now, self.most, self.threads = threading.Lock(), 0, 0, set()
+
+    def work(self, *_):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now * torch.get_num_threads())
+            self.threads.add(torch.get_num_threads())
+        time.sleep(0.01)
+        with self.lock:
+            self.now -= 1
+        return 1
+
+
+def test_jobs_within_jobs_work_on_no_more_threads_than_torch_has(four_threads):
+    busy = Busy()
+
+    def job(progress):
+        side_by_side([busy.work] * 5, CPU, lambda *_: None)
+        list(_in_threads(busy.work, range(5), True))
+
+    side_by_side([job] * 5, CPU, lambda *_: None)
+    assert busy.threads == {1} and 2 <= busy.most <= 4 and torch.get_num_threads() == 4
+
+
+def test_teachers_are_asked_on_no_more_threads_than_torch_has(four_threads):
+    busy = Busy()
+    assert list(_in_threads(busy.work, range(9), True)) == [1] * 9
+    assert busy.threads == {1} and 2 <= busy.most <= 4 and torch.get_num_threads() == 4
+
+
+def test_python_s_threads_never_multiply_torch_s():
+    """Each thread of a pool keeps torch to itself."""
+    calls = [
+        (file.name, node)
+        for file in (ROOT / "pate_torch").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ThreadPoolExecutor")
+    ]
+    assert len(calls) >= 3
+    for name, call in calls:
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert given.get("initializer") == "torch.set_num_threads" and given.get("initargs") == "(1,)", name
 
 
 def test_progress_is_of_all_of_them_and_never_goes_back(four_threads):

@@ -23,6 +23,7 @@ from pate_torch.students.training import prepare
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 from tests import ROOT
+from tests.worlds import Counted
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(
@@ -53,6 +54,15 @@ def test_contrast_is_the_published_loss():
         below = sum(torch.exp(unit[i] @ unit[k] / 0.3) for k in range(12) if k != i)
         total += float(-torch.log(above / below)) / 12
     assert contrast(z, 0.3).item() == pytest.approx(total, rel=1e-5)
+
+
+def test_no_step_waits_for_its_device_or_brings_a_constant_to_it():
+    x, _ = digits()
+    few, many = (
+        Counted.during(lambda s=s: dataclasses.replace(RECIPE, steps=s).learn(x, SPEC, seed=0)) for s in (5, 25)
+    )
+    assert many["_local_scalar_dense"] <= few["_local_scalar_dense"]  # item(), bool(), float()
+    assert many["lift_fresh"] <= few["lift_fresh"]  # torch.tensor(...)
 
 
 def test_learning_brings_the_classes_together_without_labels():

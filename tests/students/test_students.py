@@ -29,7 +29,7 @@ from pate_torch.students.training import Average, batches, label_loss, prepare
 from pate_torch.students.vat import Vat, frozen_statistics
 from pate_torch.types import DataSpec
 from tests import ROOT
-from tests.worlds import IMAGES, images
+from tests.worlds import IMAGES, Counted, images
 
 CPU = torch.device("cpu")
 NAMES = sorted(file.stem for file in (ROOT / "conf" / "student").glob("*.yaml") if "_target_" in file.read_text())
@@ -209,9 +209,34 @@ def test_the_average_is_exponential_with_a_fast_start():
     for step in range(1, 8):
         with torch.no_grad():
             model.weight.fill_(step)
-        average.update(model)
+        average.update()
         by_hand += (step - by_hand) * (1 - min(0.5, step / (step + 9)))
     assert float(average.module.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fixmatch", "label_spreading", "supervised", "vat"])
+@pytest.mark.parametrize("spec", [IMAGES, ROWS], ids=["images", "rows"])
+def test_no_step_waits_for_its_device_or_brings_a_constant_to_it(name, spec):
+    easy, _ = task(10, spec)
+    network = "small_cnn" if spec is IMAGES else "mlp"
+    few, many = (
+        Counted.during(lambda s=s: configured(name, network, s).fit(easy, seed=0, device=CPU)) for s in (5, 25)
+    )
+    assert many["_local_scalar_dense"] <= few["_local_scalar_dense"]  # item(), bool(), float()
+    assert many["lift_fresh"] <= few["lift_fresh"]  # torch.tensor(...)
+
+
+def test_the_first_loss_that_is_not_finite_is_named():
+    easy, _ = task()
+
+    class Bursts(Supervised):
+        def objective(self, problem, average, note):
+            loss = super().objective(problem, average, note)
+            return lambda model, step: loss(model, step) * (math.inf if step == 7 else 1.0)
+
+    for steps in (10, 90):
+        with pytest.raises(FloatingPointError, match=r"student loss is inf at step 7: lower student\.learning_rate"):
+            Bursts(network="logistic", steps=steps).fit(easy, seed=0, device=CPU)
 
 
 def test_alignment_restores_the_expected_proportions():

@@ -1,16 +1,16 @@
-"""Fused, element-wise optimizers for stacked parameters, each update one pass over memory.
+"""Fused, element-wise optimizers of networks and of stacked teachers, each update one pass over memory.
 
-Not ``torch.optim``: its first use imports torch's compiler, three seconds in every worker process, and it offers
+Not ``torch.optim``: its first use imports torch's compiler, two to three seconds in every process, and it offers
 nothing else we need. Element-wise only: nothing is normed or clipped across teachers. The tests hold both to
 ``torch.optim``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-
-from pate_torch.teachers.recipe import TeacherRecipe
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
@@ -19,16 +19,17 @@ class Adam:
     """AdamW (Loshchilov and Hutter 2019): decoupled weight decay; Adam where it is 0.
 
     Args:
-        params: Stacked parameters, updated in place.
+        params: Parameters, updated in place.
         weight_decay: Decoupled weight decay.
     """
 
-    def __init__(self, params: list[Tensor], weight_decay: float) -> None:
-        self.params, self.weight_decay = params, weight_decay
+    def __init__(self, params: Sequence[Tensor], weight_decay: float) -> None:
+        self.params, self.weight_decay = list(params), weight_decay
         self.mean = [torch.zeros_like(p) for p in params]
         self.square = [torch.zeros_like(p) for p in params]
         self.count = [torch.zeros((), dtype=torch.float32, device=p.device) for p in params]
 
+    @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
         grads = [_gradient(p) for p in self.params]
@@ -54,15 +55,16 @@ class Sgd:
     """Heavy-ball momentum; weight decay added to the gradient.
 
     Args:
-        params: Stacked parameters, updated in place.
+        params: Parameters, updated in place.
         momentum: Share of the last update that is kept.
         weight_decay: Weight decay, added to the gradient.
     """
 
-    def __init__(self, params: list[Tensor], momentum: float, weight_decay: float) -> None:
-        self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
+    def __init__(self, params: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
+        self.params, self.momentum, self.weight_decay = list(params), momentum, weight_decay
         self.buffers = [torch.zeros_like(p) for p in params]
 
+    @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
         grads = [_gradient(p) for p in self.params]
@@ -74,12 +76,5 @@ class Sgd:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "every parameter takes part in the logits"
+    assert parameter.grad is not None, "every parameter takes part in the loss"
     return parameter.grad
-
-
-def make_optimizer(params: list[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """The recipe's optimizer; ``step(rate)`` updates in place, without gradients being recorded."""
-    if recipe.optimizer == "sgd":
-        return Sgd(params, recipe.momentum, recipe.weight_decay)
-    return Adam(params, recipe.weight_decay)
