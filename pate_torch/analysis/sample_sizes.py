@@ -96,6 +96,11 @@ def btt18_lemma_5_8(n: int, *, alpha: float) -> float:
     return 4 * alpha * math.sqrt(2 * n)
 
 
+def btt18_corollary_5_10(*, beta: float) -> int:
+    """Teachers, ceil(72 ln(1/beta)), of whose scores two thirds lie as near the mean as three in four should."""
+    return math.ceil(72 * math.log(1 / beta))
+
+
 def btt18_lemma_5_13(scale: float, threshold: float, *, beta: float) -> int:
     """Teachers K with which a private learner is (nu', beta)-strong where its base learner is nu-weak.
 

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from pate_torch import networks
 from pate_torch.analysis import sample_sizes as sizes
 from pate_torch.analysis.figures import margin_correlation, margin_distribution
 from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
-from pate_torch.analysis.stability import by_teachers, on_average_stability, one_by_one
-from pate_torch.core.rng import torch_stream
+from pate_torch.analysis.stability import by_teachers, on_average_stability, one_by_one, quality
+from pate_torch.core.rng import derive, torch_stream
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
@@ -171,6 +172,26 @@ def test_stacked_retraining_is_retraining_one_by_one(network, options):
         for fit in (by_teachers(recipe, ROWS), alone(recipe))
     ]
     np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
+
+
+def coin_flipper(x, y, points, coin):
+    """The share of ones, moved by .1 one way or the other as the coin falls, where the point says so."""
+    return np.clip(y.mean() + np.where(points[:, 0] > 0, 0.1 * (-1) ** (coin % 2), 0.0), 0, 1)
+
+
+def test_quality_of_a_mean_is_what_its_law_says():
+    """The mean of n coins of probability .3: weak quality .3, strong quality the quantile of a hypergeometric law."""
+    n, pool = 50, 4000
+    x, y = np.zeros((pool, 1)), (np.arange(pool) < 3 * pool // 10).astype(np.int64)
+    points = np.array([[-1.0], [1.0]])
+    seeds = [seed for seed in range(20) if derive(seed, "coins", 0) % 2 != derive(seed, "coins", 1) % 2]
+    found = quality(one_by_one(coin_flipper), x, y, points, n=n, models=4000, beta=0.1, seed=seeds[0])
+    assert found.weak_Q == pytest.approx([0.3, 0.3], abs=0.01)
+    law = stats.hypergeom(pool, 3 * pool // 10, n)
+    assert found.strong_Q[0] == pytest.approx(law.ppf(0.9) / n, abs=1e-9)
+    assert found.coins_Q[0] < 5 < found.coins_Q[1]  # the second learner's randomization is not consistent
+    with pytest.raises(ValueError, match="even"):
+        quality(one_by_one(coin_flipper), x, y, points, n=n, models=5, beta=0.1, seed=0)
 
 
 @pytest.mark.slow
