@@ -144,7 +144,7 @@ class QueryState:
         rounds_left: Including this one.
         seed: Names the strategy's own stream.
         student_PC: The current student's class probabilities on the whole pool; None: before the first round.
-        feature_PD: Features learnt from public points without labels, or None.
+        feature_PD: Features learnt from public points without labels, on the run's device, or None.
     """
 
     spec: DataSpec

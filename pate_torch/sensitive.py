@@ -271,7 +271,7 @@ class GradientSums:
     """PRIVATE. Records as voters: whatever the weights, the sum of their clipped gradients.
 
     Attributes:
-        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID.
+        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID; whole numbers of any type.
         y_N: PRIVATE. Labels.
         z_PD: Releasable. Whitened features of the public points.
         feature_PD: Releasable. Their features before that.
@@ -297,7 +297,7 @@ class GradientSums:
 
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.
-        if not bool((self.z_ND.long().square().sum(1) <= UNIT_NORM).all()):
+        if not all(bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()) for z_BD in self.z_ND.split(_BLOCK)):
             raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:
@@ -333,10 +333,10 @@ class GradientSums:
         """
         weight_DC, unit = _whole_weights(weight_DC.double().cpu())
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
-        named_NC = F.one_hot(self.y_N, self.num_classes).double()
-        for z_BD, named_BC in zip(self.z_ND.split(_BLOCK), named_NC.split(_BLOCK), strict=True):
+        for z_BD, y_B in zip(self.z_ND.split(_BLOCK), self.y_N.split(_BLOCK), strict=True):
             # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
             # a record's logits are the same in any company.
+            named_BC = F.one_hot(y_B, self.num_classes).double()
             change_BC = named_BC - (z_BD.double() @ weight_DC * (unit / GRID)).softmax(1)
             change_BC = quantize(change_BC * (clip_norm / change_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm)))
             if not bool((change_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):

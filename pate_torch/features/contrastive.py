@@ -29,6 +29,7 @@ from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import side_by_side
 from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine, as_affine, strong_view
+from pate_torch.features.neighbors import placed
 from pate_torch.networks import ConcatFeatures, last_linear, remove_head
 from pate_torch.protocols import FeatureRecipe, Progress, silent
 from pate_torch.types import Dataset, DataSpec
@@ -185,9 +186,9 @@ def learn_encoder(
 def learn_features(
     recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
-    """Unit-length features of the public points, float32 [P, D]; None without a recipe."""
+    """Unit-length features of the public points, float32 [P, D], where they are compared; None without a recipe."""
     encoder = learn_encoder(recipe, data, seed, device, stages)
-    return None if encoder is None else encode(encoder, data.pool.x, data.spec)
+    return None if encoder is None else placed(encode(encoder, data.pool.x, data.spec), device)
 
 
 def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:

@@ -6,6 +6,7 @@ clusters are sought in the graph's leading eigenvectors, and labels are propagat
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,15 @@ from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread
 from pate_torch.types import DataSpec
 
-_BLOCK = 1 << 23  # entries of one block of similarities: 32 MB
+_ON_CPU, _ON_GPU = 1 << 21, 1 << 26
+"""Entries of one block: as many as a core's cache holds, or as keep a GPU busy (256 MB)."""
+_GROUP = 16  # columns that share a minimum, in a search for a row's least
+
+
+def blocks(x_PD: Tensor, width: int) -> list[slice]:
+    """The rows in blocks, the first the largest, that with ``width`` numbers a row suit the device they are on."""
+    rows = max(1, (_ON_CPU if x_PD.device.type == "cpu" else _ON_GPU) // max(1, width))
+    return [slice(start, min(start + rows, len(x_PD))) for start in range(0, len(x_PD), rows)]
 
 
 @one_thread()  # several would round otherwise
@@ -39,13 +48,19 @@ def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
     return principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
+def placed(x_PD: Tensor, device: torch.device) -> Tensor:
+    """The points on the device that their geometry is worked out on: the run's own, where it has the operations."""
+    return x_PD.to("cpu" if device.type == "mps" else device)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A symmetric graph, normalized by degree.
 
     Attributes:
         weight_PP: w_ij / sqrt(d_i d_j), sparse.
-        spacing_P: Mean distance of each point to its neighbors: small where points are dense.
+        spacing_P: Mean distance of each point to its neighbors: small where points are dense. Products are taken on its
+            device.
     """
 
     weight_PP: csr_array
@@ -56,14 +71,40 @@ class Graph:
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
         # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
-        return torch.from_numpy(self.weight_PP @ value_PC.numpy())
+        if self.device.type == "cpu":
+            return torch.from_numpy(self.weight_PP @ value_PC.numpy())
+        return self.by_segments(value_PC)
+
+    @property
+    def device(self) -> torch.device:
+        """Where products are taken."""
+        return self.spacing_P.device
+
+    def by_segments(self, value_PC: Tensor) -> Tensor:
+        """The product on a GPU: each row's edges added one after the other (atomic additions have no order)."""
+        to_E, weight_E1, degree_P = self._edges
+        first_P, edges = self.weight_PP.indptr, len(to_E) // len(self)  # of all rows; and of one, on average
+        parts = []
+        for rows in blocks(value_PC, edges * value_PC.shape[1]):
+            here = slice(int(first_P[rows.start]), int(first_P[rows.stop]))
+            term_EC = weight_E1[here] * value_PC[to_E[here]]
+            parts.append(torch.segment_reduce(term_EC, "sum", lengths=degree_P[rows], unsafe=True))
+        return torch.cat(parts)
+
+    @functools.cached_property
+    def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
+        """On the device: the column and the weight [E, 1] of each edge, row by row, and how many each row has."""
+        rows = self.weight_PP
+        parts = (rows.indices.astype(np.int64), rows.data[:, None], np.diff(rows.indptr).astype(np.int64))
+        to_E, weight_E1, degree_P = (torch.from_numpy(part).to(self.device) for part in parts)
+        return to_E, weight_E1, degree_P
 
 
 def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
-    """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32 on the CPU.
+    """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32.
 
     s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    are connected alike. Memory is P x neighbors, plus one block of distances.
+    are connected alike. Memory is P x neighbors, plus one block of distances. The graph works where the points are.
     """
     checks.integer("neighbors", neighbors, low=1)
     count, near = len(x_PD), min(neighbors, len(x_PD) - 1)
@@ -79,21 +120,42 @@ def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     joined = (directed + directed.T).tocoo()
     degree_P = joined.sum(1).clip(min=1e-12)
     joined.data /= np.sqrt(degree_P[joined.row] * degree_P[joined.col])
-    return Graph(joined.tocsr(), distance_PK.mean(1))
+    return Graph(joined.tocsr(), distance_PK.mean(1).to(x_PD.device))
 
 
 def nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` nearest other points of each, on the points' device: their squared distances and places, [P, K].
 
-    One product and one ``topk`` for each block: scikit-learn's brute force takes a quarter longer (LOG.md).
+    One product and one selection for each block: twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
     norm_P = x_PD.square().sum(1)
-    parts = []
-    for places in torch.arange(len(x_PD), device=x_PD.device).split(max(1, _BLOCK // len(x_PD))):
-        squared_BP = norm_P + norm_P[places, None] - 2 * x_PD[places] @ x_PD.T
-        squared_BP[torch.arange(len(places)), places] = torch.inf
-        parts.append(squared_BP.topk(count, dim=1, largest=False))
-    return torch.cat([part.values for part in parts]).clamp(min=0), torch.cat([part.indices for part in parts])
+    parts, every = [], blocks(x_PD, len(x_PD))
+    room_BP = x_PD.new_empty(every[0].stop, len(x_PD))  # once: fresh memory for each block would cost a fifth more
+    for rows in every:
+        squared_BP = torch.add(norm_P, norm_P[rows, None], out=room_BP[: rows.stop - rows.start])
+        squared_BP.addmm_(x_PD[rows], x_PD.T, alpha=-2)
+        squared_BP.diagonal(rows.start).fill_(torch.inf)
+        parts.append(_smallest(squared_BP, count))
+    return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([places for _, places in parts])
+
+
+def _smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` least of each row, increasing, and their places, [B, count].
+
+    A row is dealt to groups. The groups of the ``count`` least minima hold ``count`` numbers that no number of another
+    group falls below, so one pass for the minima leaves a few groups to sort.
+    """
+    groups = value_BP.shape[1] // _GROUP
+    if groups <= count:
+        least = value_BP.topk(count, dim=1, largest=False)
+        return least.values, least.indices
+    places_P = torch.arange(value_BP.shape[1], device=value_BP.device)
+    dealt_GM, rest_R = places_P[: groups * _GROUP].view(_GROUP, groups).T, places_P[groups * _GROUP :]
+    minimum_BG = value_BP[:, : groups * _GROUP].unflatten(1, (_GROUP, groups)).amin(1)
+    group_BK = minimum_BG.topk(count, dim=1, largest=False, sorted=False).indices
+    place_BR = torch.cat([dealt_GM[group_BK].flatten(1), rest_R.expand(len(value_BP), -1)], 1)
+    least = value_BP.gather(1, place_BR).topk(count, dim=1, largest=False)
+    return least.values, place_BR.gather(1, least.indices)
 
 
 @one_thread()  # several would round otherwise
@@ -107,9 +169,9 @@ def leading(graph: Graph, width: int, generator: torch.Generator, iterations: in
         Values [W], increasing, and vectors [P, W], W = min(width, P).
     """
     size = min(width + 8, len(graph))
-    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
+    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator).to(graph.device)).Q
     for step in range(1, iterations + 1):
-        basis = (graph @ basis + basis) / 2
+        basis = (graph @ basis).add_(basis).div_(2)
         if step % 5 == 0 or step == iterations:  # until then no direction that lasts is lost among the others
             basis = torch.linalg.qr(basis).Q
     values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))

@@ -14,10 +14,13 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.features.neighbors import neighbor_graph, spectral
+from pate_torch.features.neighbors import blocks, neighbor_graph, spectral
 from pate_torch.protocols import QueryState
 from pate_torch.queries.random import features, open_points, share, shuffled
 from pate_torch.queries.uncertainty import Margin
+
+_AXES = 256
+"""Eigenvectors that clusters are sought in, at most: more find none that are purer, and cost their square (LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,7 @@ class Coreset:
         """Pool indices in greedy order, int64 [at most state.remaining]."""
         x_PD = features(state)
         norm_P = x_PD.square().sum(1)
-        nearest_P = torch.full((len(x_PD),), torch.inf)
+        nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
 
         def cover(point: int) -> None:
             """Distances to the nearest asked point, -1 at itself: what coincides with one (0) may be asked too."""
@@ -86,7 +89,8 @@ class Medoids:
         x_RD = features(state)[points]
         stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
         cluster_R, center_KD = kmeans(x_RD, count, stream, self.restarts)
-        off_center_R = squared_distances(x_RD, center_KD).gather(1, cluster_R[:, None]).squeeze(1)
+        off_center_R = off_center(x_RD, cluster_R, center_KD).cpu()
+        cluster_R = cluster_R.cpu()
         chosen = []
         for cluster in range(count):
             members = (cluster_R == cluster).nonzero().squeeze(1)
@@ -136,11 +140,11 @@ class Prototypes:
         stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.asked_Q) + count
-        place_PK = spectral(graph, clusters, stream)
-        cluster_P, center_KK = kmeans(place_PK, clusters, stream, self.restarts)
-        spacing_P = graph.spacing_P
-        off_center_P = squared_distances(place_PK, center_KK).gather(1, cluster_P[:, None]).squeeze(1)
-        size_K = torch.bincount(cluster_P, minlength=len(center_KK))
+        place_PW = spectral(graph, min(clusters, _AXES), stream)
+        cluster_P, center_KW = kmeans(place_PW, clusters, stream, self.restarts)
+        off_center_P = off_center(place_PW, cluster_P, center_KW).cpu()
+        spacing_P, cluster_P = graph.spacing_P.cpu(), cluster_P.cpu()
+        size_K = torch.bincount(cluster_P, minlength=len(center_KW))
         size_K[cluster_P[state.asked_Q]] = 0
         chosen = [
             self._typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, off_center_P)
@@ -197,21 +201,58 @@ def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
     return (norms - 2 * x_PD @ y_KD.T).clamp(min=0)
 
 
+def off_center(x_PD: Tensor, cluster_P: Tensor, center_KD: Tensor) -> Tensor:
+    """Squared distance [P] of each point to its cluster's center, by blocks of all distances."""
+    parts = []
+    for rows in blocks(x_PD, len(center_KD)):
+        parts.append(squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]).squeeze(1))
+    return torch.cat(parts)
+
+
 def kmeans(
     x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 4, steps: int = 50
 ) -> tuple[Tensor, Tensor]:
     """The best of a few runs of Lloyd's algorithm from k-means++ starts (Arthur and Vassilvitskii 2007).
 
     Returns:
-        The cluster of each point [P], and the centers [K, D].
+        The cluster of each point [P], and the centers [K, D], on the points' device.
     """
-    starts = [_plus_plus(x_PD, clusters, generator).numpy() for _ in range(restarts)]
+    lloyd = _lloyd_by_library if x_PD.device.type == "cpu" else lloyd_by_blocks
+    starts = [_plus_plus(x_PD, clusters, generator) for _ in range(restarts)]
+    _, cluster_P, center_KD = min((lloyd(x_PD, start_KD, steps) for start_KD in starts), key=lambda run: run[0])
+    return cluster_P, center_KD
+
+
+def _lloyd_by_library(x_PD: Tensor, start_KD: Tensor, steps: int) -> tuple[float, Tensor, Tensor]:
     # Of several threads each would add up a part of a cluster, in another order on another machine.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # coinciding points leave fewer clusters
-        runs = [KMeans(clusters, init=start, n_init=1, max_iter=steps, tol=0).fit(x_PD.numpy()) for start in starts]
-    best = min(runs, key=lambda run: float(run.inertia_))
-    return torch.from_numpy(best.labels_).long(), torch.from_numpy(best.cluster_centers_)
+        run = KMeans(len(start_KD), init=start_KD.numpy(), n_init=1, max_iter=steps, tol=0).fit(x_PD.numpy())
+    return float(run.inertia_), torch.from_numpy(run.labels_).long(), torch.from_numpy(run.cluster_centers_)
+
+
+def lloyd_by_blocks(x_PD: Tensor, center_KD: Tensor, steps: int) -> tuple[float, Tensor, Tensor]:
+    """Lloyd's algorithm on a GPU, in blocks; a center without points moves to the one farthest from its own.
+
+    Returns:
+        The sum of squared distances, the cluster of each point [P], and the centers [K, D].
+    """
+    cluster_P = _nearest_center(x_PD, center_KD)
+    for _ in range(steps):
+        size_K = torch.bincount(cluster_P, minlength=len(center_KD))
+        empty = (size_K == 0).nonzero().squeeze(1)
+        far = off_center(x_PD, cluster_P, center_KD).topk(len(empty)).indices if len(empty) else empty
+        # Sums of sorted rows, in one order: atomic additions would have none.
+        sum_KD = torch.segment_reduce(x_PD[cluster_P.argsort(stable=True)], "sum", lengths=size_K, unsafe=True)
+        center_KD = (sum_KD / size_K[:, None].clamp(min=1)).index_copy(0, empty, x_PD[far])
+        before_P, cluster_P = cluster_P, _nearest_center(x_PD, center_KD)
+        if torch.equal(cluster_P, before_P):
+            break
+    return float(off_center(x_PD, cluster_P, center_KD).sum()), cluster_P, center_KD
+
+
+def _nearest_center(x_PD: Tensor, center_KD: Tensor) -> Tensor:
+    return torch.cat([squared_distances(x_PD[rows], center_KD).argmin(1) for rows in blocks(x_PD, len(center_KD))])
 
 
 def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
@@ -220,11 +261,11 @@ def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tenso
     scikit-learn's tries several for each and takes five times as long (LOG.md).
     """
     norm_P = x_PD.square().sum(1)
-    nearest_P = torch.full((len(x_PD),), torch.inf)
+    nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
     chosen = [int(torch.randint(len(x_PD), (1,), generator=generator))]
     for _ in range(clusters - 1):
         nearest_P = torch.minimum(nearest_P, _distances_to(chosen[-1], x_PD, norm_P))
-        weight_P = nearest_P if float(nearest_P.sum()) > 0 else torch.ones(len(x_PD))
+        weight_P = nearest_P.cpu() if float(nearest_P.sum()) > 0 else torch.ones(len(x_PD))
         chosen.append(int(torch.multinomial(weight_P, 1, generator=generator)))
     return x_PD[chosen]
 

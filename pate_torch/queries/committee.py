@@ -50,7 +50,7 @@ class Committee:
     def _votes(self, state: QueryState) -> Tensor:
         """How many members choose each class at each public point, [P, C]."""
         answered = state.label_Q != NO_ANSWER
-        x_PD = F.pad(features(state).double(), (0, 1), value=1.0)
+        x_PD = F.pad(features(state).cpu().double(), (0, 1), value=1.0)
         x_ND, label_N = x_PD[state.asked_Q[answered].cpu()], state.label_Q[answered].cpu()
         stream = rng.torch_stream(state.seed, "query", self.name, "members", len(state.asked_Q))
         votes_PC = torch.zeros(len(x_PD), state.spec.num_classes)

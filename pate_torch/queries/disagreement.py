@@ -73,7 +73,7 @@ class Disagreement:
             stop = max(1, 2 * start)
             stretch = stream_P[start:stop]
             if len(state.label_Q[state.label_Q != NO_ANSWER].unique()) > 1:
-                x_PD = bordered(features(state, self.width)) if x_PD is None else x_PD
+                x_PD = bordered(features(state, self.width).cpu()) if x_PD is None else x_PD
                 stretch = stretch[self._disputed(x_PD, state, stretch, max(1, start))]
             if len(stretch):
                 return stretch[: state.remaining]

@@ -33,9 +33,9 @@ def share(state: QueryState) -> int:
 
 
 def features(state: QueryState, width: int = 64) -> Tensor:
-    """The learnt features, else the normalized points on at most ``width`` axes; float32 [P, D] on the CPU."""
+    """The learnt features where they are, else the normalized points on at most ``width`` axes; float32 [P, D]."""
     if state.feature_PD is not None:
-        return state.feature_PD.float().cpu()
+        return state.feature_PD.float()
     return coordinates(state.pool_x, state.spec, width)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the 
 MAX_POINTS = 300  # more cannot be told apart on a page
 MAX_EXAMPLES = 40
 MAX_PICTURES = 20  # of them on the board
-MAX_CLASSES = 24  # a larger confusion matrix cannot be read
+MAX_CLASSES = 24  # a larger confusion matrix cannot be read, nor a longer list of classes
 
 Points = Sequence[tuple[float, float]]
 
@@ -118,6 +118,14 @@ def cap_is_far(report: ReleaseReport) -> bool:
 def student_curves(report: ReleaseReport) -> list[Curve]:
     """One curve for each tag of more than one point."""
     return [Curve(name=tag, points=thinned(points)) for tag, points in report.student_curves.items() if len(points) > 1]
+
+
+def least_known(report: ReleaseReport) -> list[Accuracy]:
+    """The student's accuracies on the classes of the test set, in order; of many, on the least known, worst first."""
+    tested = [accuracy for accuracy in report.class_accuracies if accuracy]
+    if len(tested) <= MAX_CLASSES:
+        return tested
+    return sorted(tested, key=lambda accuracy: accuracy.share.value)[:MAX_CLASSES]
 
 
 def most_confused(report: ReleaseReport, most: int = 12) -> list[tuple[int, int, int]]:

@@ -19,7 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
-from pate_torch.reporting.figures import confusion_figure, examples_figure, numbered, thinned
+from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
 from pate_torch.reporting.render import card
 from pate_torch.reporting.report import ReleaseReport
 
@@ -65,7 +65,7 @@ class ReleaseBoard:
         for tag, points in report.student_curves.items():
             for step, value in points if tag not in self.logged else ():
                 self.log(tag if tag.startswith(STUDENT) else STUDENT + tag, value, step)
-        if report.confusion:
+        if 0 < len(report.confusion) <= MAX_CLASSES:
             self._figure("student_test/confusion", confusion_figure(report))
         if report.examples is not None and report.examples.label:
             self._figure("labels/answered", examples_figure(report))

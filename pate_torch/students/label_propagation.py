@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
-from pate_torch.features.neighbors import balanced, coordinates, neighbor_graph, spread
+from pate_torch.features.neighbors import balanced, coordinates, neighbor_graph, placed, spread
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Student
 from pate_torch.students.training import StudentProblem, label_loss
@@ -41,12 +41,13 @@ def propagate(
         place_PD = recipe.features(x_P, spec, seed=problem.seed, device=x_P.device)
     else:
         place_PD = coordinates(x_P, spec)
-    seeds_PC = torch.zeros(len(x_P), spec.num_classes)
-    seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
+    graph = neighbor_graph(placed(place_PD, x_P.device), _NEIGHBORS)
+    seeds_PC = torch.zeros(len(x_P), spec.num_classes, device=graph.device)
+    seeds_PC[problem.query_Q.to(graph.device)] = problem.target_QC.to(graph.device)
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = spread(neighbor_graph(place_PD, _NEIGHBORS), seeds_PC, alpha)
-    return balanced(mass_PC, target_C.cpu()).to(x_P.device)
+    mass_PC = spread(graph, seeds_PC, alpha)
+    return balanced(mass_PC, target_C.to(graph.device)).to(x_P.device)
 
 
 def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.students.opinion import LINEAR, cross_validated, scale
+from pate_torch.students.opinion import LINEAR, cross_validated, quietly, scale
 from pate_torch.students.training import prepare
 
 _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
@@ -91,7 +91,9 @@ class Logistic:
             max_iter=self.max_iterations,
             tol=1e-7,
             class_weight="balanced" if self.balanced else None,
-        ).fit(x_QD, label_Q)
+        )
+        with quietly():
+            model.fit(x_QD, label_Q)
         coefficients, intercepts = model.coef_, model.intercept_
         if len(seen) == 2:
             # One logit for the second class: halves of either sign have the same softmax.

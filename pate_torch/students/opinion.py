@@ -12,7 +12,9 @@ Everything here is arithmetic on released labels and public points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +84,18 @@ def _said(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, c
         said_PC[:, seen] += 1.0
     else:
         few = {"n_neighbors": len(x_QD)} if getattr(model, "n_neighbors", 0) > len(x_QD) else {}
-        said_PC[:, seen] += clone(model).set_params(**few).fit(x_QD, label_Q).predict_proba(x_PD)
+        with quietly():
+            said_PC[:, seen] += clone(model).set_params(**few).fit(x_QD, label_Q).predict_proba(x_PD)
     share_PC: np.ndarray = said_PC / said_PC.sum(1, keepdims=True)
     return share_PC
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Fit classes, however few labels they have: scikit-learn would ask each time whether these are classes at all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes")
+        yield
 
 
 def scale(x_QD: np.ndarray) -> float:

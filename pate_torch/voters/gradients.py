@@ -113,7 +113,7 @@ class Gradients(RecordVoters):
         private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbors)
         private, whitening = one_per_unit(private, shards.adjacency), Whitening.of(place_PD, self.ridge)
         z_ND = map_records_independently(
-            lambda place_BD: quantize(whitening.bounded(place_BD)).int(), encoder, private, data.spec, progress
+            lambda place_BD: quantize(whitening.bounded(place_BD)).short(), encoder, private, data.spec, progress
         )
         size = self.declared(data)
         assert size is not None

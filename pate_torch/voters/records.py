@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import side_by_side
+from pate_torch.core.parallel import one_thread, side_by_side
 from pate_torch.data.partition import deal
 from pate_torch.data.units import take
 from pate_torch.features.contrastive import encode, mean_shift
+from pate_torch.features.neighbors import placed
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.sensitive import SensitiveRecords
@@ -103,7 +104,7 @@ class RecordVoters(VotersBase):
 
         def refit(guide: Student) -> FittedVoters:
             records = ask(feature_extractor(guide.module))
-            return replace(first, sensitive=records, feature_PD=records.feature_PD)
+            return replace(first, sensitive=records, feature_PD=placed(records.feature_PD, run.config.device))
 
         register = VoterRegister(run.store)
         registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
@@ -151,24 +152,31 @@ def map_records_independently(
     the rounding of another's.
     """
     slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
-    slot_N = torch.tensor(slots, dtype=torch.int64)
-    so_far_NS = F.one_hot(slot_N, _SLOTS).cumsum(0)  # records of each slot, up to and with this one
-    batch_N = so_far_NS.gather(1, slot_N[:, None]).squeeze(1) - 1
-    batches = max(1, int(torch.bincount(slot_N, minlength=_SLOTS).max()))
-    x_RSP = private.x.new_zeros((batches, _SLOTS, *private.x.shape[1:]))
-    x_RSP[batch_N, slot_N] = private.x
+    record_SN = [np.flatnonzero(np.array(slots, dtype=np.int64) == slot) for slot in range(_SLOTS)]
+    record_RS = np.full((max(1, *map(len, record_SN)), _SLOTS), -1)  # -1: a blank
+    for slot, records in enumerate(record_SN):
+        record_RS[: len(records), slot] = records
 
-    def ask(x_RSP: Tensor, progress: Progress) -> Tensor:
-        said = []
-        for n, x_SP in enumerate(x_RSP):
-            # A clone, as a part of a tensor is aligned as it comes.
-            said.append(say(encode(encoder, x_SP.clone(), spec)))
-            progress(n + 1, len(x_RSP))
-        return torch.stack(said)
+    def answers(record_S: Tensor) -> Tensor:
+        # Gathered, not sliced: a part of a tensor is aligned as it comes.
+        x_SP = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
+        x_SP[record_S >= 0] = private.x[record_S[record_S >= 0]]
+        return say(encode(encoder, x_SP, spec))
+
+    with one_thread():
+        first = answers(torch.full((_SLOTS,), -1))
+    # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
+    said_N = first.new_empty((len(private), *first.shape[1:]))
+
+    def ask(record_RS: Tensor, progress: Progress) -> None:
+        for n, record_S in enumerate(record_RS):
+            there = record_S >= 0
+            said_N[record_S[there]] = answers(record_S)[there]
+            progress(n + 1, len(record_RS))
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private
 
-    shares = x_RSP.tensor_split(min(torch.get_num_threads(), batches))
-    said = side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
-    return torch.cat(said)[batch_N, slot_N]
+    shares = torch.from_numpy(record_RS).tensor_split(min(torch.get_num_threads(), len(record_RS)))
+    side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
+    return said_N

@@ -24,7 +24,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, spread
+from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed, voting
@@ -90,10 +90,11 @@ class TransductiveTeachers(Teachers):
         feature_PD = None
         if distributed.is_main():
             learnt = learn_features(config.features, data, config.seed, config.device, stages)
-            feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt
+            feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
         if together or feature_PD is None:
             feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
-        jointly, progress = self.among(feature_PD), stages("Counting votes")
+        jointly = self.among(placed(feature_PD, config.device))
+        progress = stages("Counting votes")
 
         def tally(some: Ensemble) -> Tensor:
             return jointly.tally(some, data.pool.x, config.device, progress)
@@ -134,9 +135,9 @@ class JointVotes:
         out = torch.zeros(len(ensemble), len(pool_x), dtype=voting.label_dtype(num_classes))
 
         def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
-            logits_kPC = torch.cat([logits for _, logits in parts], 1).float().cpu()
+            logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
             for row, logits_PC in zip(out[rows], logits_kPC, strict=True):
-                row[:] = self._joint(logits_PC.softmax(1)).argmax(1)
+                row[:] = self._joint(logits_PC.to(self.graph.device).softmax(1)).argmax(1)
 
         ensemble.opinions(pool_x, hear, device=device, progress=progress)
         out[~ensemble.trained_K] = 0
@@ -151,7 +152,9 @@ class JointVotes:
     def _joint(self, probability_PC: Tensor) -> Tensor:
         num_classes = probability_PC.shape[1]
         if self.balance:
-            probability_PC = balanced(probability_PC, torch.full((num_classes,), 1 / num_classes))
+            probability_PC = balanced(
+                probability_PC, torch.full((num_classes,), 1 / num_classes, device=self.graph.device)
+            )
         if self.alpha == 0:
             return probability_PC
         steps = math.ceil(math.log(_LEFT) / math.log(self.alpha))

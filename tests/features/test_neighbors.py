@@ -59,16 +59,35 @@ def test_eigenvectors_have_the_same_bits_on_any_number_of_threads():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("count", [70, 203])  # too few to be dealt to groups; groups and a rest
 @pytest.mark.parametrize("block", [1, 1000, 1 << 23])
-def test_nearest_are_those_of_all_pairs(block, monkeypatch):
-    monkeypatch.setattr(neighbors, "_BLOCK", block)
-    x = torch.randn(70, 5, generator=stream())
+def test_nearest_are_those_of_all_pairs(block, count, monkeypatch):
+    monkeypatch.setattr(neighbors, "_ON_CPU", block)
+    x = torch.randn(count, 5, generator=stream())
     squared, places = neighbors.nearest(x, 9)
     every = (x[:, None] - x[None]).square().sum(2).fill_diagonal_(torch.inf)
     assert torch.equal(places, every.argsort(1)[:, :9])
     torch.testing.assert_close(squared, every.sort(1).values[:, :9], atol=1e-5, rtol=1e-4)
     _, places = neighbors.nearest(torch.cat([x, x[:1]]), 9)
-    assert (int(places[0, 0]), int(places[70, 0])) == (70, 0), "points that coincide are neighbors"
+    assert (int(places[0, 0]), int(places[count, 0])) == (count, 0), "points that coincide are neighbors"
+
+
+@pytest.mark.parametrize("columns", [16 * 9, 16 * 10, 16 * 10 + 5, 1000])
+def test_the_least_of_groups_are_those_of_the_row(columns):
+    value = torch.randn(40, columns, generator=stream())
+    value[:20] = value[:20].round(decimals=1)  # equals
+    value[0, :10] = torch.inf
+    least, places = neighbors._smallest(value, 9)
+    assert torch.equal(least, value.sort(1).values[:, :9])
+    assert torch.equal(value.gather(1, places), least)
+    assert all(len(row.unique()) == 9 for row in places)
+
+
+@pytest.mark.parametrize("block", [1, 1000, 1 << 23])
+def test_products_by_segments_are_those_of_the_sparse_matrix(block, monkeypatch):
+    monkeypatch.setattr(neighbors, "_ON_CPU", block)
+    graph, value = neighbor_graph(moons()[0], 8), torch.randn(300, 7, generator=stream())
+    torch.testing.assert_close(graph.by_segments(value), graph @ value, atol=1e-6, rtol=0)
 
 
 def test_the_graph_is_that_of_all_pairs():

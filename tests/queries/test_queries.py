@@ -12,14 +12,17 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 from pate_torch.core import rng
+from pate_torch.features import neighbors
 from pate_torch.protocols import QueryState, QueryStrategy
-from pate_torch.queries.clusters import Coreset, Prototypes, kmeans, squared_distances
+from pate_torch.queries import clusters as queries_of_clusters
+from pate_torch.queries.clusters import Coreset, Medoids, Prototypes, kmeans, squared_distances
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, boundary_fit, mistakes, penalised_loss
 from pate_torch.queries.random import Passive
 from pate_torch.queries.uncertainty import Entropy, Margin
 from pate_torch.types import DataSpec
 from tests import ROOT
+from tests.tensor_sizes import Largest
 
 FOLDER = ROOT / "conf" / "query"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -200,15 +203,37 @@ def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator
     return float((torch.cdist(x, center).min(1).values ** 2).sum()), cluster
 
 
+@pytest.mark.parametrize("where", ["CPU", "GPU"])
 @pytest.mark.parametrize("clusters", [2, 7, 40])
 @pytest.mark.parametrize("seed", range(3))
-def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed):
+def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, where, monkeypatch):
+    monkeypatch.setattr(neighbors, "_ON_CPU", 1000)
+    if where == "GPU":
+        monkeypatch.setattr(queries_of_clusters, "_lloyd_by_library", queries_of_clusters.lloyd_by_blocks)
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(seed)) + 2 * (torch.arange(300) % 5)[:, None]
     cluster, center = kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
     draws = torch.Generator().manual_seed(seed)
     cost, twin = min((lloyd(x, clusters, 50, draws) for _ in range(3)), key=lambda run: run[0])
     assert torch.equal(cluster, twin) and center.dtype == torch.float32
     assert float((torch.cdist(x, center).min(1).values ** 2).sum()) == pytest.approx(cost, rel=1e-5)
+
+
+def test_a_center_without_points_moves_to_the_farthest_point():
+    x = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
+    start = torch.tensor([[0.0], [100.0], [200.0]])
+    _, cluster, center = queries_of_clusters.lloyd_by_blocks(x, start, 50)
+    assert len(cluster.unique()) == 3 and float(center.max()) == 9
+
+
+@pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
+def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypatch):
+    monkeypatch.setattr(neighbors, "_ON_CPU", 10_000)
+    monkeypatch.setattr(queries_of_clusters, "_lloyd_by_library", queries_of_clusters.lloyd_by_blocks)
+    monkeypatch.setattr(queries_of_clusters, "_AXES", 50)
+    x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
+    with Largest() as made:
+        assert len(strategy.select(state(x, 300, feature_PD=x))) == 300
+    assert made.entries < 2000 * 300 / 4
 
 
 def test_kmeans_gives_the_same_bits_on_any_number_of_threads():

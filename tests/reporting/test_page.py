@@ -5,7 +5,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 
+from pate_torch.reporting import build, figures
 from pate_torch.reporting.figures import MAX_POINTS, Scale, picture, thinned
 from pate_torch.reporting.render import page
 from pate_torch.reporting.report import Baseline, Examples
@@ -171,6 +173,17 @@ def test_many_classes_are_listed_by_their_commonest_confusions():
     report = demo(confusion=confusion(classes=30), class_names=tuple(f"class {c}" for c in range(30)))
     html = page(report)
     assert 'class="confusion"' not in html and "Taken for another most often" in html
+    assert "The 24 least known of 30 classes" in html
+    worst = sorted(share.share.value for share in report.class_accuracies)[:24]
+    assert [share.share.value for share in figures.least_known(report)] == worst
+    assert figures.least_known(demo()) == list(demo().class_accuracies), "few are in their order"
+
+
+def test_confusions_of_too_many_classes_are_not_counted():
+    label = torch.tensor([0, 1023, 1023])
+    counts = build.confusion(label, label.clamp(max=5), 1024)
+    assert (counts[0][0], counts[1023][5], sum(map(sum, counts))) == (1, 2, 3)
+    assert build.confusion(label, label, 2**15) == () and page(demo(confusion=())).count("class by class") == 0
 
 
 def test_answers_that_are_none_are_called_so():

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from tests.reporting.reporting_demo import EPSILON, demo
+from tests.reporting.reporting_demo import EPSILON, confusion, demo
 
 
 def written(folder, report, log=()):
@@ -41,6 +41,11 @@ def test_the_tags_are_there(board):
     assert {"student_test/confusion", "labels/answered"} <= set(tags["images"])
     assert "custom_scalars__config__" in tags["tensors"]
     assert "hparams" in board[1].summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
+
+
+def test_many_classes_are_not_drawn(tmp_path):
+    many = written(tmp_path, demo(confusion=confusion(classes=30), class_names=tuple(map(str, range(30)))))
+    assert "student_test/confusion" not in many.Tags()["images"]
 
 
 def test_epsilon_grows_to_the_guarantee_and_carries_its_terms(board):

@@ -50,6 +50,7 @@ from pate_torch.types import Context, Dataset, Evaluation, LinearModel, PrivateD
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.mechanisms.vote_laws import TINY, Recorder
+from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder, gradient_sums
 from tests.worlds import IMAGES, clouds, images
 
@@ -126,6 +127,15 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
         dataclasses.replace(records, z_ND=records.z_ND[n : n + 1], y_N=records.y_N[n : n + 1]) for n in range(50)
     ]
     assert torch.equal(sum(one.gradient_sum(weight * unit) for one in one_by_one), records.gradient_sum(weight * unit))
+
+
+def test_many_records_of_many_classes_take_no_table_of_both():
+    z_ND = quantize(torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64)))
+    y_N = torch.randint(300, (20_000,))
+    with Largest() as made:
+        records = GradientSums(z_ND.short(), y_N, *(torch.zeros(1, 3),) * 2, 300, one_vector("add_remove", 900), 1.0)
+        records.gradient_sum(torch.zeros(3, 300))
+    assert made.entries < 20_000 * 300 / 4
 
 
 def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():

@@ -40,6 +40,7 @@ from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCoun
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells, describe
 from tests.mechanisms.vote_laws import TINY, Recorder, law
+from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder
 from tests.worlds import IMAGES, clouds, images
 
@@ -294,6 +295,28 @@ def test_ties_go_to_the_first_question_and_blocks_do_not_matter():
     assert torch.equal(cells(place[:300], asked), torch.arange(300))
     slow = [int((asked - one).square().sum(1).argmin()) for one in place]
     assert cells(place, asked).tolist() == slow
+
+
+@pytest.mark.parametrize("far", [0.0, 3.0, 1000.0])
+@pytest.mark.parametrize("width", [2, 64, 784])
+def test_questions_that_a_product_cannot_tell_apart_are_told_apart_by_differences(far, width):
+    draw = torch.Generator().manual_seed(width)
+    asked = torch.randn(50, width, generator=draw) + far
+    asked = torch.cat([asked + shift * 1e-7 * torch.randn(50, width, generator=draw) for shift in range(6)])
+    place = torch.cat([asked[::7], torch.randn(40, width, generator=draw) + far])
+    found = cells(place, asked)
+    for one, row in zip(place, found.tolist(), strict=True):
+        assert row == int((asked - one).square().sum(1).argmin()) == int(cells(one[None], asked))
+    by_product = (asked.square().sum(1) - 2 * place @ asked.T).argmin(1)
+    assert far < 1000 or not torch.equal(by_product, found)
+
+
+def test_records_are_not_compared_with_questions_one_feature_at_a_time():
+    draw = torch.Generator().manual_seed(0)
+    place, asked = torch.randn(8, 100, generator=draw), torch.randn(2000, 100, generator=draw)
+    with Largest() as made:
+        cells(place, asked)
+    assert made.entries == asked.numel()
 
 
 # -- what the answers say -------------------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+"""Questions by the geometry of many public points: neighbor graph, k-means, prototypes, and how they grow.
+
+    python benchmarks/geometry.py [--json] [--points 10000 30000 100000] [--questions 100] [--repeats 3]
+
+Processor seconds of one thread, and the peak of resident memory above that of the same program with its points made:
+64 unit-length features in 30 loose clusters. Each number of points runs in a process of its own. ``graph`` is compared
+with scikit-learn's brute force in turns, at 20,000 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BESIDE = 20_000
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def one(points: int, questions: int) -> dict[str, float]:
+    """Seconds of each, and MiB at the peak, in this process."""
+    import torch
+
+    from pate_torch.features.neighbors import neighbor_graph
+    from pate_torch.protocols import QueryState
+    from pate_torch.queries.clusters import Medoids, Prototypes
+    from pate_torch.types import DataSpec
+
+    x_PD, none = features(points), torch.zeros(0, dtype=torch.int64)
+    spec = DataSpec(
+        name="points", num_classes=2, input_shape=(64,), class_names=("a", "b"), mean=(0.0,) * 64, std=(1.0,) * 64
+    )
+    state = QueryState(spec, x_PD, none, none, questions, 1, 0, feature_PD=x_PD)
+    Medoids().select(QueryState(spec, x_PD[:500], none, none, 5, 1, 0, feature_PD=x_PD[:500]))  # imports, threads
+    unit = 1 if sys.platform == "darwin" else 1024
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {
+        "graph": seconds(lambda: neighbor_graph(x_PD, 6)),
+        "medoids": seconds(lambda: Medoids().select(state)),
+        "prototypes": seconds(lambda: Prototypes().select(state)),
+    }
+    found["mib"] = unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    return found
+
+
+def features(points: int) -> Tensor:
+    import torch
+
+    from pate_torch.core.rng import torch_stream
+
+    torch.set_num_threads(1)
+    draw = torch_stream(0, "benchmark", "geometry")
+    center_KD = torch.randn(30, 64, generator=draw)
+    x_PD = center_KD[torch.arange(points) % 30] / 2 + torch.randn(points, 64, generator=draw)
+    return torch.nn.functional.normalize(x_PD, dim=1)
+
+
+def beside(repeats: int) -> dict[str, float]:
+    """The graph of 20,000 points, 10 neighbors, in turns with scikit-learn's search for the neighbors alone."""
+    from sklearn.neighbors import NearestNeighbors
+    from threadpoolctl import threadpool_limits
+
+    from pate_torch.features.neighbors import neighbor_graph
+
+    x_PD = features(BESIDE)
+    search = NearestNeighbors(n_neighbors=10, algorithm="brute").fit(x_PD.numpy())
+    neighbor_graph(x_PD[:500])
+    with threadpool_limits(1):
+        pairs = [(seconds(lambda: neighbor_graph(x_PD)), seconds(search.kneighbors)) for _ in range(repeats)]
+    ours, library = zip(*pairs, strict=True)
+    ratio = statistics.median(b / a for a, b in pairs)
+    return {"ours": statistics.median(ours), "scikit_learn": statistics.median(library), "ratio": ratio}
+
+
+def run(*arguments: str) -> dict[str, float]:
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
+    command = [sys.executable, __file__, "--here", *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, nargs="*", default=[10_000, 30_000, 100_000])
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(one(args.points[0], args.questions) if args.points else beside(args.repeats)))
+        return
+    rows = []
+    for points in args.points:
+        rows.append({"points": points, **run("--points", str(points), "--questions", str(args.questions))})
+        if not args.json:
+            print("  ".join(f"{name} {value:.2f}" for name, value in rows[-1].items()), flush=True)
+    exponents = {
+        name: math.log(rows[-1][name] / rows[0][name]) / math.log(rows[-1]["points"] / rows[0]["points"])
+        for name in ("graph", "medoids", "prototypes")
+        if len(rows) > 1
+    }
+    graph = run("--points", "--repeats", str(args.repeats))
+    if args.json:
+        json.dump({"load": os.getloadavg()[0], "rows": rows, "exponents": exponents, "beside": graph}, sys.stdout)
+        return
+    print("exponents", "  ".join(f"{name} {value:.2f}" for name, value in exponents.items()))
+    print(f"graph of {BESIDE} points", "  ".join(f"{name} {value:.2f}" for name, value in graph.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Peak memory and processor time of whole runs in which every record answers, up to a million records of 784 bytes.
+
+    python benchmarks/records.py [--json] [--voters gradients reverse_knn] [--records 10000 100000 1000000]
+
+Each run is a process of its own: noise images with ten classes, named by hashes of their content, and 1,000 public
+points; partition, encoding, noise, student and reports. The 784 pixels are the features; ``--features`` learns others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseImages:
+    """A data set of uint8 noise, 28 x 28, of so many private records."""
+
+    records: int
+    name: str = "noise"
+
+    def load(self) -> object:
+        import torch
+
+        from pate_torch.core.rng import torch_stream
+        from pate_torch.data.tensors import Tensors
+
+        draw = torch_stream(0, "benchmark", "records")
+        sizes = {"": self.records, "pool_": 1000, "test_": 100}
+        parts = {}
+        for part, size in sizes.items():
+            parts[f"{part}x"] = torch.randint(256, (size, 1, 28, 28), dtype=torch.uint8, generator=draw)
+            parts[f"{part}y"] = torch.randint(10, (size,), generator=draw)
+        return Tensors(name=self.name, class_names=10, nominal_size=self.records, **parts).load()
+
+
+def one(voters: str, records: int, features: bool, home: Path) -> dict[str, object]:
+    """One run in this process."""
+    from pate_torch.config import PrivacyConfig, RunConfig
+    from pate_torch.data.partition import AddRemove
+    from pate_torch.features.contrastive import ContrastiveFeatures
+    from pate_torch.mechanisms.gradient_descent import GradientDescent
+    from pate_torch.mechanisms.histogram import Histogram
+    from pate_torch.pipeline import run
+    from pate_torch.queries.random import Random
+    from pate_torch.students.supervised import Supervised
+    from pate_torch.voters.gradients import Gradients
+    from pate_torch.voters.reverse_knn import ReverseKnn
+
+    gradients = voters == "gradients"
+    config = RunConfig(
+        dataset=NoiseImages(records=records),
+        partition=AddRemove(),
+        voters=Gradients() if gradients else ReverseKnn(),
+        mechanism=GradientDescent(sigma=100.0, steps=8, adjacency="add_remove")
+        if gradients
+        else Histogram(sigma=10.0, adjacency="add_remove"),
+        query=Random(),
+        num_queries=1000 if gradients else 400,
+        privacy=PrivacyConfig(delta=1e-7, opening_budget=10.0, allow_chance=True),
+        root=home,
+        folder=home / "runs" / "noise",
+        features=ContrastiveFeatures(steps=5, network="cnn") if features else None,
+        student=Supervised(network="logistic", steps=20, augment=None),
+        quiet=True,
+    )
+    began = time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()):
+        run(config)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "voters": voters,
+        "records": records,
+        "features": features,
+        "seconds": round(time.process_time() - began, 1),
+        "peak_gib": round(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--voters", nargs="+", default=["gradients", "reverse_knn"])
+    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--features", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("VOTERS", "RECORDS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        with tempfile.TemporaryDirectory() as home:
+            print(json.dumps(one(args.one[0], int(args.one[1]), args.features, Path(home))))
+        return
+    rows = []
+    for voters in args.voters:
+        for records in args.records:
+            command = [sys.executable, __file__, *["--features"] * args.features, "--one", voters, str(records)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            rows.append(json.loads(done.stdout))
+            if not args.json:
+                row = rows[-1]
+                print(
+                    f"{voters:12s} {records:9d} records {row['seconds']:7.1f} s {row['peak_gib']:6.2f} GiB", flush=True
+                )
+    if args.json:
+        json.dump(rows, sys.stdout, indent=2)
+
+
+if __name__ == "__main__":
+    main()
