@@ -5,8 +5,8 @@ asked for it: kernels, copies between host and device, and what makes the host w
 switched on, convolutions differ in their last bits from run to run where cuDNN is not told to be deterministic, and
 memory is counted, so that code meant for a GPU meets there what it would meet on one.
 
-Not to be seen here: how long anything takes, which algorithms cuDNN and cuBLAS choose, what streams do, autocast (this
-card knows no bfloat16), and what the allocator leaves between blocks.
+Not to be seen here: how long anything takes, which algorithms cuDNN and cuBLAS choose, what streams do, autocast (which
+changes nothing), and what the allocator leaves between blocks.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pate_torch.features import augmentation, contrastive
+from pate_torch.types import DataSpec
+
 CARD = torch.device("cuda", 0)
 SYNCS = frozenset(
     (
@@ -42,7 +45,8 @@ _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
 _CONVOLUTIONS = frozenset(("convolution", "convolution_backward"))
 _COPIES = frozenset(("_to_copy", "copy_"))
 _UNDERLYING = "pretend"  # what the tensors lie on for PyTorch's core, which wants a driver for "cuda"
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_CHECK = str(Path(__file__).resolve().parent)
+_PACKAGE = str(Path(_CHECK).parent)
 
 
 class PlacementError(RuntimeError):
@@ -61,11 +65,11 @@ class Site(NamedTuple):
 
 
 def site() -> Site:
-    """The innermost line of the package that is being run, this file apart."""
+    """The innermost line of the package that is being run; the check itself is not meant."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(_PACKAGE) and code.co_filename != __file__:
+        if code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith(_CHECK):
             return Site(code.co_filename[len(_PACKAGE) + 1 :], frame.f_lineno, code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
     return Site("elsewhere", 0, "")
@@ -325,7 +329,8 @@ def _rounded(name: str, operands: Any) -> Any:
 
 def _unsettled(name: str, out: Any) -> Any:
     """What a convolution's backward pass gives where cuDNN may add in any order: other last bits each time."""
-    if name != "convolution_backward" or torch.backends.cudnn.deterministic:
+    settled = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    if name != "convolution_backward" or settled:
         return out
     return _mapped(lambda grad: None if grad is None else grad * (1 + 1e-7 * torch.randn_like(grad)), out)
 
@@ -415,7 +420,7 @@ def pretend_gpu(memory: int = 80 * 2**30) -> Iterator[Card]:
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: card.waits(),
-        "is_bf16_supported": lambda *args, **kwargs: False,
+        "is_bf16_supported": lambda *args, **kwargs: True,
         "get_device_properties": lambda device=None: facts,
         "memory_allocated": lambda device=None: card.allocated,
         "max_memory_allocated": lambda device=None: card.peak,
@@ -425,6 +430,9 @@ def pretend_gpu(memory: int = 80 * 2**30) -> Iterator[Card]:
     }
     pin_memory, is_pinned = _pinned()
     with ExitStack() as changed:
+        for kept_on_card in (DataSpec.constants, augmentation._pixels):
+            changed.callback(kept_on_card.cache_clear)
+        changed.enter_context(patch.dict(contrastive._LEARNT, clear=True))
         for name, answer in answers.items():
             changed.enter_context(patch.object(torch.cuda, name, answer))
         changed.enter_context(patch.object(torch, "Generator", _Generator))

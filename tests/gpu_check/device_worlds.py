@@ -28,8 +28,6 @@ STUDENTS = {
     "vat": Vat(**SMALL, unlabeled_batch=8),
     "label_spreading": LabelSpreading(**SMALL, unlabeled_batch=8),
 }
-"""Every second step of a hundred writes a point of a curve, which waits for the loss."""
-
 Lines = Counter[tuple[str, str]]
 """By file and function, which stay what they are when lines move."""
 
@@ -65,14 +63,14 @@ def fits(name: str) -> Callable[[Callable[[int, int], None]], object]:
     return until_seen
 
 
-def each_step(card: Card, fit: Callable[[Callable[[int, int], None]], object]) -> Step:
-    """What the fourth step costs: everything is on the card by then, and no point of a curve is due."""
+def each_step(card: Card, fit: Callable[[Callable[[int, int], None]], object], steps: int = 1) -> Step:
+    """What the fourth step costs, or so many from it on: by then all that is kept is on the card."""
     seen: list[Counter] = []
 
     def progress(done: int, total: int) -> None:
         if done == 3:
             card.forget()
-        if done == 4:
+        if done == 3 + steps:
             seen.extend(lines(counter) for counter in (card.syncs, card.to_device, card.to_host))
             raise _EnoughSeen
 

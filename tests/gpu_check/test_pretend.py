@@ -94,7 +94,7 @@ def test_copies_and_syncs_are_counted(card):
 
 
 def test_what_is_counted_names_the_line(card):
-    Average(torch.nn.Linear(2, 2).to(CUDA), 0.9).update(torch.nn.Linear(2, 2).to(CUDA))
+    Average(torch.nn.Linear(2, 2).to(CUDA), 0.9).update()
     [line] = [site for site in card.kernels if site.file == "students/training.py" and site.function == "update"][:1]
     assert str(line) == f"students/training.py:{line.line} (update)" and line.line > 100
     assert not card.syncs.keys() - {Site("elsewhere", 0, "")}
@@ -184,9 +184,9 @@ def test_threads_see_the_card_too(card):
 def test_a_planted_sync_is_found(card, monkeypatch):
     plain = Average.update
 
-    def update(self, model):
-        next(model.parameters()).sum().item()
-        plain(self, model)
+    def update(self):
+        next(self.module.parameters()).sum().item()
+        plain(self)
 
     before = each_step(card, fits("supervised"))
     monkeypatch.setattr(Average, "update", update)
@@ -209,9 +209,9 @@ def test_a_planted_mismatch_is_found(card, monkeypatch):
 def test_a_planted_generator_of_the_host_is_found(card, monkeypatch):
     plain = Average.update
 
-    def update(self, model):
-        plain(self, model)
-        torch.rand(2, generator=torch_stream(0, "x"), device=next(model.parameters()).device)
+    def update(self):
+        plain(self)
+        torch.rand(2, generator=torch_stream(0, "x"), device=next(self.module.parameters()).device)
 
     monkeypatch.setattr(Average, "update", update)
     with pytest.raises(PlacementError, match=r"generator.*students/training.py"):
