@@ -7,9 +7,19 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def card():
+    """What a pretend GPU sees, which ``cuda`` means until the test is over."""
+    from pate_torch.gpu_check.pretend import pretend_gpu
+
+    with pretend_gpu() as card:
+        yield card
 
 
 def pytest_addoption(parser):

@@ -18,6 +18,7 @@ COMMANDS = {
         "the privacy ledger: verify, show, review, export, backup, raise-cap, close",
     ),
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
+    "gpu-check": ("pate_torch.gpu_check.command", "main", "whether a GPU does here what is claimed of it"),
     "runs": ("pate_torch.cli.list_runs", "main", "past runs with their epsilon and accuracy"),
 }
 

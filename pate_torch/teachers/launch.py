@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread
+from pate_torch.teachers.engine import BLOCK
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.stacked import order
 from pate_torch.types import DataSpec
@@ -164,7 +165,9 @@ def training_bytes(recipe: TeacherRecipe, cost: Cost) -> int:
     """
     number = recipe.torch_dtype.itemsize
     halves = cost.parameters // 2 if recipe.dtype == "bf16" else 0  # weights are cast in each step
-    return number * (_STATE[recipe.optimizer] * cost.parameters + halves + recipe.batch_size * (cost.kept + cost.step))
+    drawn = BLOCK * recipe.batch_size * (8 + 6 * 4)  # indices, and maps of distortions
+    numbers = _STATE[recipe.optimizer] * cost.parameters + halves + recipe.batch_size * (cost.kept + cost.step)
+    return number * numbers + drawn
 
 
 def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
