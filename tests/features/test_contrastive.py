@@ -195,7 +195,7 @@ def dense(points: torch.Tensor, neighbors: int) -> torch.Tensor:
 
 
 def test_the_graph_is_its_dense_twin(monkeypatch):
-    monkeypatch.setattr(neighbors, "_BLOCK", 7 * 40)  # several blocks
+    monkeypatch.setattr(neighbors, "_ON_CPU", 7 * 40)  # several blocks
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     ours = neighbors.neighbor_graph(points, 5)
     torch.testing.assert_close(ours @ torch.eye(40), dense(points, 5).float(), rtol=1e-4, atol=1e-5)
