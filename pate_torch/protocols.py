@@ -190,8 +190,9 @@ class StudentTask:
         pool_x: Every public point.
         query_Q: Indices of the *answered* points.
         label_Q: Their labels.
-        posterior_QC: How far the released noisy counts speak for each class, rows summing to 1; None: only labels were
-            released.
+        posterior_QC: How far the released noisy counts speak for each class, or (``soft``) the released scores; rows
+            sum to 1; None: only labels were released.
+        soft: Whether they are scores: to be learnt as they are, where counts say which label is likely.
         round_Q: The round, from 0, in which each was asked; None: all in one.
         guide: The student of all rounds but the last, by the same recipe; None: there is none.
         model: The linear model that gave the last round's answers, in the guide's features; None: no model did.
@@ -202,6 +203,7 @@ class StudentTask:
     query_Q: Tensor
     label_Q: Tensor
     posterior_QC: Tensor | None = None
+    soft: bool = False
     round_Q: Tensor | None = None
     guide: Student | None = None
     model: LinearModel | None = None

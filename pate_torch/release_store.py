@@ -163,11 +163,16 @@ def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
 def _table(release: Release, spec: DataSpec) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    counts = [] if release.noisy is None else release.noisy.counts_QC.tolist()
-    writer.writerow(["query", "label", "class", *(_column(c) for c in range(spec.num_classes) if counts)])
-    for row, (query, label) in enumerate(zip(release.query_Q.tolist(), release.label_Q.tolist(), strict=True)):
-        named = "" if label == NO_ANSWER else _text(spec.class_names[label])
-        writer.writerow([query, label, named, *(counts[row] if counts else ())])
+    beside: list[list[Any]] = [[] for _ in release.query_Q]
+    columns: list[str] = []
+    if release.noisy is not None:
+        columns, beside = [_column(c) for c in range(spec.num_classes)], release.noisy.counts_QC.tolist()
+    elif release.score_QC is not None:
+        columns = [_score_column(c) for c in range(spec.num_classes)]
+        beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
+    writer.writerow(["query", "label", "class", *columns])
+    for query, label, more in zip(release.query_Q.tolist(), release.label_Q.tolist(), beside, strict=True):
+        writer.writerow([query, label, "" if label == NO_ANSWER else _text(spec.class_names[label]), *more])
     return table.getvalue()
 
 
@@ -204,6 +209,18 @@ def _cell_RP(text: str, query_Q: Tensor) -> Tensor:
 def _column(number: int) -> str:
     """Of the noisy counts of one class."""
     return f"votes_{number}"
+
+
+def _score_column(number: int) -> str:
+    """Of the scores of one class."""
+    return f"score_{number}"
+
+
+def _score_QC(rows: list[dict[str, str]], num_classes: int) -> Tensor | None:
+    if not rows or _score_column(0) not in rows[0]:
+        return None
+    table = [[float(row[_score_column(c)] or "nan") for c in range(num_classes)] for row in rows]
+    return torch.tensor(table, dtype=torch.float64)
 
 
 def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int) -> NoisyCounts | None:
@@ -279,6 +296,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
             _noisy(rows, record, spec.num_classes),
+            _score_QC(rows, spec.num_classes),
             rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
             score_RPC=None if scores is None else held["score_RPC"],

@@ -177,6 +177,73 @@ class Votes:
         return f"Votes({len(self)} queries, content withheld)"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftVotes:
+    """PRIVATE. Teachers' class probabilities in place of votes.
+
+    Attributes:
+        score_KQS: Each teacher's scores in [0, 1] for each query: of two classes the second's alone, else one of each
+            class. A unit affects one row.
+    """
+
+    score_KQS: Tensor
+
+    def __post_init__(self) -> None:
+        score = self.score_KQS
+        if not isinstance(score, Tensor) or score.dim() != 3 or not score.is_floating_point() or len(score) == 0:
+            raise ValueError("soft votes: scores must be a floating-point [teachers, queries, scores] tensor")
+        if score.shape[2] in (0, 2):
+            raise ValueError("soft votes: of two classes the second one's score alone is asked about")
+        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
+            raise ValueError("soft votes: every score must lie in [0, 1]")
+
+    @classmethod
+    def of(cls, probability_KQC: Tensor) -> SoftVotes:
+        """Class probabilities, [K, Q, C]."""
+        return cls(probability_KQC[..., 1:] if probability_KQC.shape[2] == 2 else probability_KQC)
+
+    @property
+    def num_teachers(self) -> int:
+        """The number of teachers, K."""
+        return len(self.score_KQS)
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return max(2, self.score_KQS.shape[2])
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of each histogram: one teacher's score moves from a bin to another, or in or out of them."""
+        return ONE_VOTE
+
+    def __len__(self) -> int:
+        return self.score_KQS.shape[1]
+
+    def take(self, index_Q: Tensor) -> SoftVotes:
+        """The scores on some of the queries."""
+        return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
+
+    def histogram(self, bins: int) -> Tensor:
+        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q S, bins]."""
+        return _count((self.score_KQS.double() * bins).floor().clamp(max=bins - 1), bins)
+
+    def shifted(self, bins: int) -> Tensor:
+        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q S, bins - 1]."""
+        return _count((self.score_KQS.double() * bins + 0.5).floor() - 1, bins - 1)
+
+    def __repr__(self) -> str:
+        return f"SoftVotes({len(self)} queries, content withheld)"
+
+
+def _count(bin_KQS: Tensor, bins: int) -> Tensor:
+    """Histogram of each score, [Q S, bins]; what lies outside 0..bins-1 is left out."""
+    index_QK = bin_KQS.to(torch.int64).flatten(1).T
+    inside_QK = (index_QK >= 0) & (index_QK < bins)
+    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
+    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
+
+
 def one_vector(adjacency: str, size: int) -> Sensitivity:
     """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
 

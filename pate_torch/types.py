@@ -273,7 +273,7 @@ class Answers:
     Attributes:
         label_Q: int64; NO_ANSWER (-1) for none.
         events: Those actually incurred.
-        score_Q: A released score in [0, 1] (soft mechanisms), NaN where unanswered.
+        score_QC: Released scores in [0, 1] of the classes (soft mechanisms), NaN where unanswered.
         from_student_Q: Marks labels that are the student's own (interactive).
         noisy: The noisy counts, where the mechanism's price is theirs.
         score_PC: Logits of every public point, where that is what left.
@@ -283,7 +283,7 @@ class Answers:
 
     label_Q: Tensor
     events: tuple[Event, ...]
-    score_Q: Tensor | None = None
+    score_QC: Tensor | None = None
     from_student_Q: Tensor | None = None
     noisy: NoisyCounts | None = None
     score_PC: Tensor | None = None
@@ -312,6 +312,7 @@ class Release:
         events: Incurred.
         planned: Reserved.
         noisy: The noisy counts behind the labels, where they were released too.
+        score_QC: The classes' scores in [0, 1] behind the labels, where they were released too, NaN where unanswered.
         rounds: How many were asked in each round; empty: all in one.
         cell_RP: The question (its place in query_Q) whose answer speaks for each public point, round by round, int64
             [R, P]; None: answers speak for the points asked.
@@ -325,6 +326,7 @@ class Release:
     events: tuple[Event, ...]
     planned: tuple[Event, ...]
     noisy: NoisyCounts | None = None
+    score_QC: Tensor | None = None
     rounds: tuple[int, ...] = ()
     cell_RP: Tensor | None = None
     score_RPC: Tensor | None = None
@@ -366,6 +368,7 @@ class Release:
             label_Q=torch.cat([self.label_Q, answers.label_Q.cpu()]),
             events=incurred,
             noisy=NoisyCounts.joined(noisy),
+            score_QC=_joined(self.score_QC, answers.score_QC),
             rounds=(*self.rounds, shown),
             cell_RP=_one_more(self.cell_RP, cell_P),
             score_RPC=_one_more(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
@@ -388,6 +391,13 @@ class Release:
         """The round, from 0, in which each question was asked, int64 [Q]."""
         rounds = self.rounds or (len(self.query_Q),)
         return torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor(rounds))
+
+
+def _joined(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """The rows of one more round, if there are any."""
+    if new is None or so_far is None:
+        return so_far if new is None else new.cpu()
+    return torch.cat([so_far, new.cpu()])
 
 
 def _one_more(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:

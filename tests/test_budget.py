@@ -22,10 +22,9 @@ from pate_torch.budget import Budget, Rehearsal, Spending, _Charged
 from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
 from pate_torch.ledger.chain import Chain
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
-from pate_torch.mechanisms.soft_stability import SoftVotes
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, Votes
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.types import Answers, Context, DataSpec, PublicPool
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
 from tests.voters.voter_worlds import gradient_sums
@@ -641,7 +640,7 @@ def test_a_value_of_another_adjacency_or_type_is_not_opened(name, noise):
         with pytest.raises(ValueError, match="adjacency"):
             mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
     votes, table = random_votes(4, 20, 3), value("histogram", None)
-    for wrong in (votes, table, gradient_sums(), SoftVotes(torch.zeros(3, 2))):
+    for wrong in (votes, table, gradient_sums(), SoftVotes(torch.zeros(3, 2, 1))):
         if not isinstance(wrong, mechanism.takes):
             with pytest.raises(ValueError, match="cannot go with"):
                 mechanism.release(wrong, source, asked)

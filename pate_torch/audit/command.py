@@ -275,8 +275,9 @@ def _sample(
 def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
     """All that a release shows, as one integer per query. one_more: a count was added, and its number alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
-    if answers.score_Q is not None:
-        label_Q = label_Q + 1_000 * np.round(np.nan_to_num(answers.score_Q.cpu().numpy(), nan=-1) * 1e9).astype(int)
+    if answers.score_QC is not None:  # of two classes one says all
+        score_Q = answers.score_QC[:, 1].cpu().numpy()
+        label_Q = label_Q + 1_000 * np.round(np.nan_to_num(score_Q, nan=-1) * 1e9).astype(int)
     if answers.noisy is not None:  # a pair of votes moves one between the first two classes: their difference tells
         counts_QC = answers.noisy.counts_QC.cpu().numpy()
         apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])

@@ -29,6 +29,7 @@ class VoteMechanism:
         noise: Kind of noise, ``torch`` (continuous) or ``discrete`` (integers).
         kinds: Which of them the mechanism has.
         guided: Whether ``draw`` looks at ``context.student_QC``.
+        soft: Whether it takes teachers' probabilities, where they can be had, rather than votes.
     """
 
     takes: ClassVar[Any] = Votes
@@ -37,6 +38,7 @@ class VoteMechanism:
     noise: str = "torch"
     kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
     guided: ClassVar[bool] = False
+    soft: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.one_of("mechanism.name", self.name, (type(self).name,))

@@ -8,89 +8,36 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import ONE_VOTE, Sensitivity, Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Answers, Context
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SoftVotes:
-    """PRIVATE. Teachers' scores in place of votes.
-
-    For C classes give every class of a query a score of its own (``per_class``), and plan C times the queries.
-
-    Attributes:
-        score_KQ: Each teacher's score in [0, 1] for each query; a unit affects one row.
-    """
-
-    score_KQ: Tensor
-
-    def __post_init__(self) -> None:
-        score = self.score_KQ
-        if not isinstance(score, Tensor) or score.dim() != 2 or not score.is_floating_point() or len(score) == 0:
-            raise ValueError("soft votes: scores must be a floating-point [teachers, queries] tensor")
-        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
-            raise ValueError("soft votes: every score must lie in [0, 1]")
-
-    @classmethod
-    def per_class(cls, probability_KQC: Tensor) -> SoftVotes:
-        """Class probabilities [K, Q, C] as C scores per query, [K, Q * C]."""
-        return cls(probability_KQC.flatten(1))
-
-    @property
-    def num_teachers(self) -> int:
-        """The number of teachers, K."""
-        return len(self.score_KQ)
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """Of each row of either histogram: one teacher's score moves from a bin to another, or in or out of them."""
-        return ONE_VOTE
-
-    def __len__(self) -> int:
-        return self.score_KQ.shape[1]
-
-    def histogram(self, bins: int) -> Tensor:
-        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q, bins]."""
-        return _count((self.score_KQ.double() * bins).floor().clamp(max=bins - 1), bins)
-
-    def shifted(self, bins: int) -> Tensor:
-        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
-        return _count((self.score_KQ.double() * bins + 0.5).floor() - 1, bins - 1)
-
-    def __repr__(self) -> str:
-        return f"SoftVotes({len(self)} queries, content withheld)"
-
-
-def _count(bin_KQ: Tensor, bins: int) -> Tensor:
-    """Histogram of each column, [Q, bins]; what lies outside 0..bins-1 is left out."""
-    index_QK = bin_KQ.to(torch.int64).T
-    inside_QK = (index_QK >= 0) & (index_QK < bins)
-    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
-    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftStability(SparseVector):
-    """Scores by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then "no answer".
+    """Class probabilities by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then none.
 
-    The first histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one;
-    on a second failure (another counted) there is no answer. Released: the center (2v-1)g/2 of the fullest bin, or v g
-    of the shifted ones, as ``score_Q``; ``label_Q`` is whether it reaches 1/2. At most T failures in all, then it stops
-    and the answers are those of a *prefix*.
+    Of two classes one score is asked about, the second's; of more, the score of each, one after the other. The first
+    histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one; on a
+    second failure (another counted) there is no score. Released as ``score_QC``: the center (2v-1)g/2 of the fullest
+    bin, or v g of the shifted ones; ``label_Q`` is the class of the largest, where all of a query's scores are there.
+    At most T failures in all, then it stops and the answers are those of a *prefix*.
 
-    ``release_scores`` takes the teachers' scores; ``release`` takes the votes of two classes, as scores 0 and 1.
+    Votes are taken as scores 0 and 1.
 
     Attributes:
         bins: Number of bins, 1/g.
 
-    Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l + T tests (a query may be tested
-    twice), under the shards' adjacency: one teacher moves its scores, and both distances have sensitivity 1.
+    Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l S + T tests, S scores a query (a
+    score may be tested twice), under the shards' adjacency: one teacher moves its scores, and both distances have
+    sensitivity 1.
     Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
     """
 
+    soft: ClassVar[bool] = True
     takes: ClassVar[Any] = Votes | SoftVotes
     name: str = "soft_stability"
     bins: int
@@ -99,65 +46,63 @@ class SoftStability(SparseVector):
         super().__post_init__()
         checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
 
-    def tests(self, num_queries: int) -> int:
-        """The number of tests: a query may be tested twice, at most ``max_failures`` times over."""
-        return num_queries + self.max_failures
-
-    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse what ``stability`` refuses, and votes of more than two classes.
-
-        Raises:
-            ValueError: The plan cannot work; the message says what would.
-        """
-        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        if num_classes != 2:
-            raise checks.fail(
-                "num_classes",
-                num_classes,
-                f"must be 2 for mechanism={self.name}: a score in [0, 1] says how much one class is preferred",
-                "Take mechanism=stability, or release_scores on one score per class.",
-            )
+    def tests(self, num_queries: int, num_classes: int) -> int:
+        """The number of tests: a score may be tested twice, at most ``max_failures`` times over."""
+        return num_queries * _scores(num_classes) + self.max_failures
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: Context) -> Answers:
-        """Scores of soft votes (``context.num_queries`` counts scores), or of two-class votes: then 0 or 1."""
+        """Scores of the teachers' probabilities, or of their votes: then 0 or 1."""
         if isinstance(votes, SoftVotes):
-            return self._answer(votes.histogram(self.bins), votes.shifted(self.bins), noise, context)
-        if votes.num_classes != 2:
-            raise checks.fail("num_classes", votes.num_classes, f"must be 2 for mechanism={self.name}")
-        counts_QV = torch.zeros(len(votes), self.bins, dtype=torch.int64, device=votes.counts_QC.device)
-        counts_QV[:, [0, -1]] = votes.counts_QC.to(torch.int64)
-        return self._answer(counts_QV, torch.zeros_like(counts_QV[:, 1:]), noise, context)
+            counts_SV, shifted_SV = votes.histogram(self.bins), votes.shifted(self.bins)
+        else:
+            ones_S = votes.counts_QC[:, -_scores(votes.num_classes) :].to(torch.int64).flatten()
+            counts_SV = torch.zeros(len(ones_S), self.bins, dtype=torch.int64, device=ones_S.device)
+            counts_SV[:, 0], counts_SV[:, -1] = votes.num_teachers - ones_S, ones_S
+            shifted_SV = torch.zeros_like(counts_SV[:, 1:])
+        score_S, incurred = self._scored(counts_SV, shifted_SV, votes.num_classes, noise, context)
+        width = _scores(votes.num_classes)
+        # A query that the last failure left in the middle has no answer; a view would carry the rest along.
+        score_QC = score_S[: len(score_S) // width * width].view(-1, width).clone()
+        score_QC = torch.cat([1 - score_QC, score_QC], 1) if width == 1 else score_QC
+        label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, _largest(score_QC))
+        return Answers(label_Q, incurred, score_QC=score_QC)
 
-    def release_scores(self, soft: SoftVotes, noise: NoiseSource, context: Context) -> Answers:
-        """Scores of soft votes; ``context.num_queries`` counts scores (C per query after ``per_class``)."""
-        return self.release(soft, noise, context)
-
-    def _answer(self, counts_QV: Tensor, shifted_QV: Tensor, noise: NoiseSource, context: Context) -> Answers:
-        device, size = counts_QV.device, len(counts_QV)
-        plan = self.calibration(context.num_queries)
+    def _scored(
+        self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: Context
+    ) -> tuple[Tensor, tuple[Event, ...]]:
+        """The scores of a prefix, NaN for none, and what they cost."""
+        device, size = counts_SV.device, len(counts_SV)
+        plan = self.calibration(context.num_queries, num_classes)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
-        padded_QV = torch.nn.functional.pad(shifted_QV, (0, 1))
-        noisy_Q = distance(counts_QV) + noise.laplace((size,), 2 * plan.scale, device)
-        noisy_shifted_Q = distance(padded_QV) + noise.laplace((size,), 2 * plan.scale, device)
-        score_Q = (2 * counts_QV.argmax(1).double() + 1) / (2 * self.bins)
-        shifted_score_Q = (padded_QV.argmax(1).double() + 1) / self.bins
+        padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
+        noisy_S = distance(counts_SV) + noise.laplace((size,), 2 * plan.scale, device)
+        noisy_shifted_S = distance(padded_SV) + noise.laplace((size,), 2 * plan.scale, device)
+        score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
+        shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
         blocks = Blocks(plan, noise, device, context)
         start = 0
         while start < size and not blocks.stopped:
-            query = blocks.next_failure(noisy_Q, start)
-            start = min(query + 1, size)
-            if query == size:
+            place = blocks.next_failure(noisy_S, start)
+            start = min(place + 1, size)
+            if place == size:
                 break
-            score_Q[query] = torch.nan
+            score_S[place] = torch.nan
             blocks.fail()
             if blocks.stopped:
                 break
-            if bool(noisy_shifted_Q[query] > blocks.threshold()):
-                score_Q[query] = shifted_score_Q[query]
+            if bool(noisy_shifted_S[place] > blocks.threshold()):
+                score_S[place] = shifted_score_S[place]
             else:
                 blocks.fail()
-        score_Q = score_Q[:start].clone()  # a view would carry the rest along
-        label_Q = torch.where(score_Q.isnan(), NO_ANSWER, (score_Q >= 0.5).to(torch.int64))
-        incurred = self._events(blocks.started, context.num_queries, first=blocks.first)
-        return Answers(label_Q, incurred, score_Q=score_Q)
+        return score_S[:start], self._events(blocks.started, context.num_queries, first=blocks.first)
+
+
+def _scores(num_classes: int) -> int:
+    """How many scores say all of a query."""
+    return 1 if num_classes == 2 else num_classes
+
+
+def _largest(score_QC: Tensor) -> Tensor:
+    """The class of the largest score, the last one of equals: of two classes the second from 1/2 on, as printed."""
+    return score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)

@@ -129,17 +129,17 @@ class SparseVector(VoteMechanism):
         checks.delta("mechanism.delta", self.delta)
         checks.integer("mechanism.max_failures", self.max_failures, low=1)
 
-    def tests(self, num_queries: int) -> int:
+    def tests(self, num_queries: int, num_classes: int) -> int:
         """How many noisy tests ``num_queries`` queries can take."""
         return num_queries
 
-    def calibration(self, num_queries: int) -> Calibration:
+    def calibration(self, num_queries: int, num_classes: int = 2) -> Calibration:
         """The scales of a release of ``num_queries``."""
         return calibrate(
             epsilon=self.epsilon,
             delta=self.delta,
             blocks=self.max_failures,
-            tests=max(1, self.tests(num_queries)),
+            tests=max(1, self.tests(num_queries, num_classes)),
             discrete=self.discrete,
         )
 
@@ -150,7 +150,7 @@ class SparseVector(VoteMechanism):
             ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        plan = self.calibration(num_queries)
+        plan = self.calibration(num_queries, num_classes)
         if num_teachers < plan.teachers_needed:
             raise checks.fail(
                 "num_teachers",

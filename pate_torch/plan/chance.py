@@ -113,11 +113,11 @@ def break_even(mechanism: Mechanism, num_classes: int) -> float | None:
     return float(brentq(excess, 0, high))
 
 
-def lead_to_answer(mechanism: Mechanism, num_queries: int) -> int | None:
+def lead_to_answer(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:
     """The lead, in votes, at which a question is answered every other time; None: whether it is depends on no lead."""
     match mechanism:
         case SparseVector():
-            return mechanism.calibration(num_queries).teachers_needed
+            return mechanism.calibration(num_queries, num_classes).teachers_needed
         case SingleStable():
             return teachers_to_pass(mechanism.threshold)
     return None
@@ -127,7 +127,7 @@ def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int, num_queri
     """Warning about labels for which teachers must lead by more than ``MOST_LEAD``; None where less will do."""
     lead, what = break_even(mechanism, num_classes), "a label is nearer to a guess than to the truth"
     if lead is None:
-        lead, what = lead_to_answer(mechanism, num_queries), "a question is left unanswered, as a rule,"
+        lead, what = lead_to_answer(mechanism, num_queries, num_classes), "a question is left unanswered, as a rule,"
     if lead is None or lead <= MOST_LEAD * num_teachers:
         return None
     agree = "no teachers can" if lead > num_teachers else "few teachers do"

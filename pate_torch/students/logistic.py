@@ -64,7 +64,11 @@ class Logistic:
             size = scale(x_QD)
             chosen, _ = cross_validated(x_QD / size, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR)
             ridge = 1 / chosen.C
-        weight_CD, bias_C = self._solve(x_QD / size, label_Q, spec.num_classes, ridge)
+        x_SD, label_S, share_S = x_QD / size, label_Q, None
+        if problem.soft:  # the cross-entropy with scores: every class of every point, weighted by its share
+            label_S = np.tile(np.arange(spec.num_classes), len(x_QD))
+            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+        weight_CD, bias_C = self._solve(x_SD, label_S, spec.num_classes, ridge, share_S)
         weight_CD /= size
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)
         module = networks.rebuild(description)
@@ -78,7 +82,7 @@ class Logistic:
         return Student(description, module.eval().to(device), spec, {"student/training_error": [(0, error)]})
 
     def _solve(
-        self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float
+        self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         weight_CD = np.zeros((num_classes, x_QD.shape[1]))
         bias_C = np.full(num_classes, _UNSEEN)
@@ -93,7 +97,7 @@ class Logistic:
             class_weight="balanced" if self.balanced else None,
         )
         with quietly():
-            model.fit(x_QD, label_Q)
+            model.fit(x_QD, label_Q, share_Q)
         coefficients, intercepts = model.coef_, model.intercept_
         if len(seen) == 2:
             # One logit for the second class: halves of either sign have the same softmax.

@@ -13,7 +13,7 @@ from pate_torch.types import DataSpec, PublicPool, Release
 
 
 def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
-    """The pool and the answers, with the noisy counts behind them where there are any.
+    """The pool and the answers, with the noisy counts or the scores behind them where there are any.
 
     Answers given for cells, or by a model, speak for every public point.
     """
@@ -32,12 +32,16 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
     answered, believed_QC = release.answered_Q, None
     if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
         believed_QC = torch.cat([label_posterior(part) for part in release.noisy.split(release.rounds)])[answered]
+    elif release.score_QC is not None:
+        believed_QC = release.score_QC[answered]
+        believed_QC = believed_QC / believed_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
     return StudentTask(
         spec,
         pool.x,
         release.query_Q[answered],
         release.label_Q[answered],
         posterior_QC=believed_QC,
+        soft=release.score_QC is not None,
         round_Q=release.round_Q[answered],
     )
 

@@ -60,6 +60,7 @@ class StudentProblem:
     flip: float
     seed: int
     posterior_QC: Tensor | None = None
+    soft: bool = False
 
     @property
     def target_QC(self) -> Tensor:
@@ -101,7 +102,7 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
     wrong = min(label_noise, 0.95 * (1 - 1 / task.spec.num_classes))
     posterior_QC = None if task.posterior_QC is None else _doubted(task.posterior_QC, len(query_Q), wrong).to(device)
     return StudentProblem(
-        task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC
+        task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC, task.soft
     )
 
 
@@ -119,11 +120,14 @@ def _doubted(posterior_QC: Tensor, queries: int, flip: float) -> Tensor:
 def released_loss(problem: StudentProblem, logits_BC: Tensor, chosen_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
-    Of labels: ``label_loss``. Of noisy counts: -log sum_c p_c P(counts | c), so that of two classes which the noise
-    left close the model may take either. (A cross-entropy with the posteriors as targets would teach it the doubt.)
+    Of labels: ``label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c P(counts | c), so
+    that of two classes which the noise left close the model may take either. (A cross-entropy with the posteriors as
+    targets would teach it the doubt.)
     """
     if problem.posterior_QC is None:
         return label_loss(logits_BC, problem.label_Q[chosen_B], problem.flip)
+    if problem.soft:
+        return -(logits_BC.log_softmax(1) * problem.posterior_QC[chosen_B]).sum(1)
     return -(logits_BC.log_softmax(1) + problem.posterior_QC[chosen_B].log()).logsumexp(1)
 
 

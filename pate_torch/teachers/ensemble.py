@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
@@ -163,6 +164,20 @@ class Ensemble:
 
         self.opinions(x, hear, batch, device, progress)
         out[~self.trained_K] = 0
+        return out
+
+    def probabilities(
+        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Tensor:
+        """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
+        out = torch.zeros(len(self), len(x), self.network["num_classes"])
+
+        def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+            for start, logits in parts:
+                out[rows, start : start + logits.shape[1]] = logits.float().softmax(2).cpu()
+
+        self.opinions(x, hear, batch, device, progress)
+        out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
     def votes(

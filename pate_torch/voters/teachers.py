@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import checked_id
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import Sensitive, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.store import Identity, Stored, TeacherStore
@@ -85,7 +85,8 @@ class Teachers(VotersBase):
         )
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
-        return describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
+        counts = getattr(config.mechanism, "counts", False)
+        return describe(self.num_teachers, unit, counts=counts, soft=self.soft(config))
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -100,7 +101,8 @@ class Teachers(VotersBase):
         with run.clock("votes"):
             votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
-        return FittedVoters(id=stored.id, sensitive=votes, remember=remember, ensemble=stored.ensemble)
+        opened: Sensitive = self._soft(stored.ensemble, run) if self.soft(run.config) else votes
+        return FittedVoters(id=stored.id, sensitive=opened, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
@@ -196,18 +198,38 @@ class Teachers(VotersBase):
 
         return distributed.votes(ensemble, tally, len(data.pool), together=together)
 
+    def soft(self, config: RunConfig) -> bool:
+        """Whether their probabilities are opened, and not their votes."""
+        return bool(getattr(config.mechanism, "soft", False))
+
+    def _soft(self, ensemble: Ensemble, run: RunContext) -> SoftVotes:
+        progress = run.stages("Asking for probabilities")
+        return SoftVotes.of(ensemble.probabilities(run.data.pool.x, device=run.config.device, progress=progress))
+
+    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
+        return {"soft": True} if self.soft(config) else {}
+
     def _manner(self, config: RunConfig) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
         return ""
 
 
-def describe(num_teachers: int, unit: str, *, counts: bool = False) -> VotersDescription:
-    """What reports say of teachers; ``counts``: whether the noisy votes leave, too."""
-    behind = ", with the noisy votes behind them," if counts else ""
+def describe(num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False) -> VotersDescription:
+    """What reports say of teachers.
+
+    Args:
+        num_teachers: K.
+        unit: Privacy unit.
+        counts: Whether the noisy votes leave, too.
+        soft: Whether they give probabilities, of which scores leave.
+    """
+    behind = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
+    gave = "gave class probabilities for" if soft else "voted on"
+    hidden = "how far they agree" if soft else "the votes"
     return VotersDescription(
         who="teachers",
-        how=f"{num_teachers} teachers, each trained on its own share of the records, voted on {{asked}} public "
-        f"questions. The mechanism {{mechanism}} added noise to the votes, and only its {{answered}} answers{behind} "
+        how=f"{num_teachers} teachers, each trained on its own share of the records, {gave} {{asked}} public "
+        f"questions. The mechanism {{mechanism}} added noise to {hidden}, and only its {{answered}} answers{behind} "
         "left. A student sees nothing but public points and these answers.",
         questions=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",

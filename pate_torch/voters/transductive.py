@@ -67,6 +67,10 @@ class TransductiveTeachers(Teachers):
             raise checks.fail("voters", self.name, "needs at least two public points", "Use voters=teachers.")
         super().validate_for(data, config)
 
+    def soft(self, config: RunConfig) -> bool:
+        """They have votes alone: what reaches a point along the graph is no probability."""
+        return False
+
     def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
         return {"voting": self._choices()}
 

@@ -15,11 +15,11 @@ from scipy import stats
 from pate_torch.accounting import calibration
 from pate_torch.analysis import sample_sizes as sizes
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.exponential import choose
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import Context
 
 ASKED = {"epsilon": 1.0, "delta": 1e-5}
@@ -45,8 +45,8 @@ def answered(ones_Q, teachers: int) -> bool:
 def scored(score_KQ: np.ndarray, expected_Q, error: float = 1e-9) -> bool:
     """Whether all queries get their score from the soft sparse vector."""
     mechanism = SoftStability(**ASKED, max_failures=T, bins=BINS)
-    votes = SoftVotes(torch.from_numpy(score_KQ))
-    score_Q = mechanism.release(votes, Rehearsal(), Context(num_queries=M_SOFT)).score_Q
+    votes = SoftVotes(torch.from_numpy(score_KQ)[..., None])
+    score_Q = mechanism.release(votes, Rehearsal(), Context(num_queries=M_SOFT)).score_QC[:, 1]
     return len(score_Q) == len(expected_Q) and bool((abs(score_Q.numpy() - expected_Q) <= error).all())
 
 

@@ -11,11 +11,11 @@ from scipy import integrate, stats
 from pate_torch.accounting.epsilon import epsilon as accounted
 from pate_torch.accounting.events import Delta, PureDP
 from pate_torch.mechanisms.single_stable import SingleStable
-from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.sparse_vector import _lowest_threshold, calibrate, distance, teachers_to_pass
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Context
 from tests.mechanisms.vote_laws import Discrete, Recorder, sparse_law
 
@@ -289,7 +289,7 @@ def test_released_labels_hold_nothing_of_what_came_after_the_stop():
     answers = stability(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
     assert answers.label_Q.untyped_storage().nbytes() == 8 * len(answers.label_Q)
     answers = soft(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
-    assert answers.score_Q.untyped_storage().nbytes() == 8 * len(answers.score_Q)
+    assert answers.score_QC.untyped_storage().nbytes() == 16 * len(answers.score_QC)
 
 
 # -- soft labels ----------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_histograms_count_as_defined(bins):
     rng = np.random.default_rng(0)
     edges = np.arange(2 * bins + 1) / (2 * bins)  # scores on every edge, and between
     scores = rng.choice(np.concatenate([edges, rng.random(20)]), (30, 7))
-    votes = SoftVotes(torch.from_numpy(scores))
+    votes = SoftVotes(torch.from_numpy(scores)[..., None])
     plain, shifted = np.zeros((7, bins)), np.zeros((7, bins - 1))
     for k, q in itertools.product(range(30), range(7)):
         s = scores[k, q] * bins
@@ -318,7 +318,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
         moved = scores.clone()
         moved[rng.integers(7)] = torch.from_numpy(rng.random(5))
         for table in ("histogram", "shifted"):
-            counts = [getattr(SoftVotes(s), table)(4) for s in (scores, moved)]
+            counts = [getattr(SoftVotes(s[..., None]), table)(4) for s in (scores, moved)]
             dist = [distance(c) for c in counts]
             assert (dist[0] - dist[1]).abs().max() <= 1
             differs = counts[0].argmax(1) != counts[1].argmax(1)
@@ -330,8 +330,8 @@ def test_released_scores_are_bin_centers():
     teachers = 4 * mechanism.calibration(6).teachers_needed
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
-    answers = mechanism.release_scores(SoftVotes(scores), Rehearsal(), Context(num_queries=6))
-    assert answers.score_Q.tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
+    answers = mechanism.release(SoftVotes(scores[..., None]), Rehearsal(), Context(num_queries=6))
+    assert answers.score_QC[:, 1].tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
     assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
     assert answers.events[0].count == 2  # the first block ended with the first test of the last query
 
@@ -373,8 +373,8 @@ def test_soft_stability_is_the_papers_loop(noise, seed, failures):
         share = rng.choice([0.02, 0.5, 0.3, 0.3])
         low, high = [(0.1, 0.5), (0.3, 0.4), (0.1, 0.9), (0.5, 0.9)][rng.integers(4)]
         scores[:, q] = np.where(np.arange(teachers) < share * teachers, low, high)
-    soft_votes, source = SoftVotes(torch.from_numpy(scores)), Recorder(noise)
-    answers = mechanism.release_scores(soft_votes, source, Context(num_queries=30))
+    soft_votes, source = SoftVotes(torch.from_numpy(scores)[..., None]), Recorder(noise)
+    answers = mechanism.release(soft_votes, source, Context(num_queries=30))
     (_, z1), (_, z2), *rest = source.drawn
     expected, blocks = soft_loop(
         soft_votes.histogram(3).tolist(),
@@ -386,7 +386,7 @@ def test_soft_stability_is_the_papers_loop(noise, seed, failures):
         failures,
         3,
     )
-    assert np.allclose(answers.score_Q.numpy(), expected, equal_nan=True)
+    assert np.allclose(answers.score_QC[:, 1].numpy(), expected, equal_nan=True)
     assert answers.events[0].count == blocks == len(rest)
     assert [s != s for s in expected] == (answers.label_Q == NO_ANSWER).tolist()
 
@@ -402,8 +402,50 @@ def test_soft_votes_refuse_what_is_not_a_score(scores):
         SoftVotes(tensor)
 
 
-def test_soft_stability_refuses_what_it_cannot_price():
-    with pytest.raises(ValueError, match="num_classes"):
-        soft().check(num_queries=5, num_teachers=10**5, num_classes=3)
-    assert "withheld" in repr(SoftVotes(torch.rand(3, 2)))
-    assert SoftVotes.per_class(torch.rand(3, 4, 5)).score_KQ.shape == (3, 20)
+@both_kinds
+@pytest.mark.parametrize("sizes", [[10], [4, 1, 5]], ids=["at once", "in three rounds"])
+def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
+    """Ten queries of three classes are thirty scores of the papers' loop, which may end in the middle of a query."""
+    mechanism = soft(noise=noise, epsilon=12.0, max_failures=4, bins=3)
+    plan = mechanism.calibration(10, 3)
+    assert plan.threshold > mechanism.calibration(10, 2).threshold  # thirty tests, and not ten
+    rng = np.random.default_rng(1)
+    teachers = 6 * round(plan.threshold)
+    share = rng.choice([0.02, 0.02, 0.3], size=(10, 3))
+    score = np.where(rng.random((teachers, 10, 3)) < share, 0.1, 0.9)
+    votes, source = SoftVotes(torch.from_numpy(score)), Recorder(noise)
+    first, second, thresholds, told = [], [], [], []
+    for turn, query_Q in enumerate(torch.arange(10).split(sizes)):
+        before = len(source.drawn)
+        context = Context(num_queries=10, rounds=len(sizes), turn=turn)
+        told.append(mechanism.release(votes.take(query_Q), source, context))
+        tests, shifted, *rest = [tensor.tolist() for _, tensor in source.drawn[before:]]
+        first, second, thresholds = first + tests, second + shifted, thresholds + [value for (value,) in rest]
+    histograms = votes.histogram(3).tolist(), votes.shifted(3).tolist()
+    expected, blocks = soft_loop(*histograms, first, second, thresholds, plan, 4, 3)
+    whole = np.array(expected[: len(expected) // 3 * 3]).reshape(-1, 3)
+    assert 0 < len(whole) <= 10 and np.isnan(whole).any()
+    assert np.allclose(torch.cat([one.score_QC for one in told]).numpy(), whole, equal_nan=True)
+    label_Q = torch.cat([one.label_Q for one in told])
+    assert label_Q.tolist() == [NO_ANSWER if np.isnan(row).any() else 2 - int(row[::-1].argmax()) for row in whole]
+    assert sum(one.events[0].count for one in told) == blocks
+
+
+def test_votes_are_scores_of_0_and_1():
+    votes = Votes(torch.tensor([[2000, 0, 0], [0, 0, 2000]]), 2000)
+    as_scores = SoftVotes(torch.nn.functional.one_hot(torch.tensor([[0, 2]] * 2000), 3).double())
+    assert as_scores.histogram(4).tolist() == [
+        [0, 0, 0, 2000] if one else [2000, 0, 0, 0] for one in (1, 0, 0, 0, 0, 1)
+    ]
+    for value in (votes, as_scores):
+        answers = soft(epsilon=12.0).release(value, Rehearsal(), Context(num_queries=2))
+        assert answers.label_Q.tolist() == [0, 2]
+        assert answers.score_QC.tolist() == [[0.875, 0.125, 0.125], [0.125, 0.125, 0.875]]
+
+
+def test_of_two_classes_one_score_is_asked_about():
+    with pytest.raises(ValueError, match="second one's score alone"):
+        SoftVotes(torch.rand(3, 4, 2))
+    assert "withheld" in repr(SoftVotes(torch.rand(3, 2, 1)))
+    assert SoftVotes.of(torch.rand(3, 4, 5)).score_KQS.shape == (3, 4, 5)
+    assert SoftVotes.of(torch.rand(3, 4, 2)).score_KQS.shape == (3, 4, 1)

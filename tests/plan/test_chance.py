@@ -99,7 +99,7 @@ def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
 def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name):
     """Below it nearly all answers are withheld: the warning names the lead, and comes before anything is charged."""
     mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
-    lead = chance.lead_to_answer(mechanism, 1)
+    lead = chance.lead_to_answer(mechanism, 1, 2)
     counts = Votes(torch.tensor([[lead, 0]]), lead)
     draws = [mechanism.release(counts, Rehearsal(), Context(num_queries=1)).label_Q.item() >= 0 for _ in range(400)]
     assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12

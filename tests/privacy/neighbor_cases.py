@@ -322,8 +322,6 @@ def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Cas
         case["unit"] = str(draw.choice([unit for unit in worlds.UNITS if worlds.fits(case["form"], unit)]))
     if "mechanism" not in fixed and draw.random() < 0.7:
         case["mechanism"] = mechanism_for(case)
-    if case["mechanism"] == "soft_stability" and "classes" not in fixed:
-        case["classes"] = "2"
     takers = [name for name in known["voters"] if mechanism_for({"voters": name}) == case["mechanism"].split()[0]]
     if "voters" not in fixed and takers and case["voters"] not in takers:
         case["voters"] = str(draw.choice(takers))

@@ -38,7 +38,7 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity
+from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
 from pate_torch.students import selection
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
@@ -120,6 +120,10 @@ def watched(watch: Watch) -> Iterator[None]:
 
     def at_the_door(self: Any, value: Any, noise: Any) -> Any:
         value = opened(self, value, noise)
+        if isinstance(value, SoftVotes):  # what it opens are histograms of the scores; the scores of D go on
+            for table in (value.histogram, value.shifted):
+                watch.meets(table(self.bins), value.sensitivity, rows=True, mechanism=self)
+            return SoftVotes(watch.meets(value.score_KQS, Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf)))
         counts = getattr(value, "counts_QC", None)
         if counts is None:
             watch.seen.append(Seen(torch.zeros(0), value.sensitivity, False, self))

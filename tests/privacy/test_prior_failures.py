@@ -189,7 +189,7 @@ def test_a_tie_gives_no_teacher_a_second_vote():
 @every_form
 def test_nothing_but_the_charged_label_is_released(name, noise):
     mechanism, votes, answers = released(name, noise)
-    known = {"label_Q", "events", "score_Q", "from_student_Q", "noisy", "score_PC", "model", "spent"}
+    known = {"label_Q", "events", "score_QC", "from_student_Q", "noisy", "score_PC", "model", "spent"}
     assert {f.name for f in dataclasses.fields(answers)} == known
     assert answers.score_PC is None and answers.model is None
     assert answers.noisy is None  # but where the price is that of the noisy counts, and they were asked for
@@ -197,10 +197,10 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
     if name == "soft_stability":  # the score is one of 2 bins - 1 centers, not a noisy share
         grid = torch.arange(2 * mechanism.bins + 1, dtype=torch.float64) / (2 * mechanism.bins)
-        score = answers.score_Q[~answers.score_Q.isnan()]
+        score = answers.score_QC[~answers.score_QC.isnan()]
         assert len(score) and (score[:, None] - grid).abs().min(1).values.max() < 1e-12
     else:
-        assert answers.score_Q is None
+        assert answers.score_QC is None
     # A price is a number of times a public constant: no vote enters it.
     public = [dataclasses.replace(e, count=0) for e in mechanism.worst_case(len(votes))]
     assert all(isinstance(e, get_args(Event)) and dataclasses.replace(e, count=0) in public for e in answers.events)

@@ -152,6 +152,7 @@ def test_a_student_cannot_be_handed_evaluation_labels():
         "query_Q",
         "label_Q",
         "posterior_QC",
+        "soft",
         "round_Q",
         "guide",
         "model",
