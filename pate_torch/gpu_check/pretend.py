@@ -210,6 +210,10 @@ _GENERATOR = torch.Generator
 class _Mode(TorchDispatchMode):
     """Catches what makes tensors out of nothing, or out of those of the host."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else its first use would import torch's compiler: four seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _execute(func, args, kwargs or {})
 
@@ -234,6 +238,8 @@ def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         _check_generator(name, leaves, CARD)
         _check_placement(card, func, name, args, tensors)
+        if name in _PRODUCTS and not tensors[0].is_floating_point():
+            raise NotImplementedError(f'"{name}_cuda" not implemented for {tensors[0].dtype} at {site()}')
         if name in SYNCS:
             card.waits()
     if not func.is_view and name != "_local_scalar_dense":
@@ -418,7 +424,7 @@ def pretend_gpu(memory: int = 80 * 2**30) -> Iterator[Card]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "set_device": lambda device: torch.cuda._utils._get_device_index(device),  # refuses one without a number
         "synchronize": lambda device=None: card.waits(),
         "is_bf16_supported": lambda *args, **kwargs: True,
         "get_device_properties": lambda device=None: facts,

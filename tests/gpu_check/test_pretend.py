@@ -61,6 +61,11 @@ def test_what_cuda_takes_is_taken_and_stays_there(what, card):
     assert ALLOWED[what]().device == CUDA
 
 
+def test_products_of_integers_are_refused_as_cuda_has_none(card):
+    with pytest.raises(NotImplementedError, match="int64"):
+        on_card(2, 2).long() @ on_card(2, 2).long()
+
+
 def waits(card, work):
     """Syncs, copies to the card and from it."""
     card.forget()
