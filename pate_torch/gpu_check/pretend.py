@@ -306,7 +306,8 @@ def _check_placement(card: Card, func: Any, name: str, args: Any, tensors: list[
         indices = [index for index in args[1] if index is not None]
         if not isinstance(args[0], OnCard):
             raise PlacementError(f"indices should be either on cpu or on the same device: {name} at {site()}")
-        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        fills = name != "index" and args[2].numel() == 1  # one number where a mask is true: no place is looked up
+        if not fills and any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             card.waits()
         for index in indices:
             if not isinstance(index, OnCard):
@@ -314,7 +315,8 @@ def _check_placement(card: Card, func: Any, name: str, args: Any, tensors: list[
         hosts = [one for one in hosts if all(one is not index for index in indices)]
     numbers = torch.Tag.pointwise in func.tags or name in _INDEX or name in ("fill_", "masked_fill", "masked_fill_")
     for one in hosts:
-        if one.dim() > 0 or not numbers:
+        changed = one is args[0] and name.endswith("_")
+        if one.dim() > 0 or changed or not numbers:
             found = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             raise PlacementError(f"{found} {name}, {tuple(one.shape)} at {site()}")
 
