@@ -32,7 +32,8 @@ def settled(device: torch.device) -> Iterator[None]:
     """Work on this device: a bare "cuda" means it, float32 is float32, and convolutions are deterministic."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product
-        torch.cuda.set_device(device)
+        if device.index is not None:  # else the present one is meant, which set_device would refuse
+            torch.cuda.set_device(device)
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     try:

@@ -46,7 +46,7 @@ PARTS = (
     Part(
         "neighbors",
         "no bit of another's records",
-        60,
+        50,
         neighbors,
         {"teachers mixed": faults.mixed_teachers, "records mixed": faults.mixed_records},
     ),
@@ -61,10 +61,10 @@ PARTS = (
             "a generator of the host": faults.host_generator,
         },
     ),
-    Part("memory", "what is taken, of the plan", 60, memory, {"a plan a tenth as large": faults.small_plan}),
+    Part("memory", "what is taken, of the plan", 50, memory, {"a plan a tenth as large": faults.small_plan}),
     Part("syncs", "what steps wait for", 25, syncs, {"a weight looked at in each step": faults.looked_at}),
     Part("speed", "beside a plain program", 110, speed, absent=_timeless),
-    Part("end_to_end", "the default run", 60, end_to_end, {"wrong votes on the GPU": faults.wrong_votes}),
+    Part("end_to_end", "the default run", 80, end_to_end, {"wrong votes on the GPU": faults.wrong_votes}),
     Part("several_gpus", "teachers dealt to all of them", 45, several, absent=only_one),
 )
 

@@ -210,6 +210,10 @@ _GENERATOR = torch.Generator
 class _Mode(TorchDispatchMode):
     """Catches what makes tensors out of nothing, or out of those of the host."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else its first use would import torch's compiler: four seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _execute(func, args, kwargs or {})
 
@@ -234,6 +238,8 @@ def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         _check_generator(name, leaves, CARD)
         _check_placement(card, func, name, args, tensors)
+        if name in _PRODUCTS and not tensors[0].is_floating_point():
+            raise NotImplementedError(f'"{name}_cuda" not implemented for {tensors[0].dtype} at {site()}')
         if name in SYNCS:
             card.waits()
     if not func.is_view and name != "_local_scalar_dense":
@@ -300,7 +306,8 @@ def _check_placement(card: Card, func: Any, name: str, args: Any, tensors: list[
         indices = [index for index in args[1] if index is not None]
         if not isinstance(args[0], OnCard):
             raise PlacementError(f"indices should be either on cpu or on the same device: {name} at {site()}")
-        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        fills = name != "index" and args[2].numel() == 1  # one number where a mask is true: no place is looked up
+        if not fills and any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             card.waits()
         for index in indices:
             if not isinstance(index, OnCard):
@@ -308,7 +315,8 @@ def _check_placement(card: Card, func: Any, name: str, args: Any, tensors: list[
         hosts = [one for one in hosts if all(one is not index for index in indices)]
     numbers = torch.Tag.pointwise in func.tags or name in _INDEX or name in ("fill_", "masked_fill", "masked_fill_")
     for one in hosts:
-        if one.dim() > 0 or not numbers:
+        changed = one is args[0] and name.endswith("_")
+        if one.dim() > 0 or changed or not numbers:
             found = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             raise PlacementError(f"{found} {name}, {tuple(one.shape)} at {site()}")
 
@@ -418,7 +426,7 @@ def pretend_gpu(memory: int = 80 * 2**30) -> Iterator[Card]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "set_device": lambda device: torch.cuda._utils._get_device_index(device),  # refuses one without a number
         "synchronize": lambda device=None: card.waits(),
         "is_bf16_supported": lambda *args, **kwargs: True,
         "get_device_properties": lambda device=None: facts,

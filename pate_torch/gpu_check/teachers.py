@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +24,15 @@ from pate_torch.protocols import silent
 from pate_torch.teachers import launch, stacked
 from pate_torch.teachers.engine import BLOCK, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.training import train
 from pate_torch.types import DataSpec, PrivateData, Shards
 from pate_torch.voters.records import map_records_independently
 
-ROUNDING = {"float64": 1e-9, "float32": 5e-5, "tf32": 0.2, "bf16": 0.5}
-"""How far gradients may lie from those of the CPU in float64, as a share of their length. For float32 a hundred times
-what its last bits come to, and less than TF32's. The other two must only be about right: where rounding moves a maximum
-to another place, the gradients behind it follow."""
+ROUNDING = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.2, "bf16": 0.5}
+"""How far gradients may lie from those of the CPU in float64, as a share of their length. For float32 some hundred
+times what its last bits come to, and less than TF32's. The other two must only be about right: where rounding moves a
+maximum to another place, the gradients behind it follow."""
 
 
 # ---- parity ----------------------------------------------------------------------------------------------------------
@@ -211,9 +213,10 @@ def memory(bench: Bench) -> Iterator[Finding]:
             planned = teachers * launch.training_bytes(recipe, cost) + chunk.x_kS.nbytes + chunk.y_kS.nbytes
             yield at_most(f"{network}: {teachers} trained, of the plan", most / planned, 1.0)
         x = worlds.images(spec, bench.of(512, 64))[0]
-        ensemble = _untrained(network, options, spec, bench.of(16, 4))
+        ensemble = _untrained(network, options, spec, bench.of(16, 4), _most_gib(bench))
         most = _peak(bench, partial(ensemble.predictions, x, device=bench.device))
-        planned = len(ensemble) * launch.asking_bytes(cost, len(x)) + x.nbytes
+        together, points = launch.ask_size(cost, len(ensemble), ensemble.memory_gib)
+        planned = together * launch.asking_bytes(cost, points) + x[:points].nbytes
         yield at_most(f"{network}: asked, of the plan", most / planned, 1.0)
     yield from _too_large(bench, spec)
 
@@ -225,14 +228,14 @@ def _too_large(bench: Bench, spec: DataSpec) -> Iterator[Finding]:
     recipe = worlds.recipe(network, options, steps=1, batch_size=bench.of(128, 8))
     cost = launch.network_cost(network, options, spec)
     each = launch.training_bytes(recipe, cost) / 2**30
-    recipe = dataclasses.replace(recipe, memory_gib=each * teachers / 2)
+    recipe = dataclasses.replace(recipe, memory_gib=min(each * teachers / 2, _most_gib(bench)))
     size = launch.train_size(recipe, cost, teachers, bench.device)
     private, shards = worlds.records(spec, 2 * teachers), _shards(teachers, 2)
     most = _peak(bench, lambda: train(private, spec, shards, recipe, seed=0, device=bench.device))
     yield Finding(f"{network}: trained at once, of {teachers} that take twice the memory", size, passed=size < teachers)
     yield at_most(f"{network}: their memory, of what they may take", most / 2**30 / recipe.memory_gib, 1.0)
-    asking = launch.asking_bytes(cost, launch.ASKED) * teachers / 2
-    ensemble = dataclasses.replace(_untrained(network, options, spec, teachers), memory_gib=asking / 2**30)
+    asking = launch.asking_bytes(cost, launch.ASKED) * teachers / 2 / 2**30
+    ensemble = _untrained(network, options, spec, teachers, min(asking, _most_gib(bench)))
     x = worlds.images(spec, launch.ASKED)[0]
     most = _peak(bench, lambda: ensemble.predictions(x, device=bench.device))
     yield at_most(f"{network}: asked, of what they may take", most / 2**30 / ensemble.memory_gib, 1.0)
@@ -244,11 +247,19 @@ def _too_large(bench: Bench, spec: DataSpec) -> Iterator[Finding]:
     yield Finding(f"{network}: where not even one fits", refused, passed=refused.startswith("teacher.memory_gib="))
 
 
-def _untrained(network: str, options: Mapping[str, object], spec: DataSpec, teachers: int) -> Ensemble:
+def _most_gib(bench: Bench) -> float:
+    """What teachers may take of this card."""
+    card: Any = torch.cuda.get_device_properties(bench.device)
+    return min(MEMORY_GIB, 0.8 * card.total_memory / 2**30)
+
+
+def _untrained(
+    network: str, options: Mapping[str, object], spec: DataSpec, teachers: int, memory_gib: float
+) -> Ensemble:
     description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
     module = networks.build(network, spec.input_shape, spec.num_classes, **options)
     params = {name: torch.zeros(teachers, *value.shape) for name, value in module.named_parameters()}
-    return Ensemble(description, params, torch.ones(teachers, dtype=torch.bool), spec)
+    return Ensemble(description, params, torch.ones(teachers, dtype=torch.bool), spec, memory_gib=memory_gib)
 
 
 def _shards(teachers: int, size: int) -> Shards:

@@ -1,5 +1,6 @@
 """float32 means float32 wherever a run computes, and what was set before is set again."""
 
+import pytest
 import torch
 
 from pate_torch.core.device import float32, settled
@@ -21,6 +22,12 @@ def test_a_run_computes_float32_as_such_and_repeatably():
             assert switches() == ("tf32", "tf32", True, False)
         assert switches() == ("ieee", "ieee", True, False)
     assert switches() == before
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cpu"])
+def test_a_device_may_be_named_with_or_without_its_number(device, card):
+    with settled(torch.device(device)):
+        assert torch.zeros(2, device=device).add(1).tolist() == [1, 1]
 
 
 def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):

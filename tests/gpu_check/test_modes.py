@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
+import torch
 
 from pate_torch import pipeline
 from pate_torch.data.tensors import Tensors
@@ -46,7 +47,7 @@ def config(home, **chosen: str):
     if made.get("selection") is not None:
         made["student"] = None
     base = changed(tiny(home), opening_budget=1e4, insecure_noise_seed=0)  # prices take longer than all else
-    return dataclasses.replace(base, dataset=squares, device=CUDA, baseline=False, **made)
+    return dataclasses.replace(base, dataset=squares, device=torch.device("cuda"), baseline=False, **made)
 
 
 @pytest.fixture

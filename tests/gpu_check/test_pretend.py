@@ -27,6 +27,7 @@ REFUSED = {
     "the host's rows by indices of the card": lambda: torch.ones(4)[torch.zeros(2, dtype=torch.int64, device=CUDA)],
     "rows gathered by indices of the host": lambda: on_card(4).index_select(0, torch.zeros(2, dtype=torch.int64)),
     "rows of the host written into the card's": lambda: on_card(4).index_put_((torch.zeros(2).long(),), torch.ones(2)),
+    "a number of the host changed in place": lambda: torch.zeros(()).add_(on_card(2).sum()),
     "draws of a generator of the host": lambda: torch.rand(3, generator=torch.Generator(), device=CUDA),
     "draws in place of a generator of the host": lambda: on_card(3).uniform_(generator=torch.Generator()),
     "draws for the host of the card's": lambda: torch.rand(3, generator=torch.Generator(device=CUDA)),
@@ -61,6 +62,11 @@ def test_what_cuda_takes_is_taken_and_stays_there(what, card):
     assert ALLOWED[what]().device == CUDA
 
 
+def test_products_of_integers_are_refused_as_cuda_has_none(card):
+    with pytest.raises(NotImplementedError, match="int64"):
+        on_card(2, 2).long() @ on_card(2, 2).long()
+
+
 def waits(card, work):
     """Syncs, copies to the card and from it."""
     card.forget()
@@ -69,7 +75,7 @@ def waits(card, work):
 
 
 def test_copies_and_syncs_are_counted(card):
-    x, pinned = on_card(4), torch.ones(4).pin_memory()
+    x, y, pinned = on_card(4), on_card(4), torch.ones(4).pin_memory()
     assert pinned.is_pinned() and not torch.ones(4).is_pinned()
     counted = [
         (lambda: x + 1, (0, 0, 0)),
@@ -83,6 +89,8 @@ def test_copies_and_syncs_are_counted(card):
         (lambda: float(x.sum()), (1, 0, 0)),
         (lambda: bool((x > 0).all()), (1, 0, 0)),
         (lambda: x[x > 0], (1, 0, 0)),
+        (lambda: x.index_put_((x > 5,), x[:1].sum()), (0, 0, 0)),
+        (lambda: x.index_put_((x > 0,), y), (1, 0, 0)),
         (lambda: x[torch.tensor([1, 2])], (1, 1, 0)),
         (lambda: torch.equal(x, x), (1, 0, 0)),
         (lambda: x.to(torch.float64), (0, 0, 0)),
