@@ -67,12 +67,15 @@ class DataSpec:
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         return (x - mean) / std
 
-    @functools.lru_cache(maxsize=32)  # noqa: B019  (of a value, which is small: copied to a device once)
     def constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, shaped to normalize with. To be read only: all who ask share them."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
-        mean, std = (torch.tensor(values, dtype=dtype, device=device).view(shape) for values in (self.mean, self.std))
-        return mean, std
+        return _on_device(tuple(self.mean), shape, dtype, device), _on_device(tuple(self.std), shape, dtype, device)
+
+
+@functools.lru_cache(maxsize=32)  # copied to a device once, not at every step
+def _on_device(values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).view(shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

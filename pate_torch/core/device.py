@@ -1,4 +1,7 @@
-"""What a GPU computes is what was asked for: float32 as float32, by algorithms that give the same bits again."""
+"""What a GPU computes is what was asked for: float32 as float32, by algorithms that give the same bits again.
+
+It computes while the host goes on, wherever nothing is read back.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+def brought(x: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. A GPU copies it from pinned memory, and the host goes on."""
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -29,6 +29,16 @@ def one_thread(when: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made by a thread of its own while the one before it is used."""
+    end = object()
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            yield cast(T, item)
 
 
 def side_by_side(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
+from pate_torch.core.device import brought
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import side_by_side
@@ -236,8 +237,8 @@ def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
     device = _device(encoder)
     encoder.eval()
-    parts = [encoder(spec.normalize(part.to(device))).float().flatten(1).cpu() for part in x_P.split(batch)]
-    return F.normalize(torch.cat(parts), dim=1)
+    parts = [encoder(spec.normalize(brought(part, device))).float().flatten(1) for part in x_P.split(batch)]
+    return F.normalize(torch.cat(parts), dim=1).cpu()
 
 
 def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:

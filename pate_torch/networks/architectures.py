@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pate_torch.core import checks
-from pate_torch.networks.modules import L2Normalize, MeanShift, Residual, Voting, feature_extractor
+from pate_torch.networks.modules import Flatten, L2Normalize, MeanShift, Residual, Voting, feature_extractor
 
 Description = dict[str, Any]
 
@@ -178,7 +178,7 @@ def small_cnn(
         _normalizer(norm, second),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
+        Flatten(),
         *_dense([size, hidden], num_classes),
     )
 
@@ -199,7 +199,7 @@ def cnn(
         layers += [_conv(inputs, outputs, stride=stride, bias=False), _normalizer(norm, outputs), nn.ReLU()]
         inputs = outputs
     size = inputs * _half(_half(height)) * _half(_half(wide))
-    return nn.Sequential(*layers, nn.Flatten(), *_dense([size, hidden], num_classes))
+    return nn.Sequential(*layers, Flatten(), *_dense([size, hidden], num_classes))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

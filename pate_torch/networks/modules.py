@@ -21,6 +21,18 @@ class Residual(nn.Module):
         return self.shortcut(x) + self.branch(x)
 
 
+class Flatten(nn.Flatten):
+    """Flattens images; their gradient goes back in the layout that they came in.
+
+    Without it pooling and ReLU would take two gradients of different layouts, number by number: ten times as long.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+        return super().forward(x)
+
+
 class Voting(nn.Module):
     """Mean log-probabilities of its members: a class of votes (LZCW21 Theorem 20), whose softmax is their pool."""
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch import networks
-from pate_torch.core.device import float32
+from pate_torch.core.device import brought, float32
 from pate_torch.core.optimizers import Adam, Sgd
+from pate_torch.core.parallel import ahead
 from pate_torch.core.rng import torch_stream
 from pate_torch.features import augmentation
 from pate_torch.protocols import silent
@@ -140,7 +141,7 @@ class Feed:
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
-        self.x, self.y = chunk.x_kS.to(device), chunk.y_kS.to(device)
+        self.x, self.y = brought(chunk.x_kS, device), brought(chunk.y_kS, device)
         self.dtype = recipe.torch_dtype
         self.mean, self.std = spec.constants(self.dtype, device)
         sizes = chunk.size_k.tolist()
@@ -150,13 +151,13 @@ class Feed:
         )  # [steps, k, B]
         self.generators = [torch_stream(seed, "teacher", k, "augment") for k in chunk.teachers]
 
-    def _maps(self, steps: int) -> Tensor | None:
-        """Distortions of the next ``steps`` batches, [steps, B, k, 2, 3]."""
-        if self.recipe.augment is None:
-            return None
+    def _maps(self) -> Iterator[Tensor]:
+        """Distortions of the next ``BLOCK`` batches, [steps, B, k, 2, 3], block by block."""
         affine, batch = self.recipe.augment, self.recipe.batch_size
-        drawn = [affine.draw(steps * batch, self.spec.input_shape, g) for g in self.generators]
-        return torch.stack([d.view(steps, batch, 2, 3) for d in drawn], dim=2).to(self.device)
+        assert affine is not None
+        for index in self.index.split(BLOCK):
+            drawn = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
+            yield torch.stack([d.view(-1, batch, 2, 3) for d in drawn], dim=2)
 
     def _images(self, x: Tensor, maps: Tensor | None) -> Tensor:
         x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
@@ -169,9 +170,10 @@ class Feed:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
         x_R, y_R = self.x.flatten(0, 1), self.y.flatten()
-        for start in range(0, self.recipe.steps, BLOCK):
-            index = self.index[start : start + BLOCK].to(self.device, torch.int64)
-            maps = self._maps(len(index))
+        drawn = None if self.recipe.augment is None else ahead(self._maps())
+        for block in self.index.split(BLOCK):
+            index = brought(block, self.device).long()
+            maps = None if drawn is None else brought(next(drawn), self.device)
             for t, index_kB in enumerate(index):
                 row_kB = index_kB + first[:, None]
                 # Whole rows are copied; an index for each of the two dimensions would copy number by number.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
+from pate_torch.core.device import brought
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
@@ -127,9 +128,9 @@ class Ensemble:
         size = batch or size
 
         def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
-            params = {name: p[rows].to(device) for name, p in self.params.items()}
+            params = {name: brought(p[rows], device) for name, p in self.params.items()}
             for start in range(0, len(x), size):
-                part = spec.normalize(x[start : start + size].to(device), dtype)
+                part = spec.normalize(brought(x[start : start + size], device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 
@@ -159,8 +160,9 @@ class Ensemble:
         out = torch.zeros(len(self), len(x), dtype=voting.label_dtype(self.network["num_classes"]))
 
         def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
-            for start, logits in parts:
-                out[rows, start : start + logits.shape[1]] = logits.argmax(2).cpu()
+            predicted = [logits.argmax(2).to(out.dtype) for _, logits in parts]
+            if predicted:
+                out[rows] = torch.cat(predicted, 1).cpu()
 
         self.opinions(x, hear, batch, device, progress)
         out[~self.trained_K] = 0

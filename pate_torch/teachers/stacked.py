@@ -239,7 +239,7 @@ def order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
 
 
 _KNOWN = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,
-          nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)  # fmt: skip
+          nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, networks.Flatten)  # fmt: skip
 
 
 def has_stacked_form(module: nn.Module) -> bool:

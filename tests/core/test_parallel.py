@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from pate_torch.core.parallel import one_thread, side_by_side
+from pate_torch.core.parallel import ahead, one_thread, side_by_side
 from pate_torch.teachers.ensemble import _in_threads
 from tests import ROOT
 
@@ -50,6 +50,41 @@ def test_no_more_run_at_a_time_than_torch_has_threads():
     with one_thread():
         side_by_side([job] * 4, CPU, lambda *_: None)
     assert most[0] == 1
+
+
+def test_the_next_is_made_while_one_is_used(four_threads):
+    made, threads = [], set()
+
+    def items():
+        for k in range(4):
+            threads.add((threading.get_ident(), torch.get_num_threads()))
+            made.append(k)
+            yield k
+
+    for k in ahead(items()):
+        until = time.monotonic() + 10
+        while len(made) < min(k + 2, 4):
+            assert time.monotonic() < until, "the next is never made"
+            time.sleep(0.001)
+        assert len(made) <= k + 2  # and no more than the next
+    ((thread, alone),) = threads
+    assert thread != threading.get_ident() and alone == 1 and torch.get_num_threads() == 4
+
+
+def test_what_is_made_ahead_ends_with_its_error_or_its_user():
+    def items():
+        yield 1
+        raise ValueError("no second")
+
+    coming = ahead(items())
+    assert next(coming) == 1
+    with pytest.raises(ValueError, match="no second"):
+        next(coming)
+    before = threading.active_count()
+    abandoned = ahead(iter(range(5)))
+    next(abandoned)
+    abandoned.close()
+    assert threading.active_count() == before
 
 
 class Busy:

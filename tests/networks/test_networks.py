@@ -9,6 +9,7 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core.rng import torch_stream
+from pate_torch.teachers import stacked
 
 IMAGES = (3, 16, 16)
 
@@ -99,3 +100,16 @@ def test_refuses(arguments, options, message):
 def test_refuses_a_description_of_something_else():
     with pytest.raises(ValueError, match="input_shape"):
         networks.rebuild({"name": "mlp"})
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_flattened_images_get_their_gradient_in_their_own_layout(layout):
+    x = torch.randn(5, 3, 4, 4).to(memory_format=layout).requires_grad_()
+    given, kept = torch.randn(5, 48), []
+    images = x * 1
+    flat = networks.Flatten()(images)
+    images.register_hook(kept.append)
+    flat.backward(given)
+    assert torch.equal(x.grad, given.view(5, 3, 4, 4)) and kept[0].is_contiguous(memory_format=layout)
+    assert torch.equal(networks.Flatten()(x.detach()), x.detach().flatten(1))
+    assert stacked.has_stacked_form(networks.build("small_cnn", (1, 8, 8), 3, norm="group"))
