@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pate_torch.features import neighbors
-from pate_torch.features.neighbors import leading, neighbor_graph, spectral
+from pate_torch.features.neighbors import balanced, leading, neighbor_graph, spectral, spread
 
 
 def moons(count=300, seed=0):
@@ -105,3 +105,17 @@ def test_the_graph_is_that_of_all_pairs():
     torch.testing.assert_close(graph.spacing_P.double(), squared.sqrt().mean(1), atol=1e-5, rtol=1e-4)
     value = torch.rand(60, 3, generator=stream())
     torch.testing.assert_close(graph @ value, torch.from_numpy(graph.weight_PP.toarray()) @ value)
+
+
+def test_on_a_card_the_graph_and_what_is_made_of_it_are_those_of_the_cpu(card):
+    x, value = moons()[0], torch.rand(300, 3, generator=stream())
+    here, there = neighbor_graph(x, 8), neighbor_graph(x.to("cuda"), 8)
+    placed = value.to("cuda")
+    assert there.device.type != "cpu" and card.kernels
+    assert abs(here.weight_PP - there.weight_PP).max() < 1e-6
+    torch.testing.assert_close((there @ placed).cpu(), here @ value, atol=1e-6, rtol=0)
+    torch.testing.assert_close(spread(there, placed).cpu(), spread(here, value), atol=1e-5, rtol=0)
+    share, target = torch.full((3,), 1 / 3), torch.full((3,), 1 / 3, device="cuda")
+    torch.testing.assert_close(balanced(placed, target).cpu(), balanced(value, share), atol=1e-6, rtol=0)
+    found, known = spectral(there, 5, stream()).cpu(), spectral(here, 5, stream())
+    torch.testing.assert_close(found @ found.T, known @ known.T, atol=1e-3, rtol=0)

@@ -236,6 +236,15 @@ def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypa
     assert made.entries < 2000 * 300 / 4
 
 
+@pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
+def test_on_a_card_the_same_questions_are_asked(strategy, card):
+    x, _ = blobs(90)
+    asked = strategy.select(state(x, 6, feature_PD=x))
+    card.forget()
+    assert torch.equal(strategy.select(state(x, 6, feature_PD=x.to("cuda"))), asked)
+    assert card.kernels.total() > 10
+
+
 def test_kmeans_gives_the_same_bits_on_any_number_of_threads():
     """Several would each add up a part of a cluster, in the order in which they come by."""
     x = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
