@@ -179,7 +179,9 @@ def _rounds(votes: Sensitive, pool: PublicPool, mechanism: Mechanism, strategy: 
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
     )
-    assert len(votes) == len(pool), "votes must cover the whole public pool"
+    if len(votes) != len(pool):  # no assert: voters can be a user's own, and python -O drops asserts
+        fix = "Voters answer for every public point, in the pool's order."
+        raise checks.fail("votes", len(votes), f"must cover all {len(pool)} public points", fix)
     rounds = min(checks.integer("query.rounds", strategy.rounds, low=1), num_queries)
     mechanism.check(
         num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds

@@ -254,8 +254,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     if trained is None:
         report = _report(run, release)
         write_release(run.release_dir, report)
-        if not run.config.quiet:
-            show_closing(report, places={"Released": run.release_dir})
+        show_closing(report, places={"Released": run.release_dir})
         return report
     name, student = trained
     owner.save_votes(run, release)

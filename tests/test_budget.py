@@ -721,8 +721,9 @@ def test_answers_without_a_draw_are_not_admitted(ledger):
     [
         (Votes(torch.tensor([[3, 1]] * 2), 4, Sensitivity(l1=4.0, l2=2.0, linf=1.0)), Gnmax(sigma=3.0), "sensitivity"),
         (Votes(torch.tensor([[3, 1]] * 2), 4), Gnmax(sigma=3.0, noise="discrete"), "noise"),
+        (Votes(torch.tensor([[3, 1]] * 3), 4), Gnmax(sigma=3.0), "votes=3: must cover all 2 public points"),
     ],
-    ids=["sensitivity", "noise"],
+    ids=["sensitivity", "noise", "points"],
 )
 def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))

@@ -58,13 +58,11 @@ class VoteMechanism:
         Raises:
             ValueError: The plan cannot work; the message says what would.
         """
-        checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
             raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
                               "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
-        checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
-        checks.integer("rounds", rounds, low=1)
+        _check_questions(num_queries, num_classes, rounds)
 
     @property
     def priced_for(self) -> Sensitivity:
@@ -159,7 +157,7 @@ class RecordMechanism(VoteMechanism):
             what = f"{self.makes} of records, not votes of {num_teachers} teachers"
             fix = f"Use voters={self.voters}, or mechanism=gaussian for teachers."
             raise checks.fail("mechanism", self.name, what, fix)
-        super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
+        _check_questions(num_queries, num_classes, rounds)
 
     def _wants(self) -> str:
         return f"Use voters={self.voters}."
@@ -168,3 +166,10 @@ class RecordMechanism(VoteMechanism):
         """Of so many tables with ``times`` sigma of noise."""
         mu = self.priced_for.l2 / (times * self.sigma)
         return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)
+
+
+def _check_questions(num_queries: int, num_classes: int, rounds: int) -> None:
+    """Refuse what no mechanism can answer, whoever votes."""
+    checks.integer("num_queries", num_queries, low=0)
+    checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
+    checks.integer("rounds", rounds, low=1)
