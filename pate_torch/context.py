@@ -208,8 +208,8 @@ class RunContext:
             )
             if planned:
                 voters = config.voters
-                fingerprint = run.store.content(run.everyone) if reused is not None else voters.fingerprint(run)
-                run.budget = open_budget(config, ledger, loaded.data, planned, fingerprint)
+                content = voters.fingerprint(run) if reused is None else run.store.content_fingerprint(run.everyone)
+                run.budget = open_budget(config, ledger, loaded.data, planned, content)
                 if reused is not None:
                     run.budget.check(planned)
             if forecast is not None:
@@ -277,7 +277,7 @@ def open_budget(
         ledger: The ledger that holds the account.
         data: Whose account it is.
         planned: Everything that is to be charged.
-        fingerprint: Keyed hash of the records, or of votes in their place.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
         kind: Kind of noise; None: the configuration's.
     """
     name, privacy = data.spec.name, config.privacy

@@ -154,6 +154,8 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     declared = config.voters.declared(data)
     pool = tensor_digest(data.pool.x)
     same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
+    # A switch is named where it is on, so that a mechanism that gets a new one leaves the same record as before.
+    named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
         "key": release_store.key(same),
         "dataset": data.spec.name,
@@ -161,7 +163,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "teachers_id": voters.id,
         "num_teachers": config.num_teachers,
         "mechanism": config.mechanism.name,
-        "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
+        "parameters": named,
         "noise": config.privacy.noise,
         "private": run.budget.secret,
         "query": config.query.name,

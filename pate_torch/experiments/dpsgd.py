@@ -126,7 +126,7 @@ class DpSgd:
             with claimed(plan), Ledger(plan.ledger_path) as ledger:
                 release_store.refuse_used_folder(plan.folder)
                 store = TeacherStore(root)
-                fingerprint = store.content(everyone)
+                fingerprint = store.content_fingerprint(everyone)
                 budget = open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
                 with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:

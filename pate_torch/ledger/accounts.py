@@ -153,7 +153,7 @@ class Charge:
         insecure: Whether its noise was seeded or off.
         what: What it is, in words.
         run: The run that made it.
-        fingerprint: Digest of the private data's content.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
         committed: Whether the answers are written down.
         suspended: Whether it waits to be resumed.
         state: Hash of where it stood then.

@@ -143,7 +143,7 @@ class TeacherStore:
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
 
-    def content(self, private: PrivateData) -> str:
+    def content_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         return self.keyed_digest(*(content(tensor) for tensor in (private.x, private.y)))
 
