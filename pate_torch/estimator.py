@@ -372,7 +372,7 @@ class Pate:
             events=done.release.labels.planned,
             delta=self.delta,
             seed=self.seed,
-            private_run=done.release.facts["private"],
+            secret=done.release.facts["private"],
             held_out=False,
         )
 

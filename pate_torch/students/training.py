@@ -311,11 +311,11 @@ class GradientStudent(ABC):
         model = self.initial(problem, description).to(memory_format=torch.channels_last)
         curves: dict[str, list[tuple[int, float]]] = {}
 
-        def record(tag: str, value: float, step: int) -> None:
+        def note(tag: str, value: float, step: int) -> None:
             curves.setdefault(tag, []).append((step, value))
             log(tag, value, step)
 
-        average, notes = Average(model, self.ema), Notes(record)
+        average, notes = Average(model, self.ema), Notes(note)
         with one_thread(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
             self._descend(model, average, self.objective(problem, average, notes), progress, notes)
         module = average.module.to(memory_format=torch.contiguous_format)
