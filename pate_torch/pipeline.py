@@ -93,7 +93,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             return release_store.digests(written)
 
         labels = aggregation.label(
-            votes=voters.sensitive,
+            sensitive=voters.sensitive,
             pool=data.pool,
             spec=data.spec,
             mechanism=config.mechanism,
@@ -136,8 +136,8 @@ class _Guide:
         task = replace(task, guide=self.kept)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
         now = self.voters.for_round(self.student)
-        votes = None if now is self.voters else now.sensitive
-        return RoundState(self.student.probabilities(data.pool.x), votes, now.feature_PD)
+        sensitive = None if now is self.voters else now.sensitive
+        return RoundState(self.student.probabilities(data.pool.x), sensitive, now.feature_PD)
 
 
 def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
 what their owner says. Only a mechanism opens one, and only where it is priced for no less.
+
+All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.Records``) lie with their
+voters.
 """
 
 from __future__ import annotations
@@ -175,6 +178,63 @@ class Votes:
 
     def __repr__(self) -> str:
         return f"Votes({len(self)} queries, content withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftVotes:
+    """PRIVATE. Teachers' scores in place of votes.
+
+    For C classes give every class of a query a score of its own (``per_class``), and plan C times the queries.
+
+    Attributes:
+        score_KQ: Each teacher's score in [0, 1] for each query; a unit affects one row.
+    """
+
+    score_KQ: Tensor
+
+    def __post_init__(self) -> None:
+        score = self.score_KQ
+        if not isinstance(score, Tensor) or score.dim() != 2 or not score.is_floating_point() or len(score) == 0:
+            raise ValueError("soft votes: scores must be a floating-point [teachers, queries] tensor")
+        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
+            raise ValueError("soft votes: every score must lie in [0, 1]")
+
+    @classmethod
+    def per_class(cls, probability_KQC: Tensor) -> SoftVotes:
+        """Class probabilities [K, Q, C] as C scores per query, [K, Q * C]."""
+        return cls(probability_KQC.flatten(1))
+
+    @property
+    def num_teachers(self) -> int:
+        """The number of teachers, K."""
+        return len(self.score_KQ)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of each row of either histogram: one teacher's score moves from a bin to another, or in or out of them."""
+        return ONE_VOTE
+
+    def __len__(self) -> int:
+        return self.score_KQ.shape[1]
+
+    def histogram(self, bins: int) -> Tensor:
+        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q, bins]."""
+        return _binned((self.score_KQ.double() * bins).floor().clamp(max=bins - 1), bins)
+
+    def shifted(self, bins: int) -> Tensor:
+        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
+        return _binned((self.score_KQ.double() * bins + 0.5).floor() - 1, bins - 1)
+
+    def __repr__(self) -> str:
+        return f"SoftVotes({len(self)} queries, content withheld)"
+
+
+def _binned(bin_KQ: Tensor, bins: int) -> Tensor:
+    """Histogram of each column, [Q, bins]; what lies outside 0..bins-1 is left out."""
+    index_QK = bin_KQ.to(torch.int64).T
+    inside_QK = (index_QK >= 0) & (index_QK < bins)
+    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
+    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
 
 
 def one_vector(adjacency: str, size: int) -> Sensitivity:

@@ -22,10 +22,9 @@ from pate_torch.budget import Budget, Rehearsal, Spending, _Charged
 from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
 from pate_torch.ledger.chain import Chain
 from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
-from pate_torch.mechanisms.soft_stability import SoftVotes
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, Votes
+from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.types import Answers, Context, DataSpec, PublicPool
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
 from tests.voters.voter_worlds import gradient_sums
@@ -364,7 +363,7 @@ def label(door, folder, **changes):
         return release_store.digests(written[-1])
 
     given = {
-        "votes": votes(6),
+        "sensitive": votes(6),
         "pool": POOL,
         "spec": SPEC,
         "mechanism": Gnmax(sigma=20.0),
@@ -415,7 +414,7 @@ def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, l
     head = ledger.head()
     other = dataclasses.replace(votes(6), sensitivity=dataclasses.replace(votes().sensitivity, adjacency="replace_one"))
     with pytest.raises(ValueError, match=r"adjacency='replace_one'.*account's \(add_remove\)"):
-        label(budget(ledger), tmp_path / "out", votes=other)
+        label(budget(ledger), tmp_path / "out", sensitive=other)
     assert ledger.head() == head
 
 
@@ -729,7 +728,7 @@ def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger,
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     with pytest.raises(ValueError, match=words):
         aggregation.label(
-            votes=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
+            sensitive=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
             budget=budget(ledger), num_queries=2, seed=0,
         )  # fmt: skip
     assert spent(ledger) == 0

@@ -70,13 +70,13 @@ class VoteMechanism:
         return ONE_VOTE
 
     @final
-    def release(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
+    def release(self, sensitive: Any, noise: NoiseSource, context: Context) -> Answers:
         """Answer through noise: what ``draw`` returns, marked by the source with what paid for it.
 
         Raises:
             ValueError: The value's type or sensitivity, or the kind of noise, is not the one that was priced.
         """
-        return noise.marked(self.draw(self._opened(votes, noise), noise, context))
+        return noise.marked(self.draw(self._opened(sensitive, noise), noise, context))
 
     def draw(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
         """The answers, with noise from ``noise`` alone, and the events they incurred."""
@@ -86,8 +86,8 @@ class VoteMechanism:
         """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
         return None
 
-    def _opened(self, value: Any, noise: NoiseSource) -> Any:
-        """``value``, which must be what was priced, and the noise of the kind that was priced."""
+    def _opened(self, sensitive: Any, noise: NoiseSource) -> Any:
+        """``sensitive``, which must be what was priced, and the noise of the kind that was priced."""
         if noise.kind != self.noise:
             raise checks.fail(
                 "noise.kind",
@@ -95,11 +95,11 @@ class VoteMechanism:
                 f"must be {self.noise!r}, the kind {self.name} was priced for",
                 "Build both from the top-level key noise.",
             )
-        if not isinstance(value, self.takes):
-            who = "teachers" if isinstance(value, Votes) else type(value).__name__.lower()
+        if not isinstance(sensitive, self.takes):
+            who = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
             raise checks.fail("voters", who, f"cannot go with mechanism={self.name}", self._wants())
-        refuse_unpriced(value.sensitivity, self.priced_for, self.name)
-        return value
+        refuse_unpriced(sensitive.sensitivity, self.priced_for, self.name)
+        return sensitive
 
     def _wants(self) -> str:
         return "Use voters=teachers."

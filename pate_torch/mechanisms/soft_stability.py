@@ -11,65 +11,8 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import ONE_VOTE, Sensitivity, Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Answers, Context
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SoftVotes:
-    """PRIVATE. Teachers' scores in place of votes.
-
-    For C classes give every class of a query a score of its own (``per_class``), and plan C times the queries.
-
-    Attributes:
-        score_KQ: Each teacher's score in [0, 1] for each query; a unit affects one row.
-    """
-
-    score_KQ: Tensor
-
-    def __post_init__(self) -> None:
-        score = self.score_KQ
-        if not isinstance(score, Tensor) or score.dim() != 2 or not score.is_floating_point() or len(score) == 0:
-            raise ValueError("soft votes: scores must be a floating-point [teachers, queries] tensor")
-        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
-            raise ValueError("soft votes: every score must lie in [0, 1]")
-
-    @classmethod
-    def per_class(cls, probability_KQC: Tensor) -> SoftVotes:
-        """Class probabilities [K, Q, C] as C scores per query, [K, Q * C]."""
-        return cls(probability_KQC.flatten(1))
-
-    @property
-    def num_teachers(self) -> int:
-        """The number of teachers, K."""
-        return len(self.score_KQ)
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """Of each row of either histogram: one teacher's score moves from a bin to another, or in or out of them."""
-        return ONE_VOTE
-
-    def __len__(self) -> int:
-        return self.score_KQ.shape[1]
-
-    def histogram(self, bins: int) -> Tensor:
-        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q, bins]."""
-        return _count((self.score_KQ.double() * bins).floor().clamp(max=bins - 1), bins)
-
-    def shifted(self, bins: int) -> Tensor:
-        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q, bins - 1]."""
-        return _count((self.score_KQ.double() * bins + 0.5).floor() - 1, bins - 1)
-
-    def __repr__(self) -> str:
-        return f"SoftVotes({len(self)} queries, content withheld)"
-
-
-def _count(bin_KQ: Tensor, bins: int) -> Tensor:
-    """Histogram of each column, [Q, bins]; what lies outside 0..bins-1 is left out."""
-    index_QK = bin_KQ.to(torch.int64).T
-    inside_QK = (index_QK >= 0) & (index_QK < bins)
-    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
-    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +77,15 @@ class SoftStability(SparseVector):
 
     def _answer(self, counts_QV: Tensor, shifted_QV: Tensor, noise: NoiseSource, context: Context) -> Answers:
         device, size = counts_QV.device, len(counts_QV)
-        plan = self.calibration(context.num_queries)
+        calibration = self.calibration(context.num_queries)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
         padded_QV = torch.nn.functional.pad(shifted_QV, (0, 1))
-        noisy_Q = distance(counts_QV) + noise.laplace((size,), 2 * plan.scale, device)
-        noisy_shifted_Q = distance(padded_QV) + noise.laplace((size,), 2 * plan.scale, device)
+        noisy_Q = distance(counts_QV) + noise.laplace((size,), 2 * calibration.scale, device)
+        noisy_shifted_Q = distance(padded_QV) + noise.laplace((size,), 2 * calibration.scale, device)
         score_Q = (2 * counts_QV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_Q = (padded_QV.argmax(1).double() + 1) / self.bins
 
-        blocks = Blocks(plan, noise, device, context)
+        blocks = Blocks(calibration, noise, device, context)
         start = 0
         while start < size and not blocks.stopped:
             query = blocks.next_failure(noisy_Q, start)

@@ -15,11 +15,11 @@ from scipy import stats
 from pate_torch.accounting import calibration
 from pate_torch.analysis import sample_sizes as sizes
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.exponential import choose
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import Context
 
 ASKED = {"epsilon": 1.0, "delta": 1e-5}

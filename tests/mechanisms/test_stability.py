@@ -11,11 +11,11 @@ from scipy import integrate, stats
 from pate_torch.accounting.epsilon import epsilon as accounted
 from pate_torch.accounting.events import Delta, PureDP
 from pate_torch.mechanisms.single_stable import SingleStable
-from pate_torch.mechanisms.soft_stability import SoftStability, SoftVotes
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.sparse_vector import _lowest_threshold, calibrate, distance, teachers_to_pass
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Context
 from tests.mechanisms.vote_laws import Discrete, Recorder, sparse_law
 
