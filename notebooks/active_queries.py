@@ -109,7 +109,7 @@ def opinion(so_far: Release) -> RoundState:
 def ask(name: str, num_queries: int, seed: int):
     """One release: charged, then drawn."""
     return label(
-        votes=votes,
+        sensitive=votes,
         pool=pool,
         spec=glyphs.spec,
         mechanism=mechanism,

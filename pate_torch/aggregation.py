@@ -25,16 +25,16 @@ from pate_torch.types import DataSpec, PublicPool, Release
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RoundState:
-    """PRIVATE, as its votes are. What the next round of questions starts from.
+    """PRIVATE, as its values are. What the next round of questions starts from.
 
     Attributes:
         student_PC: The guide student's class probabilities on the whole pool; None: there is none.
-        votes: PRIVATE. The sensitive values of the coming rounds; None: the same as before.
+        sensitive: PRIVATE. The sensitive values of the coming rounds; None: the same as before.
         feature_PD: Features of the public points, for the next questions; None: the same as before.
     """
 
     student_PC: Tensor | None = None
-    votes: Sensitive | None = None
+    sensitive: Sensitive | None = None
     feature_PD: Tensor | None = None
 
 
@@ -47,7 +47,7 @@ Write = Callable[[Release], Mapping[str, str]]
 
 def label(
     *,
-    votes: Sensitive,
+    sensitive: Sensitive,
     pool: PublicPool,
     spec: DataSpec,
     mechanism: Mechanism,
@@ -64,7 +64,7 @@ def label(
     """Ask at most ``num_queries`` public points, and release the answers.
 
     Args:
-        votes: The sensitive values to be opened: votes, cell counts or gradient sums, on the whole pool.
+        sensitive: The values to be opened: votes, cell counts or gradient sums, on the whole pool.
         pool: The public points.
         spec: Public facts of the data.
         mechanism: Answers through noise.
@@ -86,8 +86,8 @@ def label(
         ValueError: The plan cannot work, or does not keep the account's terms. Nothing has been drawn or charged.
         BudgetExceeded: The cap would be passed. Nothing has been drawn or charged.
     """
-    rounds = _rounds(votes, pool, mechanism, strategy, num_queries)
-    refuse_early(votes.sensitivity, mechanism, budget)
+    rounds = _rounds(sensitive, pool, mechanism, strategy, num_queries)
+    refuse_early(sensitive.sensitivity, mechanism, budget)
     with budget.spend(mechanism.worst_case(num_queries, rounds), mechanism=mechanism.name) as spending:
         spending.incur(())  # a strategy may ask nothing
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
@@ -97,12 +97,12 @@ def label(
             if len(release.query_Q) == num_queries:
                 break
             if turn and next_round is not None:
-                state = _next(next_round(release), state, votes, mechanism, budget)
-                votes = votes if state.votes is None else state.votes
+                state = _next(next_round(release), state, sensitive, mechanism, budget)
+                sensitive = sensitive if state.sensitive is None else state.sensitive
             query_Q = _select(strategy, release, state, pool, spec, num_queries, rounds, seed)
             if len(query_Q) == 0:
                 break
-            asked = votes.take(query_Q)
+            asked = sensitive.take(query_Q)
             context = release.context(
                 num_queries, rounds, None if state.student_PC is None else state.student_PC[query_Q]
             )
@@ -121,12 +121,14 @@ def label(
         return release
 
 
-def _next(state: RoundState, before: RoundState, votes: Sensitive, mechanism: Mechanism, budget: Budget) -> RoundState:
-    """The next round's, with what it leaves as it was; its votes held to the price."""
-    if state.votes is not None:
-        if state.votes.num_teachers != votes.num_teachers or len(state.votes) != len(votes):
+def _next(
+    state: RoundState, before: RoundState, sensitive: Sensitive, mechanism: Mechanism, budget: Budget
+) -> RoundState:
+    """The next round's, with what it leaves as it was; its values held to the price."""
+    if state.sensitive is not None:
+        if state.sensitive.num_teachers != sensitive.num_teachers or len(state.sensitive) != len(sensitive):
             raise ValueError("votes: others must answer for as many teachers, on the same points")
-        refuse_early(state.votes.sensitivity, mechanism, budget)
+        refuse_early(state.sensitive.sensitivity, mechanism, budget)
     return state if state.feature_PD is not None else replace(state, feature_PD=before.feature_PD)
 
 
@@ -174,15 +176,19 @@ def _together(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram:
     return Votes(counts_QC, last.num_teachers, last.sensitivity)
 
 
-def _rounds(votes: Sensitive, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int) -> int:
+def _rounds(
+    sensitive: Sensitive, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
+) -> int:
     """Check the plan before anything is charged; how many rounds it takes."""
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
     )
-    assert len(votes) == len(pool), "votes must cover the whole public pool"
+    if len(sensitive) != len(pool):  # no assert: voters can be a user's own, and python -O drops asserts
+        fix = "Voters answer for every public point, in the pool's order."
+        raise checks.fail("votes", len(sensitive), f"must cover all {len(pool)} public points", fix)
     rounds = min(checks.integer("query.rounds", strategy.rounds, low=1), num_queries)
     mechanism.check(
-        num_queries=num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=rounds
+        num_queries=num_queries, num_teachers=sensitive.num_teachers, num_classes=sensitive.num_classes, rounds=rounds
     )
     return rounds
 

@@ -180,7 +180,7 @@ class Budget:
         delta: Delta of the account.
         adjacency: Neighboring relation.
         unit: What the privacy unit is.
-        fingerprint: Digest of the records, or of votes in their place.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
         kind: Kind of noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account
             of its own.

@@ -1,6 +1,6 @@
 """What a run works with: its folders, the account that it charges, and how far it has come.
 
-A choice that cannot work is refused before the run's folder is claimed; what the account's cap does not admit, before
+A choice that cannot work is refused before the run's folder is held; what the account's cap does not admit, before
 anything is trained or drawn.
 """
 
@@ -163,7 +163,7 @@ class RunContext:
     def open(
         cls, config: RunConfig, clock: Clock | None = None, remedy: chance.Remedy | None = None
     ) -> Iterator[RunContext]:
-        """Load the data, refuse what cannot work, claim the run's folder and open the account.
+        """Load the data, refuse what cannot work, hold the run's folder and open the account.
 
         Args:
             config: The run's choices.
@@ -186,7 +186,7 @@ class RunContext:
                 config.validate_for(loaded.data)
                 refuse_cap_unopened(config, loaded.data.spec.name, planned)
                 forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
-                opened.enter_context(claimed(config))
+                opened.enter_context(holding(config))
                 ledger = opened.enter_context(Ledger(config.ledger_path))
             else:
                 run_folders.find_release(config.root, config.labels)
@@ -194,7 +194,7 @@ class RunContext:
                 ledger = opened.enter_context(Ledger(config.ledger_path, create=False))
                 found = release_store.read(config.root, config.labels, loaded.data.pool, loaded.data.spec, ledger)
                 reused = LabelRelease(labels=found[0], facts=found[1], guide=found[2])
-                opened.enter_context(claimed(config))
+                opened.enter_context(holding(config))
                 release_store.refuse_used_folder(config.folder, reused.labels.id)
             run = cls(
                 config=config,
@@ -208,8 +208,8 @@ class RunContext:
             )
             if planned:
                 voters = config.voters
-                fingerprint = run.store.content(run.everyone) if reused is not None else voters.fingerprint(run)
-                run.budget = open_budget(config, ledger, loaded.data, planned, fingerprint)
+                content = voters.fingerprint(run) if reused is None else run.store.content_fingerprint(run.everyone)
+                run.budget = open_budget(config, ledger, loaded.data, planned, content)
                 if reused is not None:
                     run.budget.check(planned)
             if forecast is not None:
@@ -239,7 +239,7 @@ class LabelRelease:
 
 
 @contextlib.contextmanager
-def claimed(config: RunConfig) -> Iterator[None]:
+def holding(config: RunConfig) -> Iterator[None]:
     """Lock the run's folder for this process, and clear the store of what killed runs left half written.
 
     Raises:
@@ -249,7 +249,7 @@ def claimed(config: RunConfig) -> Iterator[None]:
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as held:
         with store.writing():  # so that a run that begins is not taken for one that was killed
-            held.enter_context(run_folders.claim(config.folder))
+            held.enter_context(run_folders.hold(config.folder))
             run_folders.sweep(config.root)
         if (config.folder / "release" / "summary.json").exists():
             release_store.refuse_used_folder(config.folder)
@@ -277,7 +277,7 @@ def open_budget(
         ledger: The ledger that holds the account.
         data: Whose account it is.
         planned: Everything that is to be charged.
-        fingerprint: Keyed hash of the records, or of votes in their place.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
         kind: Kind of noise; None: the configuration's.
     """
     name, privacy = data.spec.name, config.privacy

@@ -372,7 +372,7 @@ class Pate:
             events=done.release.labels.planned,
             delta=self.delta,
             seed=self.seed,
-            private_run=done.release.facts["private"],
+            secret=done.release.facts["private"],
             held_out=False,
         )
 
@@ -398,7 +398,7 @@ class Pate:
         planned = self.mechanism.worst_case(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
-        budget = open_budget(config, ledger, data, planned, store.content(private))
+        budget = open_budget(config, ledger, data, planned, store.content_fingerprint(private))
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.head())
         voters = self._stored.ensemble if self._stored is not None else self._panel

@@ -45,7 +45,7 @@ from pate_torch.students import store as student_store
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import NO_ANSWER, Context, DataSpec
 
-Voters = Callable[[Tensor], Votes]
+VoteFunction = Callable[[Tensor], Votes]
 """PRIVATE. Public points [Q, ...] -> the teachers' votes on them."""
 
 Classifier = Callable[[Tensor], Tensor]
@@ -123,7 +123,7 @@ class PrivateLabeler:
 
     def __init__(
         self,
-        voters: Ensemble | Voters,
+        voters: Ensemble | VoteFunction,
         *,
         mechanism: Mechanism,
         budget: Budget,
@@ -134,7 +134,7 @@ class PrivateLabeler:
         spec: DataSpec | None = None,
         owns_ledger: bool = False,
     ) -> None:
-        self._voters: Voters = voters.votes if isinstance(voters, Ensemble) else voters
+        self._voters: VoteFunction = voters.votes if isinstance(voters, Ensemble) else voters
         if spec is None and not isinstance(voters, Ensemble):
             raise checks.fail("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
         self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]

@@ -93,7 +93,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             return release_store.digests(written)
 
         labels = aggregation.label(
-            votes=voters.sensitive,
+            sensitive=voters.sensitive,
             pool=data.pool,
             spec=data.spec,
             mechanism=config.mechanism,
@@ -136,8 +136,8 @@ class _Guide:
         task = replace(task, guide=self.kept)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
         now = self.voters.for_round(self.student)
-        votes = None if now is self.voters else now.sensitive
-        return RoundState(self.student.probabilities(data.pool.x), votes, now.feature_PD)
+        sensitive = None if now is self.voters else now.sensitive
+        return RoundState(self.student.probabilities(data.pool.x), sensitive, now.feature_PD)
 
 
 def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
@@ -154,6 +154,8 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     declared = config.voters.declared(data)
     pool = tensor_digest(data.pool.x)
     same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
+    # A switch is named where it is on, so that a mechanism that gets a new one leaves the same record as before.
+    named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
         "key": release_store.key(same),
         "dataset": data.spec.name,
@@ -161,7 +163,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "teachers_id": voters.id,
         "num_teachers": config.num_teachers,
         "mechanism": config.mechanism.name,
-        "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
+        "parameters": named,
         "noise": config.privacy.noise,
         "private": run.budget.secret,
         "query": config.query.name,
@@ -254,8 +256,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     if trained is None:
         report = _report(run, release)
         write_release(run.release_dir, report)
-        if not run.config.quiet:
-            show_closing(report, places={"Released": run.release_dir})
+        show_closing(report, places={"Released": run.release_dir})
         return report
     name, student = trained
     owner.save_votes(run, release)

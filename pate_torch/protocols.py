@@ -116,11 +116,11 @@ class Mechanism(Protocol):
         """Events of a whole release at its worst."""
         ...
 
-    def release(self, votes: Any, noise: Any, context: Context) -> Answers:
+    def release(self, sensitive: Any, noise: Any, context: Context, /) -> Answers:
         """Answers of one round, marked by the source of the noise (``NoiseSource.marked``): others are not released.
 
         Args:
-            votes: ``Votes``, or what records say where the mechanism is for these.
+            sensitive: ``Votes``, or what records say where the mechanism is for these.
             noise: Noise that was paid for.
             context: What may be known besides the votes.
         """

@@ -2,6 +2,9 @@
 
 Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
 what their owner says. Only a mechanism opens one, and only where it is priced for no less.
+
+All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.Records``) lie with their
+voters.
 """
 
 from __future__ import annotations

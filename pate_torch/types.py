@@ -1,7 +1,7 @@
 """Value types of the pipeline, in the order the data flow; private ones never show their content.
 
-Shape letters, used in names: N private records, K teachers, S shard capacity, Q queries,
-P public points, C classes, A Renyi orders, B batch, D features. ``votes_QC`` is a [Q, C] tensor.
+Shape letters, used in names (all of them in NOTATION.md): N private records, K teachers, S capacity of a shard, P
+public points, Q questions, R rounds, C classes, D features, B batch. ``votes_QC`` is a [Q, C] tensor.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PublicPool:
     """Public points without labels.
 
     Attributes:
-        x: As in PrivateData, [Q, ...].
+        x: As in PrivateData, [P, ...].
         split: The share of the owner's file that these were, before the owner made it public; 0 where they came from
             elsewhere.
     """

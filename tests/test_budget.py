@@ -363,7 +363,7 @@ def label(door, folder, **changes):
         return release_store.digests(written[-1])
 
     given = {
-        "votes": votes(6),
+        "sensitive": votes(6),
         "pool": POOL,
         "spec": SPEC,
         "mechanism": Gnmax(sigma=20.0),
@@ -414,7 +414,7 @@ def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, l
     head = ledger.head()
     other = dataclasses.replace(votes(6), sensitivity=dataclasses.replace(votes().sensitivity, adjacency="replace_one"))
     with pytest.raises(ValueError, match=r"adjacency='replace_one'.*account's \(add_remove\)"):
-        label(budget(ledger), tmp_path / "out", votes=other)
+        label(budget(ledger), tmp_path / "out", sensitive=other)
     assert ledger.head() == head
 
 
@@ -720,14 +720,15 @@ def test_answers_without_a_draw_are_not_admitted(ledger):
     [
         (Votes(torch.tensor([[3, 1]] * 2), 4, Sensitivity(l1=4.0, l2=2.0, linf=1.0)), Gnmax(sigma=3.0), "sensitivity"),
         (Votes(torch.tensor([[3, 1]] * 2), 4), Gnmax(sigma=3.0, noise="discrete"), "noise"),
+        (Votes(torch.tensor([[3, 1]] * 3), 4), Gnmax(sigma=3.0), "votes=3: must cover all 2 public points"),
     ],
-    ids=["sensitivity", "noise"],
+    ids=["sensitivity", "noise", "points"],
 )
 def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     with pytest.raises(ValueError, match=words):
         aggregation.label(
-            votes=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
+            sensitive=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
             budget=budget(ledger), num_queries=2, seed=0,
         )  # fmt: skip
     assert spent(ledger) == 0

@@ -68,29 +68,29 @@ def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
 
     Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
     """
-    facts, left = _split(events, delta)
-    values = dict(_routes(facts, left))
+    smooth, left = _split(events, delta)
+    values = dict(_routes(smooth, left))
     if not values:
         raise _too_small(delta, delta - left)
     return values
 
 
 @functools.lru_cache(maxsize=256)  # a report asks for the same totals many times
-def _routes(facts: tuple[Event, ...], left: float) -> Mapping[str, float]:
-    if not facts:
+def _routes(smooth: tuple[Event, ...], left: float) -> Mapping[str, float]:
+    if not smooth:
         return {NO_ROUTE: 0.0}
     values: dict[str, float] = {}
     if left > 0:
-        mu = gdp.total_mu(facts)
+        mu = gdp.total_mu(smooth)
         if mu is not None:
             values["gdp"] = gdp.epsilon(mu, left)
-        elif pld.priceable(facts):
-            values["pld"] = pld.epsilon(facts, left)
-        values["rdp"] = rdp.epsilon(facts, left)
-        rho = total_rho(facts)
+        elif pld.priceable(smooth):
+            values["pld"] = pld.epsilon(smooth, left)
+        values["rdp"] = rdp.epsilon(smooth, left)
+        rho = total_rho(smooth)
         if rho is not None:
             values["zcdp"] = rho + 2 * math.sqrt(rho * -math.log(left))
-    pure = total_pure(facts)
+    pure = total_pure(smooth)
     if pure is not None:
         values["pure"] = pure
     if any(math.isnan(value) for value in values.values()):
@@ -102,17 +102,17 @@ def delta(events: Iterable[Event], epsilon: float) -> float:
     """The smallest delta of a release with these events, fixed beforehand, at this epsilon; Delta events included."""
     checks.non_negative("epsilon", epsilon)
     merged_events = merged(events)
-    facts = tuple(e for e in merged_events if not isinstance(e, Delta))
+    smooth = tuple(e for e in merged_events if not isinstance(e, Delta))
     failure = _failure(merged_events)
-    if not facts:
+    if not smooth:
         return min(1.0, failure)
-    values = [rdp.delta(facts, epsilon)]
-    mu = gdp.total_mu(facts)
+    values = [rdp.delta(smooth, epsilon)]
+    mu = gdp.total_mu(smooth)
     if mu is not None:
         values.append(gdp.delta(epsilon, mu))
-    elif pld.priceable(facts):
-        values.append(pld.delta(facts, epsilon))
-    pure = total_pure(facts)
+    elif pld.priceable(smooth):
+        values.append(pld.delta(smooth, epsilon))
+    pure = total_pure(smooth)
     if pure is not None and pure <= epsilon:
         values.append(0.0)
     return min(1.0, failure + min(values))

@@ -1,4 +1,4 @@
-"""Privacy events: what a mechanism *did*, as a small closed set of frozen facts; never an epsilon.
+"""Privacy events: what a mechanism *did*, as a small closed set of frozen dataclasses; never an epsilon.
 
 A mechanism compiles to events and the accountant composes events, so a new mechanism needs no change there.
 Every event prices the change of one privacy unit (one teacher's vote moves in every query at once; see
@@ -155,7 +155,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Equal facts joined into one with their counts summed, zero counts dropped, in order of first appearance.
+    """Equal events joined into one with their counts summed, zero counts dropped, in order of first appearance.
 
     Every route starts here, so this is where anything but an event is refused: never priced as zero.
 

@@ -115,12 +115,12 @@ class Filter:
             kind: "gdp" or "rdp"; None: whichever suits.
             delta_reserve: None: half of delta if the plan has Delta events, else 0.
         """
-        facts = merged(planned)
-        smooth = tuple(e for e in facts if not isinstance(e, Delta))
+        merged_events = merged(planned)
+        smooth = tuple(e for e in merged_events if not isinstance(e, Delta))
         if kind is None:
             kind = "gdp" if all(isinstance(e, Gaussian) for e in smooth) else "rdp"
         if delta_reserve is None:
-            delta_reserve = delta / 2 if len(smooth) < len(facts) else 0.0
+            delta_reserve = delta / 2 if len(smooth) < len(merged_events) else 0.0
         order = None
         if kind == "rdp":
             checks.positive("budget_epsilon", epsilon)
@@ -149,9 +149,9 @@ class Filter:
         Raises:
             ValueError: An event this filter cannot bound.
         """
-        facts = merged(events)
-        smooth = tuple(e for e in facts if not isinstance(e, Delta))
-        failure = math.fsum(e.count * e.delta for e in facts if isinstance(e, Delta))
+        merged_events = merged(events)
+        smooth = tuple(e for e in merged_events if not isinstance(e, Delta))
+        failure = math.fsum(e.count * e.delta for e in merged_events if isinstance(e, Delta))
         return Spend(math.fsum(e.count * self._unit(e) for e in smooth), failure)
 
     def admits(self, spent: Spend, new: Spend) -> bool:

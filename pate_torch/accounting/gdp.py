@@ -76,10 +76,10 @@ def mu(epsilon: float, delta: float) -> float:
 
 def total_mu(events: Iterable[Event]) -> float | None:
     """The mu of the composed events when all are Gaussian (Delta events aside), else None; 0 for none."""
-    facts = [e for e in merged(events) if not isinstance(e, Delta)]
-    if not all(isinstance(e, Gaussian) for e in facts):
+    smooth = [e for e in merged(events) if not isinstance(e, Delta)]
+    if not all(isinstance(e, Gaussian) for e in smooth):
         return None
-    return math.sqrt(math.fsum(e.count * e.mu**2 for e in facts if isinstance(e, Gaussian)))
+    return math.sqrt(math.fsum(e.count * e.mu**2 for e in smooth if isinstance(e, Gaussian)))
 
 
 def pure_to_mu(epsilon: float) -> float:

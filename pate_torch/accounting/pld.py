@@ -22,37 +22,38 @@ _ROUNDING = 1e-14  # of delta, per composition: k-fold powers of a transform car
 
 def priceable(events: Iterable[Event]) -> bool:
     """Whether a loss distribution is known for every event and the grid is affordable (a few seconds)."""
-    facts = _facts(events)
-    return all(isinstance(e, Gaussian | Laplace | PureDP | BoundedRange) for e in facts) and (
-        not facts or 2 * _reach(facts) / _interval(facts) <= _CELLS
+    smooth = _smooth(events)
+    return all(isinstance(e, Gaussian | Laplace | PureDP | BoundedRange) for e in smooth) and (
+        not smooth or 2 * _reach(smooth) / _interval(smooth) <= _CELLS
     )
 
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
     """Epsilon of the composed events at delta, rounded up; infinite where rounding errors could reach delta."""
     checks.delta("delta", delta)
-    facts = _facts(events)
-    safe = delta - _rounding(facts)
+    smooth = _smooth(events)
+    safe = delta - _rounding(smooth)
     if safe < 0.999 * delta:
         return math.inf
-    return float(_composed(facts).get_epsilon_for_delta(safe)) if facts else 0.0
+    return float(_composed(smooth).get_epsilon_for_delta(safe)) if smooth else 0.0
 
 
 def delta(events: Iterable[Event], epsilon: float) -> float:
     """Delta of the composed events at epsilon, rounded up."""
     checks.non_negative("epsilon", epsilon)
-    facts = _facts(events)
-    if not facts:
+    smooth = _smooth(events)
+    if not smooth:
         return 0.0
-    return min(1.0, max(0.0, float(_composed(facts).get_delta_for_epsilon(epsilon))) + _rounding(facts))
+    return min(1.0, max(0.0, float(_composed(smooth).get_delta_for_epsilon(epsilon))) + _rounding(smooth))
 
 
-def _facts(events: Iterable[Event]) -> tuple[Event, ...]:
+def _smooth(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events without Delta."""
     return tuple(e for e in merged(events) if not isinstance(e, Delta))
 
 
-def _rounding(facts: tuple[Event, ...]) -> float:
-    return _ROUNDING * sum(1 if isinstance(e, Gaussian) else e.count for e in facts)
+def _rounding(smooth: tuple[Event, ...]) -> float:
+    return _ROUNDING * sum(1 if isinstance(e, Gaussian) else e.count for e in smooth)
 
 
 def _ratio(event: Event) -> float:
@@ -69,17 +70,17 @@ def _ratio(event: Event) -> float:
     raise checks.fail("event", event, "has no privacy loss distribution; use the RDP route")
 
 
-def _reach(facts: tuple[Event, ...]) -> float:
+def _reach(smooth: tuple[Event, ...]) -> float:
     """Where the composed loss has about all its mass."""
-    variance = math.fsum(e.count * _ratio(e) ** 2 for e in facts)
-    pure = math.inf if any(isinstance(e, Gaussian) for e in facts) else math.fsum(e.count * _ratio(e) for e in facts)
+    variance = math.fsum(e.count * _ratio(e) ** 2 for e in smooth)
+    pure = math.inf if any(isinstance(e, Gaussian) for e in smooth) else math.fsum(e.count * _ratio(e) for e in smooth)
     return min(pure, variance / 2 + 9 * math.sqrt(variance))
 
 
-def _interval(facts: tuple[Event, ...]) -> float:
+def _interval(smooth: tuple[Event, ...]) -> float:
     """Grid step: fine against the smallest loss, and a divisor of the commonest pure loss, which then is exact."""
-    step = min(_INTERVAL, min(_ratio(e) for e in facts) / 4)
-    pure = [e for e in facts if isinstance(e, PureDP | BoundedRange)]
+    step = min(_INTERVAL, min(_ratio(e) for e in smooth) / 4)
+    pure = [e for e in smooth if isinstance(e, PureDP | BoundedRange)]
     if pure:
         loss = _ratio(max(pure, key=lambda e: e.count))
         step = loss / math.ceil(loss / step)
@@ -87,14 +88,14 @@ def _interval(facts: tuple[Event, ...]) -> float:
 
 
 @lru_cache(maxsize=32)
-def _composed(facts: tuple[Event, ...]) -> Any:
+def _composed(smooth: tuple[Event, ...]) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    if not priceable(facts):
-        raise checks.fail("events", facts, "have no affordable privacy loss distribution", "Use the RDP route.")
-    step = _interval(facts)
+    if not priceable(smooth):
+        raise checks.fail("events", smooth, "have no affordable privacy loss distribution", "Use the RDP route.")
+    step = _interval(smooth)
     total = library.identity(value_discretization_interval=step)
-    for event in facts:
+    for event in smooth:
         match event:
             case Gaussian():
                 part = library.from_gaussian_mechanism(

@@ -105,23 +105,23 @@ def conversion(orders: ArrayLike, delta: float) -> Array:
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
     """Epsilon of the composed events by the best *real* order (by the best common order if a curve is tabulated)."""
-    facts = merged(events)
-    tables = [set(e.orders) for e in facts if isinstance(e, RdpCurve)]
+    merged_events = merged(events)
+    tables = [set(e.orders) for e in merged_events if isinstance(e, RdpCurve)]
     if tables:
         common = sorted(set.intersection(*tables))
-        return to_epsilon(common, curve(facts, common), delta) if common else math.inf
-    return max(0.0, _refine(lambda a: curve(facts, a) + conversion(a, delta)))
+        return to_epsilon(common, curve(merged_events, common), delta) if common else math.inf
+    return max(0.0, _refine(lambda a: curve(merged_events, a) + conversion(a, delta)))
 
 
 def delta(events: Iterable[Event], epsilon: float) -> float:
     """Delta of the composed events at this epsilon, by the best real order (or tabulated one)."""
-    facts = merged(events)
-    tables = [set(e.orders) for e in facts if isinstance(e, RdpCurve)]
+    merged_events = merged(events)
+    tables = [set(e.orders) for e in merged_events if isinstance(e, RdpCurve)]
     if tables:
         common = sorted(set.intersection(*tables))
-        return to_delta(common, curve(facts, common), epsilon) if common else 1.0
+        return to_delta(common, curve(merged_events, common), epsilon) if common else 1.0
     checks.non_negative("epsilon", epsilon)
-    return math.exp(min(0.0, _refine(lambda a: _log_delta(a, curve(facts, a), epsilon))))
+    return math.exp(min(0.0, _refine(lambda a: _log_delta(a, curve(merged_events, a), epsilon))))
 
 
 def _log_delta(a: Array, r: Array, epsilon: float) -> Array:

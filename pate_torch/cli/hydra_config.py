@@ -28,7 +28,7 @@ from pate_torch.voters.base import Voters
 from pate_torch.voters.votes_file import VotesFile
 
 
-def plan(cfg: DictConfig, folder: Path) -> RunConfig:
+def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     """The components that ``cfg`` names.
 
     Raises:

@@ -59,8 +59,9 @@ def _train(cfg: DictConfig) -> None:
     from pate_torch.cli import hydra_config
 
     try:
-        plan, study = hydra_config.plan(cfg, Path(HydraConfig.get().runtime.output_dir)), hydra_config.study(cfg)
-        pipeline.run(plan) if study is None else study.run(plan)
+        config = hydra_config.run_config(cfg, Path(HydraConfig.get().runtime.output_dir))
+        study = hydra_config.study(cfg)
+        pipeline.run(config) if study is None else study.run(config)
     except (ValueError, FloatingPointError, OSError, SafetensorError) as error:
         if _full or isinstance(error, BrokenPipeError):
             raise

@@ -56,7 +56,7 @@ def checked_root(root: object) -> Path:
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """Hold a run's folder for this process alone; what a killed run left half written there is gone.
 
     Raises:

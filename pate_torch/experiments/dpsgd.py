@@ -34,7 +34,7 @@ from pate_torch.accounting import calibration
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
 from pate_torch.config import RunConfig, refuse_adjacency
-from pate_torch.context import claimed, open_budget
+from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.core.rng import torch_stream
@@ -123,10 +123,10 @@ class DpSgd:
                 stages.say(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
             root = self._root(plan, data, stages)
             plan = dataclasses.replace(plan, root=root)
-            with claimed(plan), Ledger(plan.ledger_path) as ledger:
+            with holding(plan), Ledger(plan.ledger_path) as ledger:
                 release_store.refuse_used_folder(plan.folder)
                 store = TeacherStore(root)
-                fingerprint = store.content(everyone)
+                fingerprint = store.content_fingerprint(everyone)
                 budget = open_budget(plan, ledger, data, events, fingerprint, kind="torch")
                 release = plan.folder / "release"
                 with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:

@@ -196,7 +196,7 @@ class Liu2021Table4:
         seed = plan.seed + split
         mechanism: Any = Gaussian(sigma=ask.sigma)
         release = aggregation.label(
-            votes=votes,
+            sensitive=votes,
             pool=data.pool,
             spec=data.spec,
             mechanism=mechanism,

@@ -245,9 +245,9 @@ def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) 
     """The encoder followed by one mean-shift step among the raw public points (``networks.MeanShift``); 0: alone."""
     if neighbors == 0:
         return encoder
-    place_PD = encode(encoder, x_P, spec)
-    moved = networks.MeanShift(len(place_PD), place_PD.shape[1], neighbors)
-    moved.place_PD.copy_(place_PD)
+    feature_PD = encode(encoder, x_P, spec)
+    moved = networks.MeanShift(len(feature_PD), feature_PD.shape[1], neighbors)
+    moved.place_PD.copy_(feature_PD)
     return nn.Sequential(encoder, networks.L2Normalize(), moved.to(_device(encoder)))
 
 

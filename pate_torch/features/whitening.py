@@ -27,19 +27,19 @@ class Whitening:
     radius: float
 
     @classmethod
-    def of(cls, place_PD: Tensor, ridge: float) -> Whitening:
+    def of(cls, feature_PD: Tensor, ridge: float) -> Whitening:
         """The public points' own; the clipping norm is their median length."""
-        center_D = place_PD.mean(0)
-        centered_PD = (place_PD - center_D).double()
+        center_D = feature_PD.mean(0)
+        centered_PD = (feature_PD - center_D).double()
         values_D, axis_DD = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
         values_D = values_D.clamp(min=0)
         axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
         unbounded = cls(center_D, axis_DD, math.inf)
-        return replace(unbounded, radius=float(unbounded(place_PD).norm(dim=1).median()))
+        return replace(unbounded, radius=float(unbounded(feature_PD).norm(dim=1).median()))
 
-    def __call__(self, place_PD: Tensor) -> Tensor:
+    def __call__(self, feature_PD: Tensor) -> Tensor:
         """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""
-        return F.pad((place_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
+        return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
         """The model linear in whitened features and their 1, as one linear in the features themselves."""
@@ -47,7 +47,7 @@ class Whitening:
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors)
 
-    def bounded(self, place_PD: Tensor) -> Tensor:
+    def bounded(self, feature_PD: Tensor) -> Tensor:
         """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1]."""
-        z_PD = self(place_PD).double() / self.radius
+        z_PD = self(feature_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)

@@ -103,7 +103,7 @@ def composed(settings: Sequence[str]) -> RunConfig:
     if not any(setting.startswith("dataset=") for setting in settings):
         return build(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
-    return hydra_config.plan(cfg, Path(cfg.paths.run))
+    return hydra_config.run_config(cfg, Path(cfg.paths.run))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

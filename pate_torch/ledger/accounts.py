@@ -113,9 +113,9 @@ class Account:
         if not self.private:
             return None
         terms = {"adjacency": self.adjacency, "unit": self.unit}
-        facts = merged(events)
-        if sum(event.count * event.delta for event in facts if isinstance(event, Delta)) < self.delta:
-            composed = epsilon(facts, self.delta, **terms)
+        merged_events = merged(events)
+        if sum(event.count * event.delta for event in merged_events if isinstance(event, Delta)) < self.delta:
+            composed = epsilon(merged_events, self.delta, **terms)
             if composed.epsilon <= self.budget_epsilon or (not capped and math.isfinite(composed.epsilon)):
                 return composed
         if not capped:
@@ -153,7 +153,7 @@ class Charge:
         insecure: Whether its noise was seeded or off.
         what: What it is, in words.
         run: The run that made it.
-        fingerprint: Digest of the private data's content.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
         committed: Whether the answers are written down.
         suspended: Whether it waits to be resumed.
         state: Hash of where it stood then.

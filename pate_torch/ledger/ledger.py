@@ -269,7 +269,7 @@ class Ledger:
         Args:
             account: By name.
             events: Events of the worst case.
-            fingerprint: Digest of the private data's content.
+            fingerprint: Content fingerprint of the records, or of votes in their place.
             mechanism: Name of the mechanism that will draw the noise.
             run: The run that makes the release.
             what: What is released, in words.

@@ -60,13 +60,11 @@ class VoteMechanism:
         Raises:
             ValueError: The plan cannot work; the message says what would.
         """
-        checks.integer("num_queries", num_queries, low=0)
         if num_teachers == 0:
             raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
                               "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
-        checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
-        checks.integer("rounds", rounds, low=1)
+        _check_questions(num_queries, num_classes, rounds)
 
     @property
     def priced_for(self) -> Sensitivity:
@@ -74,13 +72,13 @@ class VoteMechanism:
         return ONE_VOTE
 
     @final
-    def release(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
+    def release(self, sensitive: Any, noise: NoiseSource, context: Context) -> Answers:
         """Answer through noise: what ``draw`` returns, marked by the source with what paid for it.
 
         Raises:
             ValueError: The value's type or sensitivity, or the kind of noise, is not the one that was priced.
         """
-        return noise.marked(self.draw(self._opened(votes, noise), noise, context))
+        return noise.marked(self.draw(self._opened(sensitive, noise), noise, context))
 
     def draw(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
         """The answers, with noise from ``noise`` alone, and the events they incurred."""
@@ -90,8 +88,8 @@ class VoteMechanism:
         """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
         return None
 
-    def _opened(self, value: Any, noise: NoiseSource) -> Any:
-        """``value``, which must be what was priced, and the noise of the kind that was priced."""
+    def _opened(self, sensitive: Any, noise: NoiseSource) -> Any:
+        """``sensitive``, which must be what was priced, and the noise of the kind that was priced."""
         if noise.kind != self.noise:
             raise checks.fail(
                 "noise.kind",
@@ -99,11 +97,11 @@ class VoteMechanism:
                 f"must be {self.noise!r}, the kind {self.name} was priced for",
                 "Build both from the top-level key noise.",
             )
-        if not isinstance(value, self.takes):
-            who = "teachers" if isinstance(value, Votes) else type(value).__name__.lower()
+        if not isinstance(sensitive, self.takes):
+            who = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
             raise checks.fail("voters", who, f"cannot go with mechanism={self.name}", self._wants())
-        refuse_unpriced(value.sensitivity, self.priced_for, self.name)
-        return value
+        refuse_unpriced(sensitive.sensitivity, self.priced_for, self.name)
+        return sensitive
 
     def _wants(self) -> str:
         return "Use voters=teachers."
@@ -161,7 +159,7 @@ class RecordMechanism(VoteMechanism):
             what = f"{self.makes} of records, not votes of {num_teachers} teachers"
             fix = f"Use voters={self.voters}, or mechanism=gaussian for teachers."
             raise checks.fail("mechanism", self.name, what, fix)
-        super().check(num_queries=num_queries, num_teachers=1, num_classes=num_classes, rounds=rounds)
+        _check_questions(num_queries, num_classes, rounds)
 
     def _wants(self) -> str:
         return f"Use voters={self.voters}."
@@ -170,3 +168,10 @@ class RecordMechanism(VoteMechanism):
         """Of so many tables with ``times`` sigma of noise."""
         mu = self.priced_for.l2 / (times * self.sigma)
         return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)
+
+
+def _check_questions(num_queries: int, num_classes: int, rounds: int) -> None:
+    """Refuse what no mechanism can answer, whoever votes."""
+    checks.integer("num_queries", num_queries, low=0)
+    checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
+    checks.integer("rounds", rounds, low=1)

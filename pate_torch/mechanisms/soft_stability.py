@@ -72,15 +72,15 @@ class SoftStability(SparseVector):
     ) -> tuple[Tensor, tuple[Event, ...]]:
         """The scores of a prefix, NaN for none, and what they cost."""
         device, size = counts_SV.device, len(counts_SV)
-        plan = self.calibration(context.num_queries, num_classes)
+        calibration = self.calibration(context.num_queries, num_classes)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
         padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
-        noisy_S = distance(counts_SV) + noise.laplace((size,), 2 * plan.scale, device)
-        noisy_shifted_S = distance(padded_SV) + noise.laplace((size,), 2 * plan.scale, device)
+        noisy_S = distance(counts_SV) + noise.laplace((size,), 2 * calibration.scale, device)
+        noisy_shifted_S = distance(padded_SV) + noise.laplace((size,), 2 * calibration.scale, device)
         score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
-        blocks = Blocks(plan, noise, device, context)
+        blocks = Blocks(calibration, noise, device, context)
         start = 0
         while start < size and not blocks.stopped:
             place = blocks.next_failure(noisy_S, start)

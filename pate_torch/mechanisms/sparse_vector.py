@@ -150,14 +150,15 @@ class SparseVector(VoteMechanism):
             ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        plan = self.calibration(num_queries, num_classes)
-        if num_teachers < plan.teachers_needed:
+        calibration = self.calibration(num_queries, num_classes)
+        if num_teachers < calibration.teachers_needed:
             raise checks.fail(
                 "num_teachers",
                 num_teachers,
-                f"must be at least {plan.teachers_needed} for mechanism={self.name}: at epsilon={self.epsilon:g}, "
-                f"delta={self.delta:g}, max_failures={self.max_failures}, {num_queries} queries "
-                f"it needs lambda={plan.scale:.1f} and w={plan.threshold:.1f}, and only a gap above 2w passes",
+                f"must be at least {calibration.teachers_needed} for mechanism={self.name}: at "
+                f"epsilon={self.epsilon:g}, delta={self.delta:g}, max_failures={self.max_failures}, "
+                f"{num_queries} queries it needs lambda={calibration.scale:.1f} and w={calibration.threshold:.1f}, "
+                "and only a gap above 2w passes",
                 "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
             )
 
@@ -177,14 +178,14 @@ class Blocks:
     """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
 
     Args:
-        plan: The scales.
+        calibration: The scales.
         noise: Draws the thresholds, and keeps the present one.
         device: Device of the noisy distances.
         context: Says whether this is the release's first call.
     """
 
-    def __init__(self, plan: Calibration, noise: NoiseSource, device: torch.device, context: Context) -> None:
-        self._plan, self._noise, self._device, self._kept = plan, noise, device, noise.kept
+    def __init__(self, calibration: Calibration, noise: NoiseSource, device: torch.device, context: Context) -> None:
+        self._calibration, self._noise, self._device, self._kept = calibration, noise, device, noise.kept
         if context.turn == 0:
             assert not context.answered and not context.failures
             self._kept.clear()
@@ -211,15 +212,15 @@ class Blocks:
     @property
     def stopped(self) -> bool:
         """Whether the last failure allowed has happened."""
-        return self._kept["failures"] >= self._plan.blocks
+        return self._kept["failures"] >= self._calibration.blocks
 
     def threshold(self) -> float:
         """The noisy threshold w_hat of the present block."""
         assert not self.stopped
         if "threshold" not in self._kept:
             self._kept["blocks"] += 1
-            noise = self._noise.laplace((1,), self._plan.scale, self._device)
-            self._kept["threshold"] = self._plan.threshold + float(noise)
+            noise = self._noise.laplace((1,), self._calibration.scale, self._device)
+            self._kept["threshold"] = self._calibration.threshold + float(noise)
         return self._kept["threshold"]
 
     def fail(self) -> None:

@@ -29,10 +29,10 @@ class Stability(SparseVector):
     def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
         """Answer until the T-th failure."""
         device = votes.counts_QC.device
-        plan = self.calibration(context.num_queries)
-        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * plan.scale, device)
+        calibration = self.calibration(context.num_queries)
+        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * calibration.scale, device)
         label_Q = votes.plurality()
-        blocks = Blocks(plan, noise, device, context)
+        blocks = Blocks(calibration, noise, device, context)
         start = 0
         while start < len(votes) and not blocks.stopped:
             query = blocks.next_failure(noisy_Q, start)

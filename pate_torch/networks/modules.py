@@ -73,7 +73,7 @@ class MeanShift(nn.Module):
     def __init__(self, points: int, width: int, neighbors: int) -> None:
         super().__init__()
         self.neighbors = min(neighbors, points)
-        self.register_buffer("place_PD", torch.zeros(points, width))
+        self.register_buffer("place_PD", torch.zeros(points, width))  # the features; students on disk hold this name
         self.place_PD: Tensor
 
     def forward(self, x_BD: Tensor) -> Tensor:

@@ -180,7 +180,7 @@ class Composer:
         cfg = copy.deepcopy(self._composed[groups])
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
-        plan = composer.plan(cfg, Path("."))
+        plan = composer.run_config(cfg, Path("."))
         if not plan.num_teachers and not plan.voters.releases_model:
             fix = "Set privacy.target_epsilon in train.py to have its noise found."
             raise checks.fail("voters", plan.voters.name, "has no teachers to plan", fix)

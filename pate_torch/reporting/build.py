@@ -22,7 +22,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import CHOICE, Account, Ledger
 from pate_torch.protocols import Student
-from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reservation
+from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import NO_ANSWER, Dataset, Release
@@ -165,14 +165,16 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
     }
 
 
-def _part(account: Account, identity: str, charge: Charge, now: bool) -> Reservation:
+def _part(account: Account, identity: str, charge: Charge, now: bool) -> ChargedRelease:
     """One reservation: what it paid for, and its own guarantee."""
     alone = replace(account, private=not charge.insecure)  # its noise is its own; the cap is the account's
     guarantee = alone.claim(charge.planned, capped=account.private)
     what = charge.what if charge.committed or now else f"{charge.what}, interrupted: charged at its worst case"
     if guarantee is None:
-        return Reservation(release_id=identity, what=f"{what}, {NOT_PRIVATE}: seeded noise", now=now)
-    return Reservation(release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now)
+        return ChargedRelease(release_id=identity, what=f"{what}, {NOT_PRIVATE}: seeded noise", now=now)
+    return ChargedRelease(
+        release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now
+    )
 
 
 def public_seconds(seconds: Mapping[str, float], voters: VotersDescription, *, chosen: bool) -> dict[str, float]:

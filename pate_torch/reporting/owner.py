@@ -246,7 +246,7 @@ def attack_student(
     events: Iterable[Event],
     delta: float,
     seed: int,
-    private_run: bool,
+    secret: bool,
     held_out: bool,
 ) -> Membership:
     """PRIVATE. The attack on the released student, beside the bound on any attack by its price.
@@ -260,11 +260,11 @@ def attack_student(
         events: Everything that the student cost.
         delta: The account's delta.
         seed: Seeds the halving of the records.
-        private_run: Whether the noise was secret; else no bound holds.
+        secret: Whether the noise was secret; else no bound holds.
         held_out: See ``Membership``.
     """
     bound = by_plan = None
-    if private_run:
+    if secret:
         planned = tuple(events)
         bound = advantage_bound(accounting.epsilon(planned, delta).epsilon, delta)
         by_plan = min(bound, accounting.delta(planned, 0.0))
@@ -349,7 +349,7 @@ def examine(
         events=claim.planned,
         delta=facts["delta"],
         seed=config.seed,
-        private_run=claim.private,
+        secret=claim.private,
         held_out=run.loaded.others is not None,
     )
     if run.board is not None:

@@ -19,7 +19,7 @@ from pate_torch.core.files import write_whole
 from pate_torch.core.progress import clock
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.intervals import percent
-from pate_torch.reporting.report import ReleaseReport, Reservation
+from pate_torch.reporting.report import ChargedRelease, ReleaseReport
 
 SCHEMA_VERSION = 2
 """2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
@@ -92,7 +92,7 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
     }
 
 
-def _listed(part: Reservation) -> dict[str, Any]:
+def _listed(part: ChargedRelease) -> dict[str, Any]:
     return {
         "release_id": part.release_id,
         "what": part.what,

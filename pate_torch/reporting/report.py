@@ -81,7 +81,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
+class ChargedRelease:
     """What the account paid for once: something released from the private data, in this folder or elsewhere.
 
     Attributes:
@@ -195,9 +195,9 @@ class ReleaseReport:
     epsilon_charged: float | None = None
     epsilon_charged_ex_post: float | None = None
     charged_accountant: str | None = None
-    parts: tuple[Reservation, ...] = ()
+    parts: tuple[ChargedRelease, ...] = ()
     budget_epsilon: float | None = None
-    other_releases: tuple[Reservation, ...] = ()
+    other_releases: tuple[ChargedRelease, ...] = ()
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     noise: str = "torch"
     declared_size: int | None = None
@@ -421,7 +421,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, Baseline | Examples | Reservation | VotersDescription):
+    elif isinstance(value, Baseline | Examples | ChargedRelease | VotersDescription):
         for item in fields(value):
             inner = getattr(value, item.name)
             if not isinstance(inner, np.ndarray):  # checked by Examples

@@ -6,7 +6,7 @@ The ensemble's plurality need not lie near any single hypothesis of the class; v
 from __future__ import annotations
 
 import functools
-import threading
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,18 +60,19 @@ class Ensemble:
         Raises:
             ValueError: There are no labels.
         """
-        lock = threading.Lock()
+        logged: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def join(k: int, progress: Progress) -> Student:
             def tell(tag: str, value: float, step: int) -> None:
-                with lock:
-                    log(f"{tag}/{k}", value, step)
+                logged[k].append((f"{tag}/{k}", value, step))
 
             # The first is the student alone: it starts from the features that chose the questions.
             told = self._resampled(task, seed, k)
             return self.member.fit(told, seed=rng.member(seed, k), device=device, progress=progress, log=tell)
 
         students = side_by_side([functools.partial(join, k) for k in range(self.members)], device, progress)
+        for tag, value, step in itertools.chain(*logged):  # one after the other: threads come in any order
+            log(tag, value, step)
         spec, design = task.spec, students[0].network
         description = networks.describe(
             "voting",

@@ -36,12 +36,12 @@ def propagate(
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:
-        place_PD = encode(feature_extractor(before.module), x_P, spec)
+        feature_PD = encode(feature_extractor(before.module), x_P, spec)
     elif recipe is not None:
-        place_PD = recipe.features(x_P, spec, seed=problem.seed, device=x_P.device)
+        feature_PD = recipe.features(x_P, spec, seed=problem.seed, device=x_P.device)
     else:
-        place_PD = coordinates(x_P, spec)
-    graph = neighbor_graph(placed(place_PD, x_P.device), _NEIGHBORS)
+        feature_PD = coordinates(x_P, spec)
+    graph = neighbor_graph(placed(feature_PD, x_P.device), _NEIGHBORS)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes, device=graph.device)
     seeds_PC[problem.query_Q.to(graph.device)] = problem.target_QC.to(graph.device)
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.

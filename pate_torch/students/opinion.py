@@ -103,6 +103,11 @@ def scale(x_QD: np.ndarray) -> float:
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
+def believable(wrong: float, classes: int) -> float:
+    """The share of wrong labels, held below (C-1)/C: there a label says nothing, and its loss has no gradient."""
+    return min(wrong, 0.95 * (1 - 1 / classes))
+
+
 def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
     """The problem with label posteriors in the place of labels, or as it is where there is no opinion.
 
@@ -121,7 +126,7 @@ def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
         return problem
     surest_Q = said_QC.max(1) >= np.quantile(said_QC.max(1), 1 - _SUREST)
     wrong = float((said_QC.argmax(1) != label_Q)[surest_Q].mean())
-    wrong = min(wrong, 0.95 * (1 - 1 / classes))
+    wrong = believable(wrong, classes)
     spread = wrong / (classes - 1)
     likelihood_QC = np.full(said_QC.shape, spread)
     likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - wrong

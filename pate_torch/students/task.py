@@ -18,14 +18,14 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
     Answers given for cells, or by a model, speak for every public point.
     """
     if release.pool_rounds:
-        label_S, share_SC = _everywhere(release)
+        label_Q, share_QC = _everywhere(release)
         rounds = torch.arange(release.pool_rounds)
         return StudentTask(
             spec,
             pool.x,
             torch.arange(len(pool)).repeat(len(rounds)),
-            label_S,
-            posterior_QC=share_SC,
+            label_Q,
+            posterior_QC=share_QC,
             round_Q=rounds.repeat_interleave(len(pool)),
             model=release.model,
         )
@@ -47,13 +47,13 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
 
 
 def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
-    """(label, class shares) of every public point, round after round, [R P] and [R P, C]."""
+    """(label, class shares) of every public point, round after round, [Q] and [Q, C] with Q = R P."""
     if release.score_RPC is not None:
-        share_SC = release.score_RPC.flatten(0, 1).softmax(1)
-        return share_SC.argmax(1), share_SC
+        share_QC = release.score_RPC.flatten(0, 1).softmax(1)
+        return share_QC.argmax(1), share_QC
     assert release.cell_RP is not None and release.noisy is not None
-    cell_S = release.cell_RP.flatten()
-    return release.label_Q[cell_S], class_proportions(release.noisy)[cell_S]
+    cell_Q = release.cell_RP.flatten()
+    return release.label_Q[cell_Q], class_proportions(release.noisy)[cell_Q]
 
 
 def by_round(task: StudentTask) -> list[StudentTask]:

@@ -24,7 +24,7 @@ from pate_torch.core.parallel import one_thread
 from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.students.opinion import doubted
+from pate_torch.students.opinion import believable, doubted
 from pate_torch.types import DataSpec
 
 Objective = Callable[[nn.Module, int], Tensor]
@@ -98,8 +98,7 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
     checks.integer("label", int(label_Q.max()), high=task.spec.num_classes - 1)
     checks.integer("query", int(query_Q.min()), low=0)
     checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
-    # At (C-1)/C a label says nothing: stay below, so that the corrected loss still has a gradient.
-    wrong = min(label_noise, 0.95 * (1 - 1 / task.spec.num_classes))
+    wrong = believable(label_noise, task.spec.num_classes)
     posterior_QC = None if task.posterior_QC is None else _doubted(task.posterior_QC, len(query_Q), wrong).to(device)
     return StudentProblem(
         task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC, task.soft
@@ -316,11 +315,11 @@ class GradientStudent(ABC):
         model = self.initial(problem, description).to(memory_format=torch.channels_last)
         curves: dict[str, list[tuple[int, float]]] = {}
 
-        def record(tag: str, value: float, step: int) -> None:
+        def note(tag: str, value: float, step: int) -> None:
             curves.setdefault(tag, []).append((step, value))
             log(tag, value, step)
 
-        average, notes = Average(model, self.ema), Notes(record)
+        average, notes = Average(model, self.ema), Notes(note)
         with one_thread(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
             self._descend(model, average, self.objective(problem, average, notes), progress, notes)
         module = average.module.to(memory_format=torch.contiguous_format)

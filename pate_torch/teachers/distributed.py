@@ -114,13 +114,13 @@ def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
             tensor[start:stop] = part
 
 
-def share_trunk(trunk: Trunk | None, points: DataSpec) -> Trunk:
+def share_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
     """Rank 0's trunk on every rank (the others pass None): machines differ in the last bits."""
     if trunk is not None and world().size == 1:
         return trunk
     facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
     state = share_tensors(None if trunk is None else trunk.state())
-    return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
+    return Trunk.rebuild(facts, state, input_spec, spec_from(facts["spec"]))
 
 
 def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages) -> Trunk | None:

@@ -32,7 +32,7 @@ Tell = Callable[[float], object]
 BLOCK = 32
 """Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
 
-POINTS = 50
+CURVE_POINTS = 50
 """Points of a private learning curve."""
 
 
@@ -213,7 +213,7 @@ def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sg
 
 def point_of(step: int, steps: int) -> int:
     """The point of the learning curve that a step belongs to."""
-    return step * min(POINTS, steps) // steps
+    return step * min(CURVE_POINTS, steps) // steps
 
 
 def _losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
@@ -245,7 +245,7 @@ def _steps(
     tell: Tell,
 ) -> tuple[Tensor, Tensor]:
     optimizer = make_optimizer(params, recipe)
-    points = min(POINTS, recipe.steps)
+    points = min(CURVE_POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
     for step, (x, y) in enumerate(feed):
         logits = forward(x)

@@ -96,12 +96,12 @@ def _tensors(ensemble: Ensemble) -> dict[str, Tensor]:
     return tensors | {TRUNK + name: value for name, value in state.items()}
 
 
-def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], points: DataSpec) -> Trunk | None:
+def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], input_spec: DataSpec) -> Trunk | None:
     """The trunk, if there is one; its tensors are taken out of ``tensors``."""
     state = {name.removeprefix(TRUNK): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK)}
     if facts is None:
         return None
-    return Trunk.rebuild(facts, state, points, spec_from(facts["spec"]))
+    return Trunk.rebuild(facts, state, input_spec, spec_from(facts["spec"]))
 
 
 def _lock(checkpoints: Path) -> Path:
@@ -143,7 +143,7 @@ class TeacherStore:
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
 
-    def content(self, private: PrivateData) -> str:
+    def content_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         return self.keyed_digest(*(content(tensor) for tensor in (private.x, private.y)))
 

@@ -20,7 +20,7 @@ from pate_torch.core.files import content, private_folder, read_tensors, replaci
 from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, launch, stacked
-from pate_torch.teachers.engine import POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
@@ -94,7 +94,7 @@ def train(
     if recipe.start is not None and trunk is None:
         given = recipe.start.features.name
         raise checks.fail("teacher.start", given, "has no public points to learn from here", "Set teacher.start=null.")
-    points = spec
+    input_spec = spec
     if trunk is not None and recipe.start is not None:
         private, shards = trunk.shards(
             private, shards, start=recipe.start, augment=recipe.augment, seed=seed, device=device
@@ -106,7 +106,7 @@ def train(
     me, groups = distributed.world(), launch.groups(total)
     owner = launch.owners(len(groups), me.size)
     mine = [group for group, rank in zip(groups, owner, strict=True) if rank == me.rank]
-    length = min(POINTS, recipe.steps)
+    length = min(CURVE_POINTS, recipe.steps)
     params = {name: torch.zeros(total, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()}
     curves_KP = {name: torch.zeros(total, length) for name in ("loss", "accuracy")}
     rows_K = params | {f"curve.{name}": curve_KP for name, curve_KP in curves_KP.items()}
@@ -126,7 +126,7 @@ def train(
     _refuse_diverged(curves_KP["loss"], recipe)
     _show_curves(curves_KP, recipe.steps, log, losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-    return Ensemble(network, params, shards.mask_KS.any(1), points, trunk, recipe.memory_gib)
+    return Ensemble(network, params, shards.mask_KS.any(1), input_spec, trunk, recipe.memory_gib)
 
 
 def _train_mine(

@@ -73,26 +73,28 @@ class Trunk:
     Attributes:
         network: Description of the encoder's network.
         encoder: That network without its last layer.
-        points: Facts of its input.
+        input_spec: Facts of its input.
         spec: Facts of its output, ``centered`` over the public points.
     """
 
     network: dict[str, Any]
     encoder: nn.Module
-    points: DataSpec
+    input_spec: DataSpec
     spec: DataSpec
 
     def __post_init__(self) -> None:
         self.encoder.eval().requires_grad_(False)
 
     @classmethod
-    def of(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, points: DataSpec) -> Trunk:
+    def of(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
         """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        raw = cls(network, encoder, points, points)
-        return dataclasses.replace(raw, spec=centered(points, raw.features(pool_x)))
+        raw = cls(network, encoder, input_spec, input_spec)
+        return dataclasses.replace(raw, spec=centered(input_spec, raw.features(pool_x)))
 
     @classmethod
-    def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], points: DataSpec, spec: DataSpec) -> Trunk:
+    def rebuild(
+        cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec, spec: DataSpec
+    ) -> Trunk:
         """The trunk of stored ``facts`` and ``state``.
 
         Raises:
@@ -104,7 +106,7 @@ class Trunk:
             raise ValueError("their features end with a diffusion map, which is gone; train new teachers")
         encoder = remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
-        return cls(facts["network"], encoder, points, spec)
+        return cls(facts["network"], encoder, input_spec, spec)
 
     def facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
@@ -117,7 +119,7 @@ class Trunk:
 
     def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
         """Unit-length features of points [Q, ...] (raw, or normalized before), float32 [Q, D] on the CPU."""
-        return encode(self.encoder.to(device), x, self._as_they_are if normalized else self.points)
+        return encode(self.encoder.to(device), x, self._as_they_are if normalized else self.input_spec)
 
     def shards(
         self,
@@ -151,7 +153,9 @@ class Trunk:
             draws = torch_stream(seed, "teacher", teacher, "copies")
 
             def parts(x: Tensor) -> list[Tensor]:
-                copied = [self.features(view(x, self.points, draws), device, normalized=True) for _ in range(copies)]
+                copied = [
+                    self.features(view(x, self.input_spec, draws), device, normalized=True) for _ in range(copies)
+                ]
                 return [self.features(x, device), *copied]
 
             return parts
@@ -161,8 +165,8 @@ class Trunk:
     @property
     def _as_they_are(self) -> DataSpec:
         """The points' facts with constants that change nothing: views are normalized already."""
-        width = len(self.points.mean)
-        return dataclasses.replace(self.points, mean=(0.0,) * width, std=(1.0,) * width)
+        width = len(self.input_spec.mean)
+        return dataclasses.replace(self.input_spec, mean=(0.0,) * width, std=(1.0,) * width)
 
 
 def encode_shards(
@@ -200,8 +204,8 @@ def encode_shards(
     return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 
-def centered(points: DataSpec, feature_PD: Tensor) -> DataSpec:
-    """The spec of rows like these: ``points``, centered by the rows' mean and scaled by one number.
+def centered(input_spec: DataSpec, feature_PD: Tensor) -> DataSpec:
+    """The spec of rows like these: ``input_spec``, centered by the rows' mean and scaled by one number.
 
     To standardize each feature would blow up the unimportant ones.
     """
@@ -209,4 +213,4 @@ def centered(points: DataSpec, feature_PD: Tensor) -> DataSpec:
     mean_D = feature_PD.mean(0)
     scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
     mean = tuple(mean_D.tolist())
-    return dataclasses.replace(points, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean))
+    return dataclasses.replace(input_spec, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean))

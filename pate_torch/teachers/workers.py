@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.protocols import silent
-from pate_torch.teachers.engine import POINTS, Trained, gather_rows, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, Trained, gather_rows, train_stacked
 from pate_torch.teachers.ensemble import spec_from
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
@@ -105,7 +105,7 @@ def train_chunks(
 
 def _result_shapes(spec: DataSpec, recipe: TeacherRecipe, teachers: int) -> dict[str, Any]:
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-    points = min(POINTS, recipe.steps)
+    points = min(CURVE_POINTS, recipe.steps)
     curves = {name: (torch.float32, (points, teachers)) for name in ("loss", "accuracy")}
     return curves | {
         f"params.{name}": (recipe.torch_dtype, (teachers, *p.shape)) for name, p in module.named_parameters()

@@ -93,7 +93,7 @@ class Voters(Protocol):
         ...
 
     def fingerprint(self, run: RunContext) -> str:
-        """PRIVATE. A keyed hash of what they answer from: the same content never has two accounts unnoticed."""
+        """PRIVATE. The content fingerprint of what they answer from: it never has two accounts unnoticed."""
         ...
 
     def fitted(self, run: RunContext) -> FittedVoters:
@@ -147,7 +147,7 @@ class VotersBase:
         return None
 
     def fingerprint(self, run: RunContext) -> str:
-        return run.store.content(run.everyone)
+        return run.store.content_fingerprint(run.everyone)
 
     def registered(self, run: RunContext, votes: Votes) -> FittedVoters:
         """PRIVATE. These votes, under the random id that they had before, or a new one."""

@@ -110,10 +110,10 @@ class Gradients(RecordVoters):
             ValueError: As ``check_size`` does.
         """
         self.check_size(data)
-        private, encoder, place_PD = encode_public(data, shards, encoder, device, self.neighbors)
-        private, whitening = one_per_unit(private, shards.adjacency), Whitening.of(place_PD, self.ridge)
+        private, encoder, feature_PD = encode_public(data, shards, encoder, device, self.neighbors)
+        private, whitening = one_per_unit(private, shards.adjacency), Whitening.of(feature_PD, self.ridge)
         z_ND = map_records_independently(
-            lambda place_BD: quantize(whitening.bounded(place_BD)).short(), encoder, private, data.spec, progress
+            lambda feature_BD: quantize(whitening.bounded(feature_BD)).short(), encoder, private, data.spec, progress
         )
         size = self.declared(data)
         assert size is not None
@@ -122,8 +122,8 @@ class Gradients(RecordVoters):
         return GradientSums(
             z_ND=z_ND,
             y_N=private.y,
-            z_PD=whitening(place_PD),
-            feature_PD=place_PD,
+            z_PD=whitening(feature_PD),
+            feature_PD=feature_PD,
             num_classes=classes,
             sensitivity=sensitivity,
             scale=whitening.radius / size,

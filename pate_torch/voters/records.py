@@ -152,31 +152,31 @@ def map_records_independently(
     the rounding of another's.
     """
     slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
-    record_SN = [np.flatnonzero(np.array(slots, dtype=np.int64) == slot) for slot in range(_SLOTS)]
-    record_RS = np.full((max(1, *map(len, record_SN)), _SLOTS), -1)  # -1: a blank
-    for slot, records in enumerate(record_SN):
-        record_RS[: len(records), slot] = records
+    record_BN = [np.flatnonzero(np.array(slots, dtype=np.int64) == slot) for slot in range(_SLOTS)]
+    record_RB = np.full((max(1, *map(len, record_BN)), _SLOTS), -1)  # -1: a blank
+    for slot, records in enumerate(record_BN):
+        record_RB[: len(records), slot] = records
 
-    def answers(record_S: Tensor) -> Tensor:
+    def answers(record_B: Tensor) -> Tensor:
         # Gathered, not sliced: a part of a tensor is aligned as it comes.
-        x_SP = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
-        x_SP[record_S >= 0] = private.x[record_S[record_S >= 0]]
-        return say(encode(encoder, x_SP, spec))
+        x_B = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
+        x_B[record_B >= 0] = private.x[record_B[record_B >= 0]]
+        return say(encode(encoder, x_B, spec))
 
     with one_thread():
         first = answers(torch.full((_SLOTS,), -1))
     # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
     said_N = first.new_empty((len(private), *first.shape[1:]))
 
-    def ask(record_RS: Tensor, progress: Progress) -> None:
-        for n, record_S in enumerate(record_RS):
-            there = record_S >= 0
-            said_N[record_S[there]] = answers(record_S)[there]
-            progress(n + 1, len(record_RS))
+    def ask(record_RB: Tensor, progress: Progress) -> None:
+        for n, record_B in enumerate(record_RB):
+            there = record_B >= 0
+            said_N[record_B[there]] = answers(record_B)[there]
+            progress(n + 1, len(record_RB))
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private
 
-    shares = torch.from_numpy(record_RS).tensor_split(min(torch.get_num_threads(), len(record_RS)))
+    shares = torch.from_numpy(record_RB).tensor_split(min(torch.get_num_threads(), len(record_RB)))
     side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
     return said_N

@@ -49,7 +49,7 @@ class VoterRegister:
         fingerprint = self.store.keyed_digest(shape, content(votes.counts_QC.to("cpu", torch.int64)))
         return self.known(fingerprint, dataset, votes.num_teachers, ledger)
 
-    def content(self, votes: Votes) -> str:
+    def content_fingerprint(self, votes: Votes) -> str:
         """PRIVATE. A keyed hash of the votes alone, under whichever name they come."""
         return self.store.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
 

@@ -64,9 +64,9 @@ class ReverseKnn(RecordVoters):
 
         ``encoder``: see ``RecordVoters.ask``; nearness is that of its features.
         """
-        private, encoder, place_PD = encode_public(data, shards, encoder, device)
+        private, encoder, feature_PD = encode_public(data, shards, encoder, device)
         sensitivity = of_each_record(shards, ONE_COUNT[shards.adjacency])
-        return Records(private, data.spec, encoder, place_PD, sensitivity, progress)
+        return Records(private, data.spec, encoder, feature_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,7 +130,7 @@ def describe(unit: str) -> VotersDescription:
     )
 
 
-def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
+def cells(feature_PD: Tensor, asked_QD: Tensor) -> Tensor:
     """The row of the asked point nearest to each feature, int64 [P], by the squares of differences; ties to the first.
 
     A product is quicker, but takes many rows at once and might round one after its company. So it only says which
@@ -141,14 +141,14 @@ def cells(place_PD: Tensor, asked_QD: Tensor) -> Tensor:
     off = 4 * (asked_QD.shape[1] + 4) * torch.finfo(asked_QD.dtype).eps  # twice the above
     norm_Q = asked_QD.square().sum(1)
     parts = [torch.zeros(0, dtype=torch.int64)]
-    for place_BD in place_PD.split(max(1, _BLOCK // max(1, len(asked_QD)))):
-        rough_BQ = norm_Q - 2 * place_BD @ asked_QD.T
-        slack_B1 = off * (place_BD.norm(dim=1, keepdim=True) + length).square()
+    for feature_BD in feature_PD.split(max(1, _BLOCK // max(1, len(asked_QD)))):
+        rough_BQ = norm_Q - 2 * feature_BD @ asked_QD.T
+        slack_B1 = off * (feature_BD.norm(dim=1, keepdim=True) + length).square()
         row_M, near_M = (rough_BQ <= rough_BQ.amin(1, keepdim=True) + slack_B1).nonzero(as_tuple=True)
         squared_BQ = torch.full_like(rough_BQ, torch.inf)
         for some in torch.arange(len(row_M)).split(max(1, _BLOCK // asked_QD.shape[1])):
             row, near = row_M[some], near_M[some]
-            squared_BQ[row, near] = (place_BD[row] - asked_QD[near]).square().sum(1)
+            squared_BQ[row, near] = (feature_BD[row] - asked_QD[near]).square().sum(1)
         parts.append(squared_BQ.argmin(1))
     return torch.cat(parts)
 

@@ -73,7 +73,7 @@ class VotesFile(VotersBase):
 
     def fingerprint(self, run: RunContext) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
-        return VoterRegister(run.store).content(self._read)
+        return VoterRegister(run.store).content_fingerprint(self._read)
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes under the random id that they had, or a new one."""

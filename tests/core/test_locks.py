@@ -133,7 +133,7 @@ def test_what_a_killed_run_left_half_written_is_swept_and_nothing_else(tmp_path)
         for name in (*half, *whole):
             (run / "release" / name).write_text("")
     (dead / ".lock").write_text('[1, "there", "then"]')
-    with run_folders.claim(living):
+    with run_folders.hold(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
         (living / "release" / ".labels.csv.partial").write_text("")
         run_folders.sweep(tmp_path)
@@ -143,7 +143,7 @@ def test_what_a_killed_run_left_half_written_is_swept_and_nothing_else(tmp_path)
 
 
 def test_a_claim_that_came_to_nothing_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyError), run_folders.claim(tmp_path / "run"):
+    with pytest.raises(KeyError), run_folders.hold(tmp_path / "run"):
         raise KeyError
     assert not (tmp_path / "run").exists()
 

@@ -1,12 +1,13 @@
 """The six examples of CONTRIBUTING.md run as they stand, each by its own command."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from tests.command_runs import train
-from tests.end_to_end.documents import ROOT, blocks
+from tests.end_to_end.documents import ROOT, blocks, table
 
 PAGE = ROOT / "CONTRIBUTING.md"
 EXAMPLES = [line for block in blocks(PAGE) if block.language == "bash" for line in block.commands if "myconf" in line]
@@ -48,3 +49,11 @@ def test_an_example_is_short_and_every_kind_has_one():
     code = {name: text for name, text in files.items() if name.endswith(".py")}
     assert len(code) == len(files) - len(code) == len(EXAMPLES) == 6
     assert all(len(text.splitlines()) <= 26 for text in code.values())
+
+
+def test_every_attribute_that_is_asked_for_is_named():
+    said = {name for row in table(PAGE, "attributes asked for")[1:] for name in re.findall(r"`(\w+)`", row[0])}
+    whose = "mechanism|query|partition|student|voters|source|dataset"
+    asked = re.compile(rf'(?:get|has)attr\((?:[\w.]*\b)?(?:{whose}), "(\w+)"')
+    found = {name for file in (ROOT / "pate_torch").rglob("*.py") for name in asked.findall(file.read_text())}
+    assert {"guided", "noise", "capacity", "size"} <= found == said

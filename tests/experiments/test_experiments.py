@@ -25,7 +25,7 @@ def configured(home: Path, *overrides: str):
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return hydra_config.plan(cfg, folder), hydra_config.study(cfg)
+    return hydra_config.run_config(cfg, folder), hydra_config.study(cfg)
 
 
 def run(home: Path, *overrides: str):

@@ -53,8 +53,10 @@ def price(questions, sigma=8):
     return pytest.approx(gdp.epsilon(math.sqrt(2 * questions) / sigma, 1e-5), abs=1e-9)
 
 
-def test_every_row_is_answered_and_priced(home):
+def test_every_row_is_answered_and_priced(home, capsys):
     assert run(home) == 0
+    said = capsys.readouterr()
+    assert "Guarantee" in said.out and not said.err  # quiet is about progress: what a release costs is always shown
     [folder] = folders(home)
     found = summary(folder)
     assert found["epsilon"] == found["epsilon_charged"] == price(P)

@@ -443,8 +443,8 @@ def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, 
         shutil.rmtree(tmp_path)
         charged = 0
     nothing_runs()
-    claimed = run_folders.claim(tmp_path / "runs" / "blobs" / mechanism / "one")
-    with claimed, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
+    held = run_folders.hold(tmp_path / "runs" / "blobs" / mechanism / "one")
+    with held, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
         COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
 

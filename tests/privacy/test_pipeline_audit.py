@@ -83,7 +83,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
         aggregation.label(
-            votes=votes,
+            sensitive=votes,
             pool=data.pool,
             spec=data.spec,
             mechanism=MECHANISM,

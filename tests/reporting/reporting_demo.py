@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from pate_torch.reporting.report import Baseline, Examples, ReleaseReport, Reservation
+from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, ReleaseReport
 from pate_torch.voters.teachers import describe
 
 QUERIES = 286
@@ -77,7 +77,7 @@ def demo(**changes: Any) -> ReleaseReport:
             Baseline(name="Clusters of the public points", accuracy=0.81, because="public", size=1000),
         ),
         other_releases=(
-            Reservation(
+            ChargedRelease(
                 release_id="00000000000000cc", what="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
             ),
         ),

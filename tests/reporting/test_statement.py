@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.reporting import statement
 from pate_torch.reporting.intervals import wilson
-from pate_torch.reporting.report import Reservation
+from pate_torch.reporting.report import ChargedRelease
 from pate_torch.reporting.statement import attack_bound
 from tests.reporting.reporting_demo import demo
 
@@ -143,7 +143,7 @@ def test_impossible_facts_are_refused(changes):
 
 def test_another_releases_epsilon_needs_its_route():
     with pytest.raises(ValueError, match="accountant"):
-        Reservation(release_id="a", what="b", epsilon=1.0)
+        ChargedRelease(release_id="a", what="b", epsilon=1.0)
 
 
 def test_noise_is_shown_so_that_typing_it_costs_no_more():

@@ -199,7 +199,7 @@ def test_unequal_shards_train_together_for_the_same_steps():
         records(40), spec(), shards_of(rows), settings, seed=0, losses=lambda _, loss_K: losses.append(loss_K)
     )
     assert ensemble.trained_K.tolist() == [True, True, True, False]
-    assert len(losses) == engine.POINTS and all(loss_K.shape == (4,) for loss_K in losses)
+    assert len(losses) == engine.CURVE_POINTS and all(loss_K.shape == (4,) for loss_K in losses)
     assert (losses[-1][:3] < 0.1).all() and losses[0][0] < math.log(4) + 0.2
     own = records(40)
     for teacher, row in enumerate(rows[:3]):
