@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pate_torch import types
 from pate_torch.features import augmentation, contrastive
-from pate_torch.types import DataSpec
 
 CARD = torch.device("cuda", 0)
 SYNCS = frozenset(
@@ -430,7 +430,7 @@ def pretend_gpu(memory: int = 80 * 2**30) -> Iterator[Card]:
     }
     pin_memory, is_pinned = _pinned()
     with ExitStack() as changed:
-        for kept_on_card in (DataSpec.constants, augmentation._pixels):
+        for kept_on_card in (types._on_device, augmentation._pixels):
             changed.callback(kept_on_card.cache_clear)
         changed.enter_context(patch.dict(contrastive._LEARNT, clear=True))
         for name, answer in answers.items():
