@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.device import brought
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
@@ -140,8 +141,8 @@ class JointVotes:
 
         def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
-            for row, logits_PC in zip(out[rows], logits_kPC, strict=True):
-                row[:] = self._joint(logits_PC.to(self.graph.device).softmax(1)).argmax(1)
+            on_graph = (brought(logits_PC, self.graph.device) for logits_PC in logits_kPC)
+            out[rows] = torch.stack([self._joint(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]).cpu()
 
         ensemble.opinions(pool_x, hear, device=device, progress=progress)
         out[~ensemble.trained_K] = 0
