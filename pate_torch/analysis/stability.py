@@ -50,18 +50,19 @@ class _Retrained(Chunk):
 
 
 def by_teachers(
-    recipe: TeacherRecipe, spec: DataSpec, *, label: int = 1, device: torch.device | str = "cpu"
+    recipe: TeacherRecipe, spec: DataSpec, *, label: int = 1, soft: bool = False, device: torch.device | str = "cpu"
 ) -> FitPredict:
     """The learner that trains this project's teachers: a batch of data sets is trained as one stack of teachers.
 
-    It takes x as uint8 images or rows (as ``spec`` says) and y as class numbers. Scores are votes: 1.0 where the class
-    voted for is ``label``, else 0.0. The coins name the streams of initialization, batches and distortions, as a
-    teacher's number does.
+    It takes x as uint8 images or rows (as ``spec`` says) and y as class numbers. Scores are votes, 1.0 where the class
+    voted for is ``label``, else 0.0; or (``soft``) its probabilities, as ``mechanism=soft_stability`` opens them. The
+    coins name the streams of initialization, batches and distortions, as a teacher's number does.
 
     Args:
         recipe: How a teacher is trained.
         spec: Public facts about the data.
-        label: Whose votes are the scores.
+        label: Whose votes or probabilities are the scores.
+        soft: Whether they are probabilities.
         device: Where teachers are trained.
 
     Raises:
@@ -87,7 +88,11 @@ def by_teachers(
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))
             params = train(chunk, spec, recipe, 0, device).params
-            parts.append(Ensemble(network, params, full > 0, spec).predictions(asked, device=device) == label)
+            teachers = Ensemble(network, params, full > 0, spec)
+            if soft:
+                parts.append(teachers.probabilities(asked, device=device)[..., label])
+            else:
+                parts.append(teachers.predictions(asked, device=device) == label)
         return torch.cat(parts).double().numpy()
 
     return batched

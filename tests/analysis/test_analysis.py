@@ -130,7 +130,7 @@ def test_a_memoriser_is_as_unstable_as_its_closed_form():
 ROWS = DataSpec(name="rows", num_classes=2, input_shape=(2,), class_names=("0", "1"), mean=(0.0,) * 2, std=(1.0,) * 2)
 
 
-def alone(recipe):
+def alone(recipe, soft=False):
     """``by_teachers`` written out for one data set: the plain program."""
 
     def fit_predict(x, y, points, coin):
@@ -144,7 +144,8 @@ def alone(recipe):
             for w, m, g in zip(weights, momenta, torch.autograd.grad(loss, weights), strict=True):
                 w.data -= recipe.learning_rate * m.mul_(recipe.momentum).add_(g)
         with torch.no_grad():
-            return module(torch.as_tensor(points, dtype=torch.float32)).argmax(1).double().numpy()
+            logits = module(torch.as_tensor(points, dtype=torch.float32))
+            return (logits.softmax(1)[:, 1] if soft else logits.argmax(1)).double().numpy()
 
     return one_by_one(fit_predict)
 
@@ -172,6 +173,10 @@ def test_stacked_retraining_is_retraining_one_by_one(network, options):
         for fit in (by_teachers(recipe, ROWS), alone(recipe))
     ]
     np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
+    fits = by_teachers(recipe, ROWS, soft=True), alone(recipe, soft=True)
+    stacked, plain = (fit(x[records], y[records], points, coins) for fit in fits)
+    np.testing.assert_allclose(stacked, plain, atol=1e-4)
+    assert plain.std() > 0.05
 
 
 def coin_flipper(x, y, points, coin):
