@@ -16,7 +16,7 @@ from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread, side_by_side
 from pate_torch.data.partition import deal
 from pate_torch.data.units import take
-from pate_torch.features.contrastive import encode, mean_shift
+from pate_torch.features.contrastive import embed, encode, mean_shift
 from pate_torch.features.neighbors import placed
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Student, silent
@@ -139,6 +139,8 @@ def encode_public(
 
 _SLOTS = 8
 """Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
+_BLOCK = 64
+"""Batches whose features are brought back together."""
 
 
 def map_records_independently(
@@ -157,22 +159,28 @@ def map_records_independently(
     for slot, records in enumerate(record_SN):
         record_RS[: len(records), slot] = records
 
-    def answers(record_S: Tensor) -> Tensor:
+    def features(record_S: Tensor) -> Tensor:
         # Gathered, not sliced: a part of a tensor is aligned as it comes.
         x_SP = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
         x_SP[record_S >= 0] = private.x[record_S[record_S >= 0]]
-        return say(encode(encoder, x_SP, spec))
+        return embed(encoder, x_SP, spec)
+
+    def answers(record_BS: Tensor) -> Tensor:
+        place_BSD = torch.stack([features(record_S) for record_S in record_BS]).cpu()  # a GPU is waited for once
+        return torch.stack([say(place_SD.clone()) for place_SD in place_BSD])
 
     with one_thread():
-        first = answers(torch.full((_SLOTS,), -1))
+        first = answers(torch.full((1, _SLOTS), -1))[0]
     # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
     said_N = first.new_empty((len(private), *first.shape[1:]))
 
     def ask(record_RS: Tensor, progress: Progress) -> None:
-        for n, record_S in enumerate(record_RS):
-            there = record_S >= 0
-            said_N[record_S[there]] = answers(record_S)[there]
-            progress(n + 1, len(record_RS))
+        done = 0
+        for record_BS in record_RS.split(_BLOCK):
+            there = record_BS >= 0
+            said_N[record_BS[there]] = answers(record_BS)[there]
+            done += len(record_BS)
+            progress(done, len(record_RS))
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private
