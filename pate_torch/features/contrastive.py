@@ -235,10 +235,14 @@ def transfer(encoder: nn.Module, network: nn.Module) -> None:
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
     """Unit-length features of raw points, float32 [P, D], on the CPU."""
-    device = _device(encoder)
-    encoder.eval()
-    parts = [encoder(spec.normalize(brought(part, device))).float().flatten(1) for part in x_P.split(batch)]
-    return F.normalize(torch.cat(parts), dim=1).cpu()
+    return torch.cat([embed(encoder, part, spec) for part in x_P.split(batch)]).cpu()
+
+
+@torch.no_grad()
+def embed(encoder: nn.Module, x_B: Tensor, spec: DataSpec) -> Tensor:
+    """Unit-length features of raw points, float32 [B, D], where the encoder is."""
+    x_B = spec.normalize(brought(x_B, _device(encoder)))
+    return F.normalize(encoder.eval()(x_B).float().flatten(1), dim=1)
 
 
 def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:

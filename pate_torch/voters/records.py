@@ -16,7 +16,7 @@ from pate_torch.core import checks
 from pate_torch.core.parallel import one_thread, side_by_side
 from pate_torch.data.partition import deal
 from pate_torch.data.units import take
-from pate_torch.features.contrastive import encode, mean_shift
+from pate_torch.features.contrastive import embed, encode, mean_shift
 from pate_torch.features.neighbors import placed
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Student, silent
@@ -139,6 +139,8 @@ def encode_public(
 
 _SLOTS = 8
 """Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
+_BLOCK = 64
+"""Batches whose features are brought back together."""
 
 
 def map_records_independently(
@@ -157,22 +159,26 @@ def map_records_independently(
     for slot, records in enumerate(record_BN):
         record_RB[: len(records), slot] = records
 
-    def answers(record_B: Tensor) -> Tensor:
+    def features(record_B: Tensor) -> Tensor:
         # Gathered, not sliced: a part of a tensor is aligned as it comes.
         x_B = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
         x_B[record_B >= 0] = private.x[record_B[record_B >= 0]]
-        return say(encode(encoder, x_B, spec))
+        return embed(encoder, x_B, spec)
+
+    def answers(record_RB: Tensor) -> Tensor:
+        place_RBD = torch.stack([features(record_B) for record_B in record_RB]).cpu()  # a GPU is waited for once
+        return torch.stack([say(place_BD.clone()) for place_BD in place_RBD])
 
     with one_thread():
-        first = answers(torch.full((_SLOTS,), -1))
+        first = answers(torch.full((1, _SLOTS), -1))[0]
     # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
     said_N = first.new_empty((len(private), *first.shape[1:]))
 
     def ask(record_RB: Tensor, progress: Progress) -> None:
-        for n, record_B in enumerate(record_RB):
-            there = record_B >= 0
-            said_N[record_B[there]] = answers(record_B)[there]
-            progress(n + 1, len(record_RB))
+        for begin in range(0, len(record_RB), _BLOCK):
+            block_RB = record_RB[begin : begin + _BLOCK]
+            said_N[block_RB[block_RB >= 0]] = answers(block_RB)[block_RB >= 0]
+            progress(min(begin + _BLOCK, len(record_RB)), len(record_RB))
 
     def tell(done: int, total: int) -> None:
         progress(100 * done // total, 100)  # per cent: how many records there are is private

@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
-from pate_torch import pipeline
+from pate_torch import networks, pipeline
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.networks import NETWORKS
@@ -16,13 +17,15 @@ from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.students.training import LOOKED_AT
 from pate_torch.teachers.launch import ASKED
 from pate_torch.teachers.training import train
+from pate_torch.types import PrivateData
+from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.transductive import JointVotes
 from tests.gpu_check.device_worlds import CUDA, STUDENTS, Step, each_step, fits, lines
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import changed
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
 from tests.tiny_runs import tiny
-from tests.worlds import images
+from tests.worlds import IMAGES, images
 
 PRICED_BY = {"reverse_knn": "histogram", "gradients": "gradient_descent"}
 """Voters that name the mechanism that prices them."""
@@ -142,6 +145,18 @@ def test_votes_wait_once_for_all_points(card):
         trained.predictions(records(points).x, device=CUDA)
         counted.append(lines(card.syncs))
     assert counted[1] == counted[2] and counted[1]["teachers/ensemble.py", "hear"] == 1
+
+
+def test_features_of_records_come_back_in_blocks(card):
+    encoder, counted = networks.build("logistic", (1, 8, 8), 3).to(CUDA), []
+    x, y = images(480, 0)
+    for count in (8, 160):  # at least 20 batches in one block
+        card.forget()
+        private = PrivateData(x[:count], y[:count], np.arange(count).astype(str))
+        found = map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
+        assert found.shape == (count, 3) and found.device.type == "cpu"
+        counted.append(lines(card.to_host).total())
+    assert counted == [2, 2]  # blanks, to learn what comes out, and the block
 
 
 def test_votes_on_all_points_together_wait_once_for_some_teachers(card):

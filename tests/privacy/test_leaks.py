@@ -369,10 +369,11 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
-        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "round_Q", "guide", "model"),
+        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model"),
     }
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q)
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
+    assert not task.soft
     assert torch.equal(task.pool_x, data.pool.x)
     rows = {tuple(row) for row in task.pool_x.tolist()}
     assert not rows & {tuple(row) for row in data.private.x.tolist()}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,8 @@ def source(canaries: int = 0) -> Tensors:
 
 class Purse:
     """A ledger that admits everything and forgets it: an audit runs one release many thousand times."""
+
+    path = Path("nowhere") / "ledger.sqlite"
 
     def same_terms(self, account, **terms):
         return None
