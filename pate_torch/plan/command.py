@@ -416,8 +416,9 @@ def _notes(
         )
     if soft and pilot.on is None:
         notes.append(
-            "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones spread "
-            "over more bins, and as a rule fewer questions are answered; pilot.on=<public data like yours> tries them."
+            "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones "
+            "spread over more bins, and as a rule fewer questions are answered; pilot.on=<public data like yours> "
+            "tries them."
         )
     elif soft:
         notes.append(
