@@ -7,7 +7,6 @@ the public side (or are declared), and a private record that does not fit is dro
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,11 @@ from torch import Tensor
 from pate_torch.core import checks, rng
 from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
+from pate_torch.data.schema import class_name, is_number
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
 
 
 class Source(Protocol):
@@ -237,20 +236,11 @@ def promise(way: str, *, single: bool, apart: bool, grouped: bool, benchmark: bo
     return ("add_remove",), f"Use dataset.roles=position, or give {own}" if single else f"Give {own}"
 
 
-def class_name(value: Any) -> str:
-    """One spelling for a class: 1, 1.0, "1" and "+1" are the same."""
-    text = str(value).strip()
-    if not _NUMBER.fullmatch(text):
-        return text
-    number = float(text)
-    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else text
-
-
 def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str, ...]:
     """Declared classes, or those ``seen`` on the public side, sorted (numbers by value); at least two."""
     found = set(seen) - {""}
     if declared is None:
-        numeric = all(_NUMBER.fullmatch(name) for name in found)
+        numeric = all(is_number(name) for name in found)
         classes = tuple(sorted(found, key=float) if numeric else sorted(found))
         if len(classes) < 2:
             raise checks.fail(
