@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks, moved
+from pate_torch.data.schema import TableSchema
 
 NO_ANSWER = -1
 ADJACENCIES = ("add_remove", "replace_one")
@@ -38,6 +39,8 @@ class DataSpec:
         std: Likewise.
         benchmark: A public benchmark, whose private-side accuracies may be shown.
         nominal_size: Publicly declared approximate number of private records, or None.
+        schema: How a table becomes rows like these; None: they come from no table.
+        resize: How images of other sizes become these ("bilinear"); None: they have this size.
     """
 
     name: str
@@ -48,6 +51,8 @@ class DataSpec:
     std: tuple[float, ...]
     benchmark: bool = False
     nominal_size: int | None = None
+    schema: TableSchema | None = None
+    resize: str | None = None
 
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
@@ -55,6 +60,23 @@ class DataSpec:
             raise checks.fail("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.fail("std", self.std, "must have as many entries as mean")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; without what points of this kind do not have."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        schema, resize = plain.pop("schema"), plain.pop("resize")
+        plain |= {} if schema is None else {"schema": schema.to_dict()}
+        return plain | ({} if resize is None else {"resize": resize})
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:
+        """Inverse of ``to_dict``, of values that went through JSON too."""
+        facts: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
+        if "schema" in facts:
+            facts["schema"] = TableSchema.from_dict(facts["schema"])
+        return cls(**facts)
 
     @property
     def is_image(self) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pate_torch.core import checks, rng
 from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
-from pate_torch.data.schema import class_name, is_number
+from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 
@@ -124,8 +124,12 @@ def _split(source: Source) -> tuple[float, float]:
 
 def public_roles(source: Source) -> tuple[int, ...]:
     """Roles whose records may be looked at: they give classes, categories and widths, and figures are published."""
-    known = source.benchmark or source.publish_test or _split(source)[1] == 0
-    return (PUBLIC, TEST) if known else (PUBLIC,)
+    return (PUBLIC, TEST) if source.publish_test else shown_roles(source)
+
+
+def shown_roles(source: Source) -> tuple[int, ...]:
+    """Roles whose records may be shown as they are: who agreed to figures on test records agreed to no more."""
+    return (PUBLIC, TEST) if source.benchmark or _split(source)[1] == 0 else (PUBLIC,)
 
 
 def _refuse_unsaid(source: Source) -> None:
@@ -300,6 +304,8 @@ def assemble(
     *,
     promised: tuple[tuple[str, ...], str],
     standardize: bool | Sequence[bool] = False,
+    schema: TableSchema | None = None,
+    resize: str | None = None,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
@@ -308,6 +314,8 @@ def assemble(
         source: Its declared choices.
         promised: The data set's ``adjacencies`` and ``advice``.
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
+        schema: How a table became these rows, as it may be published.
+        resize: How images became these.
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     looked_at = public_roles(source)
@@ -335,6 +343,8 @@ def assemble(
             std=std,
             benchmark=source.benchmark,
             nominal_size=source.nominal_size,
+            schema=schema,
+            resize=resize,
         ),
         private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
         pool=PublicPool(pool_x, 0.0 if source.benchmark else _split(source)[0]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ import numpy as np
 from pate_torch.core import checks
 
 MAX_CATEGORIES: Final = 64
+WITHHELD: Final = " withheld"
+"""In place of a category's name. No value can be it: values are stripped."""
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
 
@@ -158,6 +160,22 @@ class TableSchema:
             what = "are none of the categories that the schema holds"
             raise checks.fail("table", ", ".join(strange), what, "unknown=zeros takes such values as none of them.")
         return np.concatenate(blocks, axis=1)
+
+    def withheld(self, shown: Any, declared: Collection[str] = ()) -> TableSchema:
+        """This schema without the names of categories that nobody may see: their features stay, and no value is one.
+
+        Args:
+            shown: Records that may be shown as they are.
+            declared: Columns whose categories were declared.
+        """
+        texts = _table(shown, [column.name for column in self.columns])
+        columns = []
+        for column in self.columns:
+            if column.categories is not None and column.name not in declared:
+                seen = {class_name(value) for value in set(texts[column.name])}
+                column = Column(column.name, tuple(v if v in seen else WITHHELD for v in column.categories))
+            columns.append(column)
+        return TableSchema(tuple(columns))
 
     def others(self, table: Any) -> list[str]:
         """Columns of a table that ``encode`` leaves aside."""

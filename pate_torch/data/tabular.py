@@ -131,9 +131,8 @@ class Csv:
             role_N = roles.by_hash(unit_id, part_N, set(tables), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         label = np.array([value for table in tables.values() for value in table[self.label]], dtype=object)
-        public = np.flatnonzero(np.isin(role_N, roles.public_roles(self))).tolist()
         table = {name: [value for part in tables.values() for value in part[name]] for name in columns}
-        schema = self._schema({name: [column[row] for row in public] for name, column in table.items()})
+        schema = self._schema(_rows_of(table, np.isin(role_N, roles.public_roles(self))))
         x = schema.encode(table, unknown="zeros", missing="nan")
         whole = np.isfinite(x).all(1)
         if not whole.all() and self.missing == "error":
@@ -166,6 +165,7 @@ class Csv:
                 benchmark=self.benchmark,
             ),
             standardize=standardize,
+            schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
         )
 
     def _tables(self) -> dict[int, Table]:
@@ -229,6 +229,11 @@ class Csv:
                 f"Or leave it out (dataset.ignore=[{many.column}]), list its values in dataset.categories or raise the "
                 "limit.",
             ) from None
+
+
+def _rows_of(table: Table, chosen_N: np.ndarray) -> Table:
+    rows = np.flatnonzero(chosen_N).tolist()
+    return {name: [column[row] for row in rows] for name, column in table.items()}
 
 
 def _length(table: Table) -> int:

@@ -173,3 +173,27 @@ def test_a_schema_goes_through_json_and_damage_is_refused():
 def test_a_schema_needs_no_pandas():
     code = "import sys, pate_torch.data.schema as s; s.TableSchema.of({'a': [1]}); assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "agreed,shown,width",
+    [
+        ({"publish_test": True}, False, 5),
+        ({"benchmark": True}, True, 5),
+        ({"publish_test": True, "categories": {"town": ["a", "Oz"]}}, True, 3),
+        ({}, False, 4),
+    ],
+)
+def test_who_agreed_to_figures_on_test_records_has_not_agreed_to_show_their_values(tmp_path, agreed, shown, width):
+    frame = pd.DataFrame({"key": np.arange(180), "town": ["a", "b", "c"] * 60, "x": np.arange(180.0) + 0.5})
+    frame["label"] = ["no", "yes"] * 90
+
+    def load(**changes):
+        frame.to_csv(tmp_path / "all.csv", index=False)
+        return tabular.Csv(path=str(tmp_path / "all.csv"), id="key", publish_split=True, **changes).load()
+
+    tested = {float(x) for x in load().evaluation.x[:, -1]}
+    frame.loc[frame["x"].isin(tested), "town"] = "Oz"  # who is a test record is decided by the key alone
+    spec = load(**agreed).spec
+    assert ("Oz" in json.dumps(spec.schema.to_dict()), spec.schema.num_features) == (shown, width)
+    assert spec.input_shape == (width,)
