@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import file_digest, tensor_digest, write_whole
+from pate_torch.core.files import file_digest, plain_cell, tensor_digest, write_whole
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
@@ -172,19 +172,8 @@ def _table(release: Release, spec: DataSpec) -> str:
         beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
     writer.writerow(["query", "label", "class", *columns])
     for query, label, more in zip(release.query_Q.tolist(), release.label_Q.tolist(), beside, strict=True):
-        writer.writerow([query, label, "" if label == NO_ANSWER else _text(spec.class_names[label]), *more])
+        writer.writerow([query, label, "" if label == NO_ANSWER else plain_cell(spec.class_names[label]), *more])
     return table.getvalue()
-
-
-def _text(name: str) -> str:
-    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
-
-
-def _is_number(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return math.isfinite(float(name))
-    return False
 
 
 def _cells(release: Release) -> str:

@@ -93,7 +93,7 @@ class ImageFolder:
         role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
         relative = [file.relative_to(folder).parts for _, folder, file in found]
         records = roles.Records(
-            x=read([file for _, _, file in found], (self.channels, self.size, self.size), RESIZE),
+            x=read("dataset.path", [file for _, _, file in found], (self.channels, self.size, self.size), RESIZE),
             label=np.array([parts[0] if len(parts) > 1 else "" for parts in relative], dtype=object),
             unit_id=unit_id,
             unit="record" if self.group is None else "group:file name",
@@ -115,10 +115,11 @@ class ImageFolder:
         return match.group(1) if match.re.groups else match.group(0)
 
 
-def read(files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
+def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
     """Image files as uint8 [N, channels, height, width].
 
     Args:
+        key: The setting that names them, for errors.
         files: Their places.
         shape: Channels (1: grey, 3: color), height and width.
         resize: RESIZE, or None: only images of this size are taken.
@@ -137,7 +138,7 @@ def read(files: Sequence[Path], shape: Sequence[int], resize: str | None) -> tor
                 found, size = image.mode, image.size
                 small = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
         except Exception as error:  # each format's reader has errors of its own for damaged files
-            raise checks.fail("dataset.path", str(file), f"is not a readable image ({error})") from error
+            raise checks.fail(key, str(file), f"is not a readable image ({error})") from error
         if found not in _MODES:
             raise checks.fail(
                 "image mode",
