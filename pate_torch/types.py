@@ -134,6 +134,33 @@ class PrivateData:
 
 
 @dataclass(frozen=True, eq=False)
+class PointNames:
+    """Releasable. By what whoever holds the public points finds each of them.
+
+    Attributes:
+        kind: "id" (in a column of their file), "file" (its path in their folder) or "content" (a hash of its values).
+        names: One for each point.
+        source: Name of the points' own file or folder; None: they were split off the data, and their owner agreed.
+        column: The column of an id.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    source: str | None = None
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("id", "file", "content"))
+        if self.source is None and self.kind != "content":
+            raise checks.fail("kind", self.kind, "must be content for points split off the data: their ids are private")
+
+    def facts(self) -> dict[str, str]:
+        """What a release says of them."""
+        said = {"source": self.source or "split off the data", "named_by": self.kind}
+        return said | ({} if self.column is None else {"column": self.column})
+
+
+@dataclass(frozen=True, eq=False)
 class PublicPool:
     """Public points without labels.
 
@@ -141,13 +168,17 @@ class PublicPool:
         x: As in PrivateData, [P, ...].
         split: The share of the owner's file that these were, before the owner made it public; 0 where they came from
             elsewhere.
+        names: By what whoever holds them finds each; None: by nothing, and a release tells their positions alone.
     """
 
     x: Tensor
     split: float = 0.0
+    names: PointNames | None = None
 
     def __post_init__(self) -> None:
         checks.between("split", self.split, 0, 1)
+        if self.names is not None and len(self.names.names) != len(self.x):
+            raise checks.fail("names", len(self.names.names), f"must be one for each of the {len(self.x)} points")
 
     def __len__(self) -> int:
         return len(self.x)

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from pate_torch.core import checks
-from pate_torch.data import roles
-from pate_torch.types import Dataset
+from pate_torch.data import roles, units
+from pate_torch.types import Dataset, PointNames
 
 RESIZE = "bilinear"
 """How images get their size: by Pillow, in eight bits a channel."""
@@ -99,7 +99,20 @@ class ImageFolder:
             unit="record" if self.group is None else "group:file name",
             role_N=role_N,
         )
-        return roles.assemble(records, self, promised=_PROMISED, resize=RESIZE)
+        return roles.assemble(
+            records,
+            self,
+            promised=_PROMISED,
+            resize=RESIZE,
+            names=lambda public: self._names(records, relative, public),
+        )
+
+    def _names(self, records: roles.Records, relative: list[tuple[str, ...]], public: np.ndarray) -> PointNames:
+        """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
+        if self.public_path is not None:
+            names = tuple("/".join(relative[place]) for place in public.tolist())
+            return PointNames("file", names, Path(self.public_path).name)
+        return PointNames("content", tuple(units.content_id([image.numpy().tobytes()]) for image in records.x[public]))
 
     def _unit(self, relative: Path) -> str:
         if self.group is None:

@@ -7,7 +7,7 @@ the public side (or are declared), and a private record that does not fit is dro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import Dataset, DataSpec, Evaluation, PointNames, PrivateData, PublicPool
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 
@@ -132,10 +132,15 @@ def shown_roles(source: Source) -> tuple[int, ...]:
     return (PUBLIC, TEST) if source.benchmark or _split(source)[1] == 0 else (PUBLIC,)
 
 
+def _agreed(source: Source) -> bool:
+    """Whether the public points are public: they came as such, or their owner agreed."""
+    return bool(source.benchmark or source.publish_split or not _split(source)[0])
+
+
 def _refuse_unsaid(source: Source) -> None:
     """Raise ValueError where a part of a private file would become public, and its owner has not said that it may."""
     public, test = _split(source)
-    if source.benchmark or source.publish_split or not public:
+    if _agreed(source):
         return
     who = "its records" if source.group is None else f"its units (dataset.group={source.group}), with all their records"
     kept = "" if not test else f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)."
@@ -306,6 +311,7 @@ def assemble(
     standardize: bool | Sequence[bool] = False,
     schema: TableSchema | None = None,
     resize: str | None = None,
+    names: Callable[[np.ndarray], PointNames] | None = None,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
@@ -316,6 +322,7 @@ def assemble(
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
         schema: How a table became these rows, as it may be published.
         resize: How images became these.
+        names: By what whoever holds the public points finds them: of their places among the records, and of no others'.
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     looked_at = public_roles(source)
@@ -347,7 +354,11 @@ def assemble(
             resize=resize,
         ),
         private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
-        pool=PublicPool(pool_x, 0.0 if source.benchmark else _split(source)[0]),
+        pool=PublicPool(
+            pool_x,
+            0.0 if source.benchmark else _split(source)[0],
+            None if names is None or not _agreed(source) else names(public),
+        ),
         evaluation=Evaluation(
             records.x[test],
             torch.from_numpy(y_N[test]),

@@ -177,6 +177,24 @@ class TableSchema:
             columns.append(column)
         return TableSchema(tuple(columns))
 
+    def content_ids(self, table: Any) -> list[str]:
+        """A hash of each record's values as the schema reads them: a number and its text have the same.
+
+        By these ``labels.csv`` names public points that have no names of their own. Whoever can guess all values of a
+        record can check the guess: never of records that are not public.
+
+        Args:
+            table: As ``encode`` takes it.
+        """
+        from pate_torch.data.units import content_id  # which knows the types, which know schemas
+
+        read = _table(table, [column.name for column in self.columns], self._numeric_only())
+        columns = [
+            [repr(_number(value)) if column.categories is None else class_name(value) for value in read[column.name]]
+            for column in self.columns
+        ]
+        return [content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
+
     def others(self, table: Any) -> list[str]:
         """Columns of a table that ``encode`` leaves aside."""
         return [name for name in _names(table) or [] if name not in {column.name for column in self.columns}]

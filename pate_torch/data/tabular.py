@@ -26,7 +26,7 @@ import torch
 from pate_torch.core import checks
 from pate_torch.data import roles, units
 from pate_torch.data.schema import MAX_CATEGORIES, ManyCategories, TableSchema
-from pate_torch.types import Dataset
+from pate_torch.types import Dataset, PointNames
 
 _COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
@@ -166,6 +166,7 @@ class Csv:
             ),
             standardize=standardize,
             schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
+            names=lambda public: self._names(tables, schema, table, kept[public]),
         )
 
     def _tables(self) -> dict[int, Table]:
@@ -210,6 +211,27 @@ class Csv:
             return np.array(table[column], dtype=str)
         rows = zip(*table.values(), strict=True)
         return np.array([units.content_id(map(str.encode, row)) for row in rows])
+
+    def _names(self, tables: Mapping[int, Table], schema: TableSchema, table: Table, rows: np.ndarray) -> PointNames:
+        """By what whoever holds the public points finds them: their own ids where their file has them, else content.
+
+        Args:
+            tables: The files, the private one first.
+            schema: What is hashed: features alone, never an id, a group or a label of the private file.
+            table: The feature columns of all files.
+            rows: The public points' rows in it.
+        """
+        source = None
+        if self.public_path is not None:
+            source, own = Path(self.public_path).name, tables[roles.PUBLIC]
+            first = _length(tables[roles.PRIVATE])
+            for column in (self.id, self.group):
+                if column is not None and column in own:
+                    names = tuple(own[column][row - first].strip() for row in rows.tolist())
+                    if len(set(names)) == len(names):  # a group may own several points
+                        return PointNames("id", names, source, column)
+        picked = {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
+        return PointNames("content", tuple(schema.content_ids(picked)), source)
 
     def _schema(self, public: Table) -> TableSchema:
         """The schema, declared or as the public side shows it.

@@ -45,7 +45,8 @@ FILES = {
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
     "release.json": "What was asked, of whom, at what price.",
-    "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
+    "labels.csv": "The questions asked and the labels released; -1 is no answer. With the public points, enough to "
+    "train another student: release.json says how they are named (points), or only their positions are told.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
