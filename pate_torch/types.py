@@ -83,6 +83,11 @@ class DataSpec:
         """Whether points are images."""
         return len(self.input_shape) == 3
 
+    @property
+    def kind(self) -> str:
+        """What points are: "images", records of a "table" that there is a schema of, or "rows" of numbers."""
+        return "images" if self.is_image else "rows" if self.schema is None else "table"
+
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
         mean, std = self.constants(dtype, x.device)

@@ -148,7 +148,7 @@ def _refuse_unsaid(source: Source) -> None:
         "dataset.publish_split",
         False,
         f"about {public:.0%} of {who} in {source.path} would become public: a student learns from them as they are, "
-        "class names and values are taken from them, and no epsilon covers them",
+        "class names, categories and hashes of theirs are released, and no epsilon covers them",
         f"Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true.{kept}",
     )
 

@@ -66,7 +66,8 @@ class Csv:
         missing: What to do with records whose numeric features are empty or not finite: "error", or "drop" each by
             itself.
         separator: Between values of a row.
-        publish_split: The owner agrees that the public points are split off ``path``, and so become public.
+        publish_split: The owner agrees that the public points are split off ``path``, and so become public: their
+            categories, and a hash of the features of those that are asked, are released.
         publish_test: The owner agrees that figures on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
         benchmark: Whether the records are public data: accuracies on the private side are then shown.
