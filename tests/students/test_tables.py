@@ -91,3 +91,18 @@ def test_an_exported_program_names_the_features_it_takes(student, tmp_path):
     schema = TableSchema.from_dict(facts["spec"]["schema"])
     program = export.load_export(path)
     assert torch.allclose(program(torch.from_numpy(schema.encode(FRAME))), student.probabilities(FRAME), atol=1e-6)
+
+
+def test_facts_go_through_json_and_to_workers():
+    images = DataSpec(
+        name="i",
+        num_classes=2,
+        input_shape=(1, 8, 8),
+        class_names=("a", "b"),
+        mean=(0.0,),
+        std=(1.0,),
+        resize="bilinear",
+    )
+    for spec, kind in ((SPEC, "table"), (images, "images"), (dataclasses.replace(SPEC, schema=None), "rows")):
+        assert DataSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == DataSpec.from_dict(spec.to_dict()) == spec
+        assert spec.kind == kind and ("schema" in spec.to_dict()) == (kind == "table")
