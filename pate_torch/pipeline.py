@@ -89,7 +89,7 @@ def release_labels(run: RunContext) -> LabelRelease:
         raw_votes: list[Votes | CellHistogram] = []  # told once, at the end, if at all
 
         def write(labels: Release) -> dict[str, str]:
-            written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept))
+            written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept, data.pool.names))
             return release_store.digests(written)
 
         labels = aggregation.label(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.core import moved
+from pate_torch.core import checks, moved
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, PrivateData, Shards
 
@@ -225,21 +225,57 @@ class Student:
     spec: DataSpec
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, in the order of the probabilities."""
+        return self.spec.class_names
+
+    def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
+        """Raw points as a tensor: arrays as they are, tables by the schema that the student carries.
+
+        Args:
+            points: uint8 images, feature rows, or a table: a DataFrame or {column: values}.
+            unknown: What becomes of a value outside its column's categories: "error" or "zeros".
+
+        Raises:
+            ValueError: Points of another shape, or a table that does not fit; names the columns and values.
+        """
+        if isinstance(points, Mapping) or hasattr(points, "columns"):
+            if self.spec.schema is None:
+                fix = f"Give an array of shape (N, {', '.join(map(str, self.spec.input_shape))})."
+                raise checks.fail("student", self.spec.name, "holds no schema to read tables by", fix)
+            return torch.from_numpy(self.spec.schema.encode(points, unknown=unknown))
+        x = torch.as_tensor(points)
+        if tuple(x.shape[1:]) != tuple(self.spec.input_shape):
+            want = ", ".join(map(str, self.spec.input_shape))
+            fix = "" if self.spec.schema is None else "Or give a DataFrame."
+            raise checks.fail("points", tuple(x.shape), f"must have the shape (N, {want})", fix)
+        return x
+
     @torch.no_grad()
-    def logits(self, x: Tensor, batch: int = 1024) -> Tensor:
-        """Logits, float32 [Q, C], of raw points (uint8 images or feature rows)."""
+    def logits(self, x: Any, batch: int = 1024) -> Tensor:
+        """Logits, float32 [Q, C], of raw points, as ``encode`` takes them."""
         self.module.eval()
         device = next(self.module.parameters()).device
+        x = self.encode(x)
         parts = [self.module(self.spec.normalize(part.to(device))).float() for part in x.split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
 
-    def probabilities(self, x: Tensor, batch: int = 1024) -> Tensor:
+    def probabilities(self, x: Any, batch: int = 1024) -> Tensor:
         """Class probabilities on the CPU, float32 [Q, C], of raw points."""
         return self.logits(x, batch).softmax(1).cpu()
 
-    def predict(self, x: Tensor, batch: int = 1024) -> Tensor:
+    def predict_proba(self, x: Any, batch: int = 1024) -> Tensor:
+        """The same as ``probabilities``, by the name that scikit-learn gives it."""
+        return self.probabilities(x, batch)
+
+    def predict(self, x: Any, batch: int = 1024) -> Tensor:
         """The likeliest class of each raw point, int64 [Q]."""
         return self.probabilities(x, batch).argmax(1)
+
+    def predict_names(self, x: Any, batch: int = 1024) -> list[str]:
+        """The name of the likeliest class of each raw point."""
+        return [self.class_names[label] for label in self.predict(x, batch).tolist()]
 
 
 @runtime_checkable

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import file_digest, tensor_digest, write_whole
+from pate_torch.core.files import file_digest, plain_cell, tensor_digest, write_whole
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
-from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PublicPool, Release
+from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.voters import past
 from pate_torch.voters.description import VotersDescription
 
@@ -112,15 +112,30 @@ def answered_by(record: Mapping[str, Any]) -> VotersDescription:
 
 
 def write(
-    folder: Path, release: Release, facts: Mapping[str, Any], spec: DataSpec, guide: Student | None = None
+    folder: Path,
+    release: Release,
+    facts: Mapping[str, Any],
+    spec: DataSpec,
+    guide: Student | None = None,
+    names: PointNames | None = None,
 ) -> dict[str, Any]:
-    """Write the release, and the student that guided it, into ``folder``; returns the record as ``read`` will."""
+    """Write the release, and the student that guided it, into ``folder``; returns the record as ``read`` will.
+
+    Args:
+        folder: Where it goes.
+        release: What was asked and answered.
+        facts: What its record says beside.
+        spec: Public facts about the data.
+        guide: The student that guided it.
+        names: The public points' own names, in the last column; None: positions are all that is told.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    table = _table(release, spec)
+    table = _table(release, spec, names)
     record = {
         "schema_version": SCHEMA_VERSION,
         "release_id": release.id,
         **facts,
+        **({} if names is None else {"points": names.facts()}),
         "planned": json.loads(events.to_json(release.planned)),
         "incurred": json.loads(events.to_json(release.events)),
         "queries_asked": len(release.query_Q),
@@ -160,7 +175,7 @@ def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
     return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]))
 
 
-def _table(release: Release, spec: DataSpec) -> str:
+def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     beside: list[list[Any]] = [[] for _ in release.query_Q]
@@ -170,21 +185,14 @@ def _table(release: Release, spec: DataSpec) -> str:
     elif release.score_QC is not None:
         columns = [_score_column(c) for c in range(spec.num_classes)]
         beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
+    if names is not None:
+        columns = [*columns, names.kind]
+        shown = [plain_cell(names.names[query]) for query in release.query_Q.tolist()]
+        beside = [[*more, name] for more, name in zip(beside, shown, strict=True)]
     writer.writerow(["query", "label", "class", *columns])
     for query, label, more in zip(release.query_Q.tolist(), release.label_Q.tolist(), beside, strict=True):
-        writer.writerow([query, label, "" if label == NO_ANSWER else _text(spec.class_names[label]), *more])
+        writer.writerow([query, label, "" if label == NO_ANSWER else plain_cell(spec.class_names[label]), *more])
     return table.getvalue()
-
-
-def _text(name: str) -> str:
-    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
-
-
-def _is_number(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return math.isfinite(float(name))
-    return False
 
 
 def _cells(release: Release) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks, moved
+from pate_torch.data.schema import TableSchema
 
 NO_ANSWER = -1
 ADJACENCIES = ("add_remove", "replace_one")
@@ -38,6 +39,8 @@ class DataSpec:
         std: Likewise.
         benchmark: A public benchmark, whose private-side accuracies may be shown.
         nominal_size: Publicly declared approximate number of private records, or None.
+        schema: How a table becomes rows like these; None: they come from no table.
+        resize: How images of other sizes become these ("bilinear"); None: they have this size.
     """
 
     name: str
@@ -48,6 +51,8 @@ class DataSpec:
     std: tuple[float, ...]
     benchmark: bool = False
     nominal_size: int | None = None
+    schema: TableSchema | None = None
+    resize: str | None = None
 
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
@@ -56,10 +61,32 @@ class DataSpec:
         if len(self.mean) != len(self.std):
             raise checks.fail("std", self.std, "must have as many entries as mean")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; without what points of this kind do not have."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        schema, resize = plain.pop("schema"), plain.pop("resize")
+        plain |= {} if schema is None else {"schema": schema.to_dict()}
+        return plain | ({} if resize is None else {"resize": resize})
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:
+        """Inverse of ``to_dict``, of values that went through JSON too."""
+        facts: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
+        if "schema" in facts:
+            facts["schema"] = TableSchema.from_dict(facts["schema"])
+        return cls(**facts)
+
     @property
     def is_image(self) -> bool:
         """Whether points are images."""
         return len(self.input_shape) == 3
+
+    @property
+    def kind(self) -> str:
+        """What points are: "images", records of a "table" that there is a schema of, or "rows" of numbers."""
+        return "images" if self.is_image else "rows" if self.schema is None else "table"
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
@@ -112,6 +139,33 @@ class PrivateData:
 
 
 @dataclass(frozen=True, eq=False)
+class PointNames:
+    """Releasable. By what whoever holds the public points finds each of them.
+
+    Attributes:
+        kind: "id" (in a column of their file), "file" (its path in their folder) or "content" (a hash of its values).
+        names: One for each point.
+        source: Name of the points' own file or folder; None: they were split off the data, and their owner agreed.
+        column: The column of an id.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    source: str | None = None
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("id", "file", "content"))
+        if self.source is None and self.kind != "content":
+            raise checks.fail("kind", self.kind, "must be content for points split off the data: their ids are private")
+
+    def facts(self) -> dict[str, str]:
+        """What a release says of them."""
+        said = {"source": self.source or "split off the data", "named_by": self.kind}
+        return said | ({} if self.column is None else {"column": self.column})
+
+
+@dataclass(frozen=True, eq=False)
 class PublicPool:
     """Public points without labels.
 
@@ -119,13 +173,17 @@ class PublicPool:
         x: As in PrivateData, [P, ...].
         split: The share of the owner's file that these were, before the owner made it public; 0 where they came from
             elsewhere.
+        names: By what whoever holds them finds each; None: by nothing, and a release tells their positions alone.
     """
 
     x: Tensor
     split: float = 0.0
+    names: PointNames | None = None
 
     def __post_init__(self) -> None:
         checks.between("split", self.split, 0, 1)
+        if self.names is not None and len(self.names.names) != len(self.x):
+            raise checks.fail("names", len(self.names.names), f"must be one for each of the {len(self.x)} points")
 
     def __len__(self) -> int:
         return len(self.x)

@@ -12,9 +12,9 @@ HYDRA_KNOWERS = {"cli.train", "cli.hydra_config", "audit.command", "plan.command
 
 # For each part: the pate_torch modules (prefixes) it may import, and outside packages it must not.
 ALLOWED = {
-    "types": {"core.checks", "core.moved", "accounting.events"},
+    "types": {"core.checks", "core.moved", "accounting.events", "data.schema"},  # a schema is public, as the spec is
     "sensitive": {"types", "core.checks", "features.whitening"},
-    "protocols": {"types", "sensitive", "core.moved", "accounting.events", "accounting.outcomes"},
+    "protocols": {"types", "sensitive", "core.checks", "core.moved", "accounting.events", "accounting.outcomes"},
     "core": {"core", "protocols"},
     "noise": {"noise", "core.checks", "core.files", "types", "sensitive", "accounting.events"},
     "budget": {"types", "sensitive", "core.checks", "noise", "protocols", "accounting.events", "ledger"},

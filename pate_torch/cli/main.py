@@ -17,6 +17,7 @@ COMMANDS = {
         "main",
         "the privacy ledger: verify, show, review, export, backup, raise-cap, close",
     ),
+    "predict": ("pate_torch.cli.predict", "main", "what a released student says of new records or images"),
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
     "gpu-check": ("pate_torch.gpu_check.command", "main", "whether a GPU does here what is claimed of it"),
     "runs": ("pate_torch.cli.list_runs", "main", "past runs with their epsilon and accuracy"),

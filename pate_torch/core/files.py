@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -83,3 +84,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def plain_cell(name: str) -> str:
+    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
+
+
+def _is_number(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(name))
+    return False

@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 from pate_torch.core import checks
-from pate_torch.data import roles
-from pate_torch.types import Dataset
+from pate_torch.data import roles, units
+from pate_torch.types import Dataset, PointNames
 
+RESIZE = "bilinear"
+"""How images get their size: by Pillow, in eight bits a channel."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, as EPS, would start a program
 _PROMISED = (
@@ -91,13 +93,26 @@ class ImageFolder:
         role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
         relative = [file.relative_to(folder).parts for _, folder, file in found]
         records = roles.Records(
-            x=self._read([file for _, _, file in found]),
+            x=read("dataset.path", [file for _, _, file in found], (self.channels, self.size, self.size), RESIZE),
             label=np.array([parts[0] if len(parts) > 1 else "" for parts in relative], dtype=object),
             unit_id=unit_id,
             unit="record" if self.group is None else "group:file name",
             role_N=role_N,
         )
-        return roles.assemble(records, self, promised=_PROMISED)
+        return roles.assemble(
+            records,
+            self,
+            promised=_PROMISED,
+            resize=RESIZE,
+            names=lambda public: self._names(records, relative, public),
+        )
+
+    def _names(self, records: roles.Records, relative: list[tuple[str, ...]], public: np.ndarray) -> PointNames:
+        """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
+        if self.public_path is not None:
+            names = tuple("/".join(relative[place]) for place in public.tolist())
+            return PointNames("file", names, Path(self.public_path).name)
+        return PointNames("content", tuple(units.content_id([image.numpy().tobytes()]) for image in records.x[public]))
 
     def _unit(self, relative: Path) -> str:
         if self.group is None:
@@ -112,32 +127,54 @@ class ImageFolder:
             )
         return match.group(1) if match.re.groups else match.group(0)
 
-    def _read(self, files: list[Path]) -> torch.Tensor:
-        x = torch.empty(len(files), self.channels, self.size, self.size, dtype=torch.uint8)
-        mode = "RGB" if self.channels == 3 else "L"
-        for row, file in zip(x, files, strict=True):
-            try:
-                with Image.open(file, formats=_FORMATS) as image:
-                    found = image.mode
-                    small = image.convert(mode).resize((self.size, self.size), Image.Resampling.BILINEAR)
-            except Exception as error:  # each format's reader has errors of its own for damaged files
-                raise checks.fail("dataset.path", str(file), f"is not a readable image ({error})") from error
-            if found not in _MODES:
-                raise checks.fail(
-                    "image mode",
-                    found,
-                    f"must be one of {', '.join(_MODES)} (file {file})",
-                    "Convert the image to eight bits a channel.",
-                )
-            row.copy_(torch.from_numpy(np.array(small)).view(self.size, self.size, -1).permute(2, 0, 1))
-        return x
+
+def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
+    """Image files as uint8 [N, channels, height, width].
+
+    Args:
+        key: The setting that names them, for errors.
+        files: Their places.
+        shape: Channels (1: grey, 3: color), height and width.
+        resize: RESIZE, or None: only images of this size are taken.
+
+    Raises:
+        ValueError: Names the file that cannot be read so.
+    """
+    channels, height, width = shape
+    if resize is not None:
+        checks.one_of("resize", resize, (RESIZE,))
+    x = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
+    mode = "RGB" if channels == 3 else "L"
+    for row, file in zip(x, files, strict=True):
+        try:
+            with Image.open(file, formats=_FORMATS) as image:
+                found, size = image.mode, image.size
+                small = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+        except Exception as error:  # each format's reader has errors of its own for damaged files
+            raise checks.fail(key, str(file), f"is not a readable image ({error})") from error
+        if found not in _MODES:
+            raise checks.fail(
+                "image mode",
+                found,
+                f"must be one of {', '.join(_MODES)} (file {file})",
+                "Convert the image to eight bits a channel.",
+            )
+        if resize is None and size != (width, height):
+            raise checks.fail("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
+        row.copy_(torch.from_numpy(np.array(small)).view(height, width, -1).permute(2, 0, 1))
+    return x
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Image files anywhere below a folder, in the order of their paths."""
+    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES and file.is_file()]
 
 
 def _images(key: str, folder: Path, unlabeled: bool) -> list[Path]:
     """Image files below class folders (or also right in the folder), in the order of their paths."""
     if not folder.is_dir():
         raise checks.fail(key, str(folder), "must be a folder of class folders")
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES and file.is_file()]
+    files = image_files(folder)
     if not unlabeled:
         files = [file for file in files if file.parent != folder]
     if not files:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.data import roles, units
+from pate_torch.data.schema import class_name
 from pate_torch.types import Dataset
 
 _MOST_FEATURES = 2**24
@@ -145,7 +146,7 @@ class Libsvm:
             finite = np.isfinite(rows.data.astype(np.float32)).all()
         if not finite:
             raise checks.fail(key, str(file), "has features that are not finite numbers", "Remove NaN and infinity.")
-        label = np.array([roles.class_name(value) for value in y.tolist()])
+        label = np.array([class_name(value) for value in y.tolist()])
         if query and len(query[0]) != len(y):
             raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {file}")
         return rows, label, query[0].astype(str) if query else _content_ids(rows, label)

@@ -7,8 +7,7 @@ the public side (or are declared), and a private record that does not fit is dro
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,11 +19,11 @@ from torch import Tensor
 from pate_torch.core import checks, rng
 from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
+from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import Dataset, DataSpec, Evaluation, PointNames, PrivateData, PublicPool
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
 
 
 class Source(Protocol):
@@ -125,14 +124,23 @@ def _split(source: Source) -> tuple[float, float]:
 
 def public_roles(source: Source) -> tuple[int, ...]:
     """Roles whose records may be looked at: they give classes, categories and widths, and figures are published."""
-    known = source.benchmark or source.publish_test or _split(source)[1] == 0
-    return (PUBLIC, TEST) if known else (PUBLIC,)
+    return (PUBLIC, TEST) if source.publish_test else shown_roles(source)
+
+
+def shown_roles(source: Source) -> tuple[int, ...]:
+    """Roles whose records may be shown as they are: who agreed to figures on test records agreed to no more."""
+    return (PUBLIC, TEST) if source.benchmark or _split(source)[1] == 0 else (PUBLIC,)
+
+
+def _agreed(source: Source) -> bool:
+    """Whether the public points are public: they came as such, or their owner agreed."""
+    return bool(source.benchmark or source.publish_split or not _split(source)[0])
 
 
 def _refuse_unsaid(source: Source) -> None:
     """Raise ValueError where a part of a private file would become public, and its owner has not said that it may."""
     public, test = _split(source)
-    if source.benchmark or source.publish_split or not public:
+    if _agreed(source):
         return
     who = "its records" if source.group is None else f"its units (dataset.group={source.group}), with all their records"
     kept = "" if not test else f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)."
@@ -140,7 +148,7 @@ def _refuse_unsaid(source: Source) -> None:
         "dataset.publish_split",
         False,
         f"about {public:.0%} of {who} in {source.path} would become public: a student learns from them as they are, "
-        "class names and values are taken from them, and no epsilon covers them",
+        "class names, categories and hashes of theirs are released, and no epsilon covers them",
         f"Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true.{kept}",
     )
 
@@ -237,20 +245,11 @@ def promise(way: str, *, single: bool, apart: bool, grouped: bool, benchmark: bo
     return ("add_remove",), f"Use dataset.roles=position, or give {own}" if single else f"Give {own}"
 
 
-def class_name(value: Any) -> str:
-    """One spelling for a class: 1, 1.0, "1" and "+1" are the same."""
-    text = str(value).strip()
-    if not _NUMBER.fullmatch(text):
-        return text
-    number = float(text)
-    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else text
-
-
 def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str, ...]:
     """Declared classes, or those ``seen`` on the public side, sorted (numbers by value); at least two."""
     found = set(seen) - {""}
     if declared is None:
-        numeric = all(_NUMBER.fullmatch(name) for name in found)
+        numeric = all(is_number(name) for name in found)
         classes = tuple(sorted(found, key=float) if numeric else sorted(found))
         if len(classes) < 2:
             raise checks.fail(
@@ -310,6 +309,9 @@ def assemble(
     *,
     promised: tuple[tuple[str, ...], str],
     standardize: bool | Sequence[bool] = False,
+    schema: TableSchema | None = None,
+    resize: str | None = None,
+    names: Callable[[np.ndarray], PointNames] | None = None,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
 
@@ -318,6 +320,9 @@ def assemble(
         source: Its declared choices.
         promised: The data set's ``adjacencies`` and ``advice``.
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
+        schema: How a table became these rows, as it may be published.
+        resize: How images became these.
+        names: By what whoever holds the public points finds them: of their places among the records, and of no others'.
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     looked_at = public_roles(source)
@@ -345,9 +350,15 @@ def assemble(
             std=std,
             benchmark=source.benchmark,
             nominal_size=source.nominal_size,
+            schema=schema,
+            resize=resize,
         ),
         private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
-        pool=PublicPool(pool_x, 0.0 if source.benchmark else _split(source)[0]),
+        pool=PublicPool(
+            pool_x,
+            0.0 if source.benchmark else _split(source)[0],
+            None if names is None or not _agreed(source) else names(public),
+        ),
         evaluation=Evaluation(
             records.x[test],
             torch.from_numpy(y_N[test]),

@@ -8,7 +8,6 @@ import gc
 import gzip
 import io
 import lzma
-import math
 import re
 import zlib
 from collections import Counter
@@ -26,9 +25,9 @@ import torch
 
 from pate_torch.core import checks
 from pate_torch.data import roles, units
-from pate_torch.types import Dataset
+from pate_torch.data.schema import MAX_CATEGORIES, ManyCategories, TableSchema
+from pate_torch.types import Dataset, PointNames
 
-_MISSING = {"", "na", "n/a", "nan", "null", "none"}
 _COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
 _NOT_READ = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
@@ -67,7 +66,8 @@ class Csv:
         missing: What to do with records whose numeric features are empty or not finite: "error", or "drop" each by
             itself.
         separator: Between values of a row.
-        publish_split: The owner agrees that the public points are split off ``path``, and so become public.
+        publish_split: The owner agrees that the public points are split off ``path``, and so become public: their
+            categories, and a hash of the features of those that are asked, are released.
         publish_test: The owner agrees that figures on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
         benchmark: Whether the records are public data: accuracies on the private side are then shown.
@@ -90,7 +90,7 @@ class Csv:
     features: Sequence[str] | None = None
     ignore: Sequence[str] = ()
     categories: Mapping[str, Sequence[Any]] | None = None
-    max_categories: int = 64
+    max_categories: int = MAX_CATEGORIES
     classes: Sequence[Any] | None = None
     missing: str = "error"
     separator: str = ","
@@ -132,13 +132,13 @@ class Csv:
             role_N = roles.by_hash(unit_id, part_N, set(tables), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         label = np.array([value for table in tables.values() for value in table[self.label]], dtype=object)
-        x, numeric = self._encode(
-            {name: [value for table in tables.values() for value in table[name]] for name in columns},
-            np.isin(role_N, roles.public_roles(self)),
-        )
+        table = {name: [value for part in tables.values() for value in part[name]] for name in columns}
+        schema = self._schema(_rows_of(table, np.isin(role_N, roles.public_roles(self))))
+        x = schema.encode(table, unknown="zeros", missing="nan")
         whole = np.isfinite(x).all(1)
         if not whole.all() and self.missing == "error":
-            bad = [name for name, place in numeric.items() if not np.isfinite(x[:, place]).all()]
+            names = schema.feature_names
+            bad = [names[place] for place in schema.numeric if not np.isfinite(x[:, place]).all()]
             raise checks.fail(
                 "dataset.missing",
                 self.missing,
@@ -146,7 +146,7 @@ class Csv:
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
         kept = np.flatnonzero(whole)
-        standardize = np.isin(np.arange(x.shape[1]), list(numeric.values())).tolist()
+        standardize = np.isin(np.arange(x.shape[1]), schema.numeric).tolist()
         records = roles.Records(
             x=torch.from_numpy(x[kept]),
             label=label[kept],
@@ -166,6 +166,8 @@ class Csv:
                 benchmark=self.benchmark,
             ),
             standardize=standardize,
+            schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
+            names=lambda public: self._names(tables, schema, table, kept[public]),
         )
 
     def _tables(self) -> dict[int, Table]:
@@ -211,54 +213,54 @@ class Csv:
         rows = zip(*table.values(), strict=True)
         return np.array([units.content_id(map(str.encode, row)) for row in rows])
 
-    def _encode(self, table: Table, public_N: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-        """float32 [N, D], and where each numeric column stands in it."""
-        blocks: list[np.ndarray] = []
-        numeric: dict[str, int] = {}
-        width, public = 0, np.flatnonzero(public_N).tolist()
-        for name, column in table.items():
-            text = [value.strip() for value in column]
-            values = self._categories(name, {text[row] for row in public} - {""})
-            if values is None:
-                numeric[name] = width
-                # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
-                with np.errstate(over="ignore"):  # beyond float32 is infinite, which the caller refuses
-                    blocks.append(np.array([_number(value) for value in text])[:, None].astype(np.float32))
-            else:
-                place = {value: code for code, value in enumerate(values)}
-                spelled = {value: place.get(roles.class_name(value), -1) for value in set(text)}
-                code_N = np.array([spelled[value] for value in text])
-                blocks.append((code_N[:, None] == np.arange(len(values))).astype(np.float32))
-            width += blocks[-1].shape[1]
-        return np.concatenate(blocks, axis=1), numeric
+    def _names(self, tables: Mapping[int, Table], schema: TableSchema, table: Table, rows: np.ndarray) -> PointNames:
+        """By what whoever holds the public points finds them: their own ids where their file has them, else content.
 
-    def _categories(self, name: str, shown: set[str]) -> list[str] | None:
-        """A column's categories, declared or those shown on the public side; None for a numeric column."""
-        if self.categories and name in self.categories:
-            return [roles.class_name(value) for value in self.categories[name]]
-        if all(value.casefold() in _MISSING or not math.isnan(_number(value)) for value in shown):
-            return None
-        values = sorted({roles.class_name(value) for value in shown})
-        if len(values) > self.max_categories:
-            named = "" if self.group or self.id else f": is it the unit? dataset.group={name}"
+        Args:
+            tables: The files, the private one first.
+            schema: What is hashed: features alone, never an id, a group or a label of the private file.
+            table: The feature columns of all files.
+            rows: The public points' rows in it.
+        """
+        source = None
+        if self.public_path is not None:
+            source, own = Path(self.public_path).name, tables[roles.PUBLIC]
+            first = _length(tables[roles.PRIVATE])
+            for column in (self.id, self.group):
+                if column is not None and column in own:
+                    names = tuple(own[column][row - first].strip() for row in rows.tolist())
+                    if len(set(names)) == len(names):  # a group may own several points
+                        return PointNames("id", names, source, column)
+        picked = {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
+        return PointNames("content", tuple(schema.content_ids(picked)), source)
+
+    def _schema(self, public: Table) -> TableSchema:
+        """The schema, declared or as the public side shows it.
+
+        Args:
+            public: The feature columns of public records.
+        """
+        declared = {name: values for name, values in (self.categories or {}).items() if name in public}
+        try:
+            return TableSchema.of(public, categories=declared, max_categories=self.max_categories)
+        except ManyCategories as many:
+            named = "" if self.group or self.id else f": is it the unit? dataset.group={many.column}"
             raise checks.fail(
                 "dataset.max_categories",
                 self.max_categories,
-                f"column {name!r} has {len(values)} different public values{named}",
-                f"Or leave it out (dataset.ignore=[{name}]), list its values in dataset.categories or raise the limit.",
-            )
-        return values
+                f"column {many.column!r} has {many.count} different public values{named}",
+                f"Or leave it out (dataset.ignore=[{many.column}]), list its values in dataset.categories or raise the "
+                "limit.",
+            ) from None
+
+
+def _rows_of(table: Table, chosen_N: np.ndarray) -> Table:
+    rows = np.flatnonzero(chosen_N).tolist()
+    return {name: [column[row] for row in rows] for name, column in table.items()}
 
 
 def _length(table: Table) -> int:
     return len(next(iter(table.values())))
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _require(key: str, column: str, table: Table) -> None:

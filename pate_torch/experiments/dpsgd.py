@@ -297,5 +297,6 @@ class DpSgd:
             **measured,
             ledger_head=ledger.head(),
             class_names=spec.class_names,
+            takes=spec.kind,
             created=datetime.date.today().isoformat(),
         )

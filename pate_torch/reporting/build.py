@@ -92,6 +92,7 @@ def build_report(
         release_id=release.id,
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
+        takes=data.spec.kind,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, name, release) if release.id in paid else (),
         student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},

@@ -45,7 +45,8 @@ FILES = {
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
     "release.json": "What was asked, of whom, at what price.",
-    "labels.csv": "The questions asked and the labels released; -1 is no answer. Enough to train another student.",
+    "labels.csv": "The questions asked and the labels released; -1 is no answer. With the public points, enough to "
+    "train another student: release.json says how they are named (points), or only their positions are told.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
@@ -54,6 +55,14 @@ FILES = {
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
+
+
+TAKES = {
+    "rows": "an array [N, features]",
+    "table": "a DataFrame with the columns of the data",
+    "images": "uint8 images [N, channels, height, width]",
+}
+"""What a student takes (``DataSpec.kind``) -> in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +182,7 @@ class ReleaseReport:
         student_size: How many points ``student_accuracy`` was measured on.
         label_size: How many points ``label_accuracy`` was measured on.
         teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
+        takes: What the student takes (TAKES).
         epsilon_curve: Price of the first q questions, q = 1..Q.
         account_curve: The account's total at the same moments.
         confusion: The student's test counts [truth, predicted].
@@ -217,6 +227,7 @@ class ReleaseReport:
     release_id: str | None = None
     ledger_head: str | None = None
     class_names: tuple[str, ...] = ()
+    takes: str = "rows"
     epsilon_curve: tuple[float, ...] = ()
     account_curve: tuple[float, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -244,6 +255,7 @@ class ReleaseReport:
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
+        checks.one_of("takes", self.takes, TAKES)
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
         checks.between("split", self.split, 0, 1)
@@ -339,6 +351,11 @@ class ReleaseReport:
         """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
         return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
+
+    @property
+    def new_points(self) -> str:
+        """What the student takes, in words."""
+        return TAKES[self.takes]
 
     @property
     def files(self) -> dict[str, str]:

@@ -4,7 +4,8 @@
     pate export outputs/runs/digits/gaussian/<run> --format torch_export
 
 An exported program takes raw points, as the data have them (uint8 images or rows), in batches of any size, and gives
-class probabilities; it runs with PyTorch alone. ONNX is not offered: its exporter needs packages of its own.
+class probabilities; it runs with PyTorch alone. Of a table it takes the encoded rows: ``pate_torch.json`` in it names
+their features, in order, and holds the schema. ONNX is not offered: its exporter needs packages of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -86,7 +86,9 @@ def export(student: Student, path: Path | str, format: str = "torch_export") -> 
     network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
     batch = torch.export.Dim("batch")
     program = torch.export.export(Deployed(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
-    facts = {"spec": asdict(student.spec), "input": str(example.dtype), "output": "class probabilities"}
+    facts = {"spec": student.spec.to_dict(), "input": str(example.dtype), "output": "class probabilities"}
+    if student.spec.schema is not None:
+        facts["features"] = student.spec.schema.feature_names
     torch.export.save(program, path, extra_files={"pate_torch.json": json.dumps(facts)})
     for size in (1, 3):
         x = _example(student.spec, size)

@@ -5,7 +5,6 @@ No pickle anywhere: loading a student runs no code from the file.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,15 @@ from pate_torch.types import DataSpec
 
 FORMAT = "pate_torch.student/1"
 KEY = "pate_torch"
+BESIDE = ("schema", "resize")
+"""Facts of the data that stand beside the others: readers that do not know them still read the file."""
 
 
 def save(student: Student, path: Path) -> None:
     """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
-    facts = {"format": FORMAT, "network": student.network, "spec": dataclasses.asdict(student.spec)}
+    spec = student.spec.to_dict()
+    beside = {key: spec.pop(key) for key in BESIDE if key in spec}
+    facts = {"format": FORMAT, "network": student.network, "spec": spec, **beside}
     header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     partial = path.with_name(f".{path.name}.partial")
@@ -55,8 +58,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
         raise checks.fail("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
     try:
         network: dict[str, Any] = facts["network"]
-        public: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["spec"].items()}
-        spec = DataSpec(**public)
+        spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in BESIDE if key in facts})
         module = networks.rebuild(network)
         module.load_state_dict(tensors)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -20,7 +20,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import Dataset, DataSpec
@@ -120,7 +120,7 @@ def share_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
         return trunk
     facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
     state = share_tensors(None if trunk is None else trunk.state())
-    return Trunk.rebuild(facts, state, input_spec, spec_from(facts["spec"]))
+    return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
 
 
 def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages) -> Trunk | None:

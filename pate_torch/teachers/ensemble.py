@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +47,6 @@ def _in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Itera
                 yield future.result()
     finally:
         torch.set_num_threads(before)
-
-
-def spec_from(plain: Mapping[str, Any]) -> DataSpec:
-    """The DataSpec of values that went through JSON."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
-    return DataSpec(**fields)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -30,7 +30,7 @@ from pate_torch.core import checks, locks
 from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing, tensor_digest
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.ensemble import Ensemble, spec_from
+from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
@@ -101,7 +101,7 @@ def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], input_sp
     state = {name.removeprefix(TRUNK): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK)}
     if facts is None:
         return None
-    return Trunk.rebuild(facts, state, input_spec, spec_from(facts["spec"]))
+    return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
 
 
 def _lock(checkpoints: Path) -> Path:
@@ -166,7 +166,7 @@ class TeacherStore:
                     "private": True,
                     **asdict(identity),
                     "network": ensemble.network,
-                    "spec": asdict(ensemble.spec),
+                    "spec": ensemble.spec.to_dict(),
                     "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
                     "sha256": file_digest(tensors),
                     "ledger_head": ledger_head,
@@ -251,7 +251,7 @@ class TeacherStore:
         params = read_tensors(tensors)
         trained = params.pop(TRAINED, None)
         try:
-            spec = spec_from(manifest["spec"])
+            spec = DataSpec.from_dict(manifest["spec"])
             trunk = _trunk(manifest.get("trunk"), params, spec)
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             if trained is None or len(trained) != identity.num_teachers:

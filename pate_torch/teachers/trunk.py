@@ -110,7 +110,7 @@ class Trunk:
 
     def facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
-        return {"network": self.network, "spec": dataclasses.asdict(self.spec)}
+        return {"network": self.network, "spec": self.spec.to_dict()}
 
     def state(self) -> dict[str, Tensor]:
         """The trunk's tensors by name."""
@@ -213,4 +213,6 @@ def centered(input_spec: DataSpec, feature_PD: Tensor) -> DataSpec:
     mean_D = feature_PD.mean(0)
     scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
     mean = tuple(mean_D.tolist())
-    return dataclasses.replace(input_spec, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean))
+    return dataclasses.replace(
+        input_spec, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean), schema=None, resize=None
+    )

@@ -35,7 +35,6 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.protocols import silent
 from pate_torch.teachers.engine import CURVE_POINTS, Trained, gather_rows, train_stacked
-from pate_torch.teachers.ensemble import spec_from
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -70,7 +69,7 @@ def train_chunks(
     records = SharedTensors.of({"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS})
     results = SharedTensors.empty(_result_shapes(spec, recipe, shards.num_teachers))
     setup = {
-        "spec": asdict(spec),
+        "spec": spec.to_dict(),
         "recipe": asdict(recipe),
         "seed": seed,
         "chunks": [(teachers.start, teachers.stop) for teachers in chunks],
@@ -295,7 +294,7 @@ def serve(
 ) -> None:
     """Train the chunks whose numbers come on ``orders`` until it closes, which ends the process."""
     torch.set_num_threads(1)
-    spec = spec_from(setup["spec"])
+    spec = DataSpec.from_dict(setup["spec"])
     recipe = TeacherRecipe(**setup["recipe"])
     tasks: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, tasks), daemon=True).start()

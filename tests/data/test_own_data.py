@@ -20,6 +20,7 @@ from pate_torch.data import image_folder, libsvm, roles, tabular
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import hashing
 from pate_torch.data.partition import ReplaceOne
+from pate_torch.data.schema import class_name
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.units import content_id, one_per_unit, unit_names
 from pate_torch.protocols import DatasetSource
@@ -185,7 +186,7 @@ def test_units_are_ids_or_positions():
 
 
 def test_class_names_have_one_spelling():
-    assert [roles.class_name(v) for v in (1, 1.0, "1", "+1", " 1.0", -1.0, "1_2", "cat", 0.5)] == [
+    assert [class_name(v) for v in (1, 1.0, "1", "+1", " 1.0", -1.0, "1_2", "cat", 0.5)] == [
         *("1", "1", "1", "1", "1", "-1", "1_2", "cat", "0.5")
     ]
     assert roles.class_list(None, ["10", "9", "-1"]) == ("-1", "9", "10")

@@ -263,6 +263,20 @@ def test_the_card_states_privacy_accuracy_and_files():
         assert part in text
 
 
+@pytest.mark.parametrize(
+    "takes,words,command",
+    [
+        ("rows", "an array [N, features]", None),
+        ("table", "a DataFrame with the columns of the data", "pate predict . new.csv > predictions.csv"),
+        ("images", "uint8 images [N, channels, height, width]", "pate predict . images/ > predictions.csv"),
+    ],
+)
+def test_the_card_says_how_to_use_the_student(takes, words, command):
+    text = card(demo(takes=takes))
+    assert f'student = load_student(".")\nstudent.predict_names(new), student.predict_proba(new)  # {words}\n' in text
+    assert (command or "pate predict") in text if command else "pate predict" not in text
+
+
 def test_the_card_of_a_run_that_is_not_private_says_so_and_shows_no_epsilon():
     text = card(demo(private=False))
     assert text.count("NOT PRIVATE") >= 3

@@ -1,0 +1,92 @@
+"""What a released student says of new records: a table, or image files, to a table of labels and probabilities.
+
+pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.files import plain_cell, write_whole
+from pate_torch.data import image_folder, tabular
+from pate_torch.protocols import Student
+from pate_torch.students.export import load_student
+
+
+def table_of(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
+    """Names and encoded rows of a table's records.
+
+    Raises:
+        ValueError: The student or the table does not fit; names the columns and values.
+    """
+    table = tabular.read_text("records", file, options.separator)
+    if options.id is not None:
+        checks.one_of("id", options.id, list(table))
+    x = student.encode(table, unknown=options.unknown)
+    schema = student.spec.schema
+    others = [] if schema is None else [name for name in schema.others(table) if name != options.id]
+    if others:
+        print(f"Not used: {', '.join(others)}.", file=sys.stderr)
+    return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
+
+
+def images_of(student: Student, place: Path) -> tuple[list[str], Tensor]:
+    """Names and pixels of image files.
+
+    Raises:
+        ValueError: There are none, or one cannot be read.
+    """
+    files = image_folder.image_files(place) if place.is_dir() else [place]
+    if not files:
+        raise checks.fail("records", str(place), "is a folder without images")
+    x = image_folder.read("records", files, student.spec.input_shape, student.spec.resize)
+    return [file.name if file == place else file.relative_to(place).as_posix() for file in files], x
+
+
+def predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
+    """A CSV table: who, the likeliest class, and the probability of each."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
+    likely_QC = student.predict_proba(x)
+    for name, label, likely in zip(names, likely_QC.argmax(1).tolist(), likely_QC.tolist(), strict=True):
+        writer.writerow([name, plain_cell(student.class_names[label]), *(f"{share:.6g}" for share in likely)])
+    return table.getvalue()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``pate predict``; its exit code. 0: done; 2: the student or the records cannot be read."""
+    parser = argparse.ArgumentParser(prog="pate predict", description="What a released student says of new records.")
+    parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
+    parser.add_argument("records", type=Path, help="a CSV or Parquet file, an image, or a folder of images")
+    parser.add_argument("--id", metavar="COLUMN", help="names the rows of the result (default: 0, 1, ... in order)")
+    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help="what becomes of new categories")
+    parser.add_argument("--separator", default=",", help="between the values of a CSV file")
+    parser.add_argument("--output", type=Path, help="where to write (default: the terminal)")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.records.exists():
+            raise checks.fail("records", str(options.records), "was not found")
+        student = load_student(options.run)
+        read = (
+            images_of(student, options.records)
+            if student.spec.is_image
+            else table_of(student, options.records, options)
+        )
+        text = predictions(student, *read)
+        if options.output is None:
+            print(text, end="")
+        else:
+            write_whole(options.output, text)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

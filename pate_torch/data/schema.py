@@ -1,0 +1,330 @@
+"""How a table becomes numbers: its columns, their order and their categories, for whoever has a release to encode by.
+
+Guarantee: a schema holds declared values and values of public records, and nothing else: it may be published. Encoding
+by it looks at one record at a time: no record changes another's numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from pate_torch.core import checks
+
+MAX_CATEGORIES: Final = 64
+WITHHELD: Final = " withheld"
+"""In place of a category's name. No value can be it: values are stripped."""
+_MISSING = {"", "na", "n/a", "nan", "null", "none"}
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
+
+
+class ManyCategories(ValueError):
+    """Public records show more values of a column than a schema takes.
+
+    Attributes:
+        column: Its name.
+        count: How many they show.
+    """
+
+    def __init__(self, column: str, count: int, most: int) -> None:
+        what = f"column {column!r} has {count} different public values"
+        fix = "Leave it out, list its values in categories or raise the limit."
+        super().__init__(str(checks.fail("max_categories", most, what, fix)))
+        self.column, self.count = column, count
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: Its name.
+        categories: Its values, each a feature that is 0 or 1; None: the column is numeric.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of its features, in order."""
+        return (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of a table, in the order of their features.
+
+    Guarantee: made of declared and public values alone (``of``); may be published.
+
+    Attributes:
+        columns: The columns that are used.
+    """
+
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if not names or len(set(names)) < len(names):
+            raise checks.fail("columns", names, "must be at least one, each with a name of its own")
+
+    @classmethod
+    def of(
+        cls,
+        public: Any,
+        *,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        max_categories: int = MAX_CATEGORIES,
+    ) -> TableSchema:
+        """Read a schema off PUBLIC records: a column is numeric if all its values are, else takes those it shows.
+
+        Args:
+            public: Public records, as ``encode`` takes them; all columns are used. Never private ones: a category that
+                one record alone shows would be published.
+            categories: {column: [values]}, declared.
+            max_categories: Most values that records may show of a column without an entry.
+
+        Raises:
+            ManyCategories: They show more.
+            ValueError: Not a table, or values are declared of a column that is not there.
+        """
+        declared = categories or {}
+        table = _table(public)
+        for name in declared:
+            checks.one_of("categories", name, list(table))
+        columns = []
+        for name, text in table.items():
+            if name in declared:
+                values: Iterable[str] | None = [class_name(value) for value in declared[name]]
+            else:
+                values = _shown(set(text) - {""})
+            column = Column(name, None if values is None else tuple(values))
+            if name not in declared and len(column.categories or ()) > max_categories:
+                raise ManyCategories(name, len(column.categories or ()), max_categories)
+            columns.append(column)
+        return cls(tuple(columns))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """A name for each feature, as "age" or "color=red"."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def num_features(self) -> int:
+        """Number D of features."""
+        return sum(len(column.features) for column in self.columns)
+
+    @property
+    def numeric(self) -> tuple[int, ...]:
+        """Positions of the numeric columns among the features."""
+        kinds = [column.categories is None for column in self.columns for _ in column.features]
+        return tuple(place for place, numeric in enumerate(kinds) if numeric)
+
+    def encode(self, table: Any, *, unknown: str = "error", missing: str = "error") -> np.ndarray:
+        """Features of records, float32 [N, D].
+
+        A number and its text are the same, as are a missing value and the empty text. Columns that the schema does not
+        have are left aside.
+
+        Args:
+            table: A DataFrame, or {column: values}; an array [N, columns] where every column is numeric.
+            unknown: What becomes of a value outside its column's categories: "error" or "zeros", none of them. Private
+                records take zeros: whether there is an error would depend on them.
+            missing: What becomes of a number that is empty, not finite or none: "error" or "nan".
+
+        Raises:
+            ValueError: Names the columns and values that do not fit.
+        """
+        checks.one_of("unknown", unknown, ("error", "zeros"))
+        checks.one_of("missing", missing, ("error", "nan"))
+        read = _table(table, [column.name for column in self.columns], self._numeric_only())
+        blocks: list[np.ndarray] = []
+        strange: list[str] = []
+        empty: list[str] = []
+        for column in self.columns:
+            text = read[column.name]
+            block, bad_N = _numbers(text) if column.categories is None else _one_hot(text, column.categories)
+            blocks.append(block)
+            if bad_N.any():
+                first = int(bad_N.argmax())
+                (empty if column.categories is None else strange).append(f"{column.name}={text[first]!r} (row {first})")
+        if empty and missing == "error":
+            what = "are no finite numbers"
+            raise checks.fail("table", ", ".join(empty), what, "Fill them in, or leave such records out.")
+        if strange and unknown == "error":
+            what = "are none of the categories that the schema holds"
+            raise checks.fail("table", ", ".join(strange), what, "unknown=zeros takes such values as none of them.")
+        return np.concatenate(blocks, axis=1)
+
+    def withheld(self, shown: Any, declared: Collection[str] = ()) -> TableSchema:
+        """This schema without the names of categories that nobody may see: their features stay, and no value is one.
+
+        Args:
+            shown: Records that may be shown as they are.
+            declared: Columns whose categories were declared.
+        """
+        texts = _table(shown, [column.name for column in self.columns])
+        columns = []
+        for column in self.columns:
+            if column.categories is not None and column.name not in declared:
+                seen = {class_name(value) for value in set(texts[column.name])}
+                column = Column(column.name, tuple(v if v in seen else WITHHELD for v in column.categories))
+            columns.append(column)
+        return TableSchema(tuple(columns))
+
+    def content_ids(self, table: Any) -> list[str]:
+        """A hash of each record's values as the schema reads them: a number and its text have the same.
+
+        By these ``labels.csv`` names public points that have no names of their own. Whoever can guess all values of a
+        record can check the guess: never of records that are not public.
+
+        Args:
+            table: As ``encode`` takes it.
+        """
+        from pate_torch.data.units import content_id  # which knows the types, which know schemas
+
+        read = _table(table, [column.name for column in self.columns], self._numeric_only())
+        columns = [
+            [repr(_number(value)) if column.categories is None else class_name(value) for value in read[column.name]]
+            for column in self.columns
+        ]
+        return [content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
+
+    def others(self, table: Any) -> list[str]:
+        """Columns of a table that ``encode`` leaves aside."""
+        return [name for name in _names(table) or [] if name not in {column.name for column in self.columns}]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        columns = [
+            {"name": column.name} | ({} if column.categories is None else {"categories": list(column.categories)})
+            for column in self.columns
+        ]
+        return {"columns": columns}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> TableSchema:
+        """Inverse of ``to_dict``.
+
+        Raises:
+            ValueError: It is not what ``to_dict`` gives.
+        """
+        columns = []
+        for one in checks.items("columns", checks.mapping("schema", facts).get("columns")):
+            values = checks.mapping("columns", one).get("categories")
+            if values is not None:
+                values = tuple(checks.items("categories", values))
+            if not all(isinstance(text, str) for text in (one.get("name"), *(values or ()))):
+                raise checks.fail("columns", one, "must be texts")
+            columns.append(Column(one["name"], values))
+        return cls(tuple(columns))
+
+    def _numeric_only(self) -> bool:
+        return all(column.categories is None for column in self.columns)
+
+
+def class_name(value: Any) -> str:
+    """One spelling for a class or category: 1, 1.0, "1" and "+1" are the same."""
+    text = str(value).strip()
+    if not is_number(text):
+        return text
+    number = float(text)
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else text
+
+
+def is_number(text: str) -> bool:
+    """Whether a name is a number, plainly written."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _shown(values: set[str]) -> list[str] | None:
+    """The categories of a column that shows these values; None where all are numbers."""
+    if all(value.casefold() in _MISSING or not math.isnan(_number(value)) for value in values):
+        return None
+    return sorted({class_name(value) for value in values})
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _numbers(text: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [N, 1], and which are not finite."""
+    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
+        block = np.array([_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
+    return block, ~np.isfinite(block[:, 0])
+
+
+def _one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [N, categories], and which are none of them."""
+    place = {value: code for code, value in enumerate(categories)}
+    spelled = {value: place.get(class_name(value), -1) for value in set(text)}
+    code_N = np.array([spelled[value] for value in text], dtype=np.int64)
+    return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
+
+
+def _names(table: Any) -> list[str] | None:
+    """Names of a table's columns; None: it is an array."""
+    columns = table if isinstance(table, Mapping) else getattr(table, "columns", None)
+    return None if columns is None else [str(name) for name in columns]
+
+
+def _table(table: Any, needed: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
+    """The columns of a table as text, "" for what is missing.
+
+    Args:
+        table: As ``TableSchema.encode`` takes it.
+        needed: The columns to read, in order; None: all.
+        array: Whether an array will do.
+    """
+    names = _names(table)
+    if names is None:
+        values = np.asarray(table)
+        if not array or values.ndim != 2 or (needed is not None and values.shape[1] != len(needed)):
+            shape = "must be a DataFrame or {column: values}"
+            shape += f", or an array of {len(needed or ())} columns" if array and needed else ""
+            raise checks.fail("table", f"{type(table).__name__} {values.shape}", shape)
+        given = list(needed) if needed is not None else [str(place) for place in range(values.shape[1])]
+        read = {name: _text(values[:, place]) for place, name in enumerate(given)}
+    else:
+        needed = names if needed is None else needed
+        if lacking := [name for name in needed if name not in names]:
+            raise checks.fail("table", names, f"lacks the columns {', '.join(lacking)}")
+        if twice := [name for name in needed if names.count(name) > 1]:
+            raise checks.fail("table", names, f"has more than one column {', '.join(sorted(set(twice)))}")
+        keys = dict(zip(names, table if isinstance(table, Mapping) else table.columns, strict=True))
+        read = {name: _text(table[keys[name]]) for name in needed}
+    lengths = {name: len(text) for name, text in read.items()}
+    if len(set(lengths.values())) != 1:
+        raise checks.fail("table", lengths, "must have columns of one length")
+    return read
+
+
+def _text(column: Any) -> list[str]:
+    """Values as a CSV file would hold them, one at a time; "" for those that are missing."""
+    if isinstance(column, str | bytes) or not isinstance(column, Iterable):
+        raise checks.fail("table", column, "must hold a list of values in each column")
+    # An array gives its values in their own precision: of float32, .1 is "0.1" and not what a double makes of it.
+    values = np.asarray(column) if hasattr(column, "dtype") else column
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise checks.fail("table", values.shape, "must hold one value a record in each column")
+    return [value.strip() if type(value) is str else _written(value) for value in values]
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        missing = bool(value != value)  # NaN, and the missing times of pandas
+    except TypeError:  # the missing value of pandas is neither equal to itself nor not
+        missing = True
+    return "" if missing else str(value).strip()

@@ -1,0 +1,108 @@
+"""A released student takes tables by the schema it carries, and files from before there were schemas still load."""
+
+import dataclasses
+import json
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+
+from pate_torch import load_student, networks
+from pate_torch.data.schema import Column, TableSchema
+from pate_torch.protocols import Student
+from pate_torch.students import export, store
+from pate_torch.types import DataSpec
+
+SCHEMA = TableSchema((Column("age", None), Column("ward", ("A", "B"))))
+SPEC = DataSpec(
+    name="clinic",
+    num_classes=2,
+    input_shape=(3,),
+    class_names=("ill", "well"),
+    mean=(40.0, 0.0, 0.0),
+    std=(9.0, 1.0, 1.0),
+    schema=SCHEMA,
+)
+FRAME = pd.DataFrame({"ward": ["B", "A", "A"], "age": [31, 62.5, 7], "diagnosis": "?"})
+
+
+@pytest.fixture
+def student():
+    network = networks.describe("logistic", SPEC.input_shape, SPEC.num_classes)
+    module = networks.rebuild(network)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return Student(network, module.eval(), SPEC)
+
+
+def header(path):
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()[store.KEY])
+
+
+def test_tables_and_arrays_are_taken_alike_by_a_student_and_by_its_file(student, tmp_path):
+    store.save(student, tmp_path / "student.safetensors")
+    rows = torch.tensor([[31, 0, 1], [62.5, 1, 0], [7, 1, 0]])
+    for one in (student, load_student(tmp_path)):
+        assert one.spec == SPEC and one.class_names == ("ill", "well")
+        for points in (FRAME, {"age": ["31", "62.5", 7.0], "ward": list("BAA")}, rows.numpy(), rows.tolist()):
+            assert torch.equal(one.predict_proba(points), student.probabilities(rows))
+            assert one.predict_names(points) == [SPEC.class_names[label] for label in student.predict(rows)]
+            assert one.predict(points).dtype == torch.int64
+
+
+def test_a_schema_stands_beside_what_other_readers_know(student, tmp_path):
+    store.save(student, tmp_path / "with")
+    store.save(dataclasses.replace(student, spec=dataclasses.replace(SPEC, schema=None)), tmp_path / "without")
+    before, now = header(tmp_path / "without"), header(tmp_path / "with")
+    assert set(before) == {"format", "network", "spec"} and "schema" not in before["spec"]
+    assert {**before, "schema": SCHEMA.to_dict()} == now  # the file of a student of no table is what it was
+    old = store.load(tmp_path / "without")
+    assert old.spec.schema is None and old.predict(torch.zeros(2, 3)).shape == (2,)
+    with pytest.raises(ValueError, match=r"holds no schema to read tables by.*\(N, 3\)"):
+        old.predict(FRAME)
+
+
+def test_what_does_not_fit_is_named(student):
+    with pytest.raises(ValueError, match=r"ward='C' \(row 1\).*unknown=zeros"):
+        student.predict(FRAME.assign(ward=list("ACB")))
+    with pytest.raises(ValueError, match="lacks the columns age"):
+        student.predict(FRAME[["ward"]])
+    with pytest.raises(ValueError, match=r"points=\(2, 4\): must have the shape \(N, 3\)\. Or give a DataFrame"):
+        student.predict(np.zeros((2, 4), dtype=np.float32))
+    assert student.encode(FRAME.assign(ward=list("ACB")), unknown="zeros")[1].tolist() == [62.5, 0, 0]
+
+
+def test_a_damaged_schema_is_refused_in_one_line(student, tmp_path, monkeypatch):
+    monkeypatch.setattr(TableSchema, "to_dict", lambda self: {"columns": [{"name": 1}]})
+    store.save(student, tmp_path / "student.safetensors")
+    with pytest.raises(ValueError, match=r"^student=.*columns"):
+        load_student(tmp_path)
+
+
+def test_an_exported_program_names_the_features_it_takes(student, tmp_path):
+    path = export.export(student, tmp_path / "student.pt2")
+    with zipfile.ZipFile(path) as archive:
+        facts = json.loads(archive.read(next(name for name in archive.namelist() if name.endswith("pate_torch.json"))))
+    assert facts["features"] == ["age", "ward=A", "ward=B"]
+    schema = TableSchema.from_dict(facts["spec"]["schema"])
+    program = export.load_export(path)
+    assert torch.allclose(program(torch.from_numpy(schema.encode(FRAME))), student.probabilities(FRAME), atol=1e-6)
+
+
+def test_facts_go_through_json_and_to_workers():
+    images = DataSpec(
+        name="i",
+        num_classes=2,
+        input_shape=(1, 8, 8),
+        class_names=("a", "b"),
+        mean=(0.0,),
+        std=(1.0,),
+        resize="bilinear",
+    )
+    for spec, kind in ((SPEC, "table"), (images, "images"), (dataclasses.replace(SPEC, schema=None), "rows")):
+        assert DataSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == DataSpec.from_dict(spec.to_dict()) == spec
+        assert spec.kind == kind and ("schema" in spec.to_dict()) == (kind == "table")
