@@ -4,6 +4,7 @@ The programs that tests start inherit it: four of them with four threads each wa
 """
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,6 +25,15 @@ def card():
 
 def pytest_addoption(parser):
     parser.addoption("--update-pins", action="store_true", help="renew tests/end_to_end/pins by what is found")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark slow what slow.txt lists: cases whose siblings stay, and what would not fit into the processor time."""
+    slow = set((Path(__file__).parent / "slow.txt").read_text().split("\n"))
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pate_torch import networks
+from pate_torch.analysis.sample_sizes import btt18_lemma_5_8
 from pate_torch.core import checks
 from pate_torch.core.rng import derive, numpy_stream
 from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
@@ -105,13 +106,17 @@ class OnAverageStability:
     Attributes:
         alpha: The largest over points of the root mean square change.
         alpha_Q: Per point.
-        error: Standard error of alpha.
+        error: Standard error of alpha at its point; that the point was chosen for it makes alpha too large.
+        typical: The root mean square change over all points, which is no bound.
+        typical_error: Its standard error.
         half_width: 4 alpha sqrt(2 n), within which three in four models predict of their expectation (BTT18 Lemma 5.8).
     """
 
     alpha: float
     alpha_Q: Floats
     error: float
+    typical: float
+    typical_error: float
     half_width: float
 
 
@@ -168,11 +173,17 @@ def on_average_stability(
     square_PQ = np.concatenate(squares)
     mean_Q = square_PQ.mean(0)
     worst = int(np.argmax(mean_Q))
-    alpha = float(np.sqrt(mean_Q[worst]))
+    alpha, error = _root(square_PQ[:, worst])
+    half_width = btt18_lemma_5_8(n, alpha=alpha)
+    return OnAverageStability(alpha, np.sqrt(mean_Q), error, *_root(square_PQ.mean(1)), half_width)
+
+
+def _root(square_P: Floats) -> tuple[float, float]:
+    """The root of a mean over pairs, and its standard error."""
+    root = float(np.sqrt(square_P.mean()))
     # Delta method: the error of a square root is the error of its square over twice the root.
-    spread = float(square_PQ[:, worst].std(ddof=1)) / np.sqrt(pairs)
-    error = spread / (2 * alpha) if alpha > 0 else 0.0
-    return OnAverageStability(alpha, np.sqrt(mean_Q), error, 4 * alpha * float(np.sqrt(2 * n)))
+    spread = float(square_P.std(ddof=1)) / np.sqrt(len(square_P))
+    return root, spread / (2 * root) if root > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,19 +174,20 @@ def _additive(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) 
 
 
 def _joint(left: Outcomes, right: Outcomes) -> Score:
-    """The log ratio of the whole row: for queries that depend on each other. Rows are named by a random hash."""
-    weights = np.random.default_rng(0).integers(1, 1 << 62, left.shape[1], dtype=np.int64) | 1
-
-    def name(outcomes: Outcomes) -> NDArray[np.int64]:
-        with np.errstate(over="ignore"):
-            return ((outcomes + 3) * weights).sum(1)
-
-    table = _log_ratio(name(left), name(right))
+    """The log ratio of the whole row: for queries that depend on each other."""
+    table = _log_ratio(_name(left), _name(right))
 
     def score(outcomes: Outcomes) -> NDArray[np.float64]:
-        return _lookup(*table, name(outcomes))
+        return _lookup(*table, _name(outcomes))
 
     return score
+
+
+def _name(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One integer for each row: a random hash."""
+    weights = np.random.default_rng(0).integers(1, 1 << 62, rows.shape[1], dtype=np.int64) | 1
+    with np.errstate(over="ignore"):
+        return ((rows + 3) * weights).sum(1)
 
 
 def audit(
@@ -275,9 +276,9 @@ def _sample(
 def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
     """All that a release shows, as one integer per query. one_more: a count was added, and its number alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
-    if answers.score_QC is not None:  # of two classes one says all
-        score_Q = answers.score_QC[:, 1].cpu().numpy()
-        label_Q = label_Q + 1_000 * np.round(np.nan_to_num(score_Q, nan=-1) * 1e9).astype(int)
+    if answers.score_QC is not None:
+        score_QC = answers.score_QC.cpu().numpy()
+        label_Q = label_Q + _name(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
     if answers.noisy is not None:  # a pair of votes moves one between the first two classes: their difference tells
         counts_QC = answers.noisy.counts_QC.cpu().numpy()
         apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])

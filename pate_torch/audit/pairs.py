@@ -15,9 +15,10 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.single_stable import SingleStable
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import GRID, ONE_COUNT, CellHistogram, GradientSums, Votes, one_vector
+from pate_torch.sensitive import GRID, ONE_COUNT, CellHistogram, GradientSums, SoftVotes, Votes, one_vector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +61,7 @@ class Pair:
         rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
         return [rows.index(row) for row in rows]
 
-    def votes(self, side: str) -> Votes | CellHistogram | GradientSums:
+    def votes(self, side: str) -> Votes | SoftVotes | CellHistogram | GradientSums:
         """The table of one side, ``left`` or ``right``, as the mechanism takes it."""
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
@@ -70,8 +71,33 @@ class Pair:
     def check(self, mechanism: Mechanism) -> None:
         """Make the mechanism's own check of the plan; raises its ValueError."""
         votes = self.votes("left")
-        teachers = votes.num_teachers if isinstance(votes, Votes) else 0
+        teachers = votes.num_teachers if isinstance(votes, Votes | SoftVotes) else 0
         mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftPair(Pair):
+    """Probabilities of teachers who are of one of two opinions, as many as a row says; one teacher has moved.
+
+    Attributes:
+        opinion_2C: Class probabilities of either opinion.
+    """
+
+    opinion_2C: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(((self.votes("left").score_KQS != self.votes("right").score_KQS).any(2).any(1)).sum() > 1):
+            raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one teacher may have moved)")
+
+    def votes(self, side: str) -> SoftVotes:
+        first_Q = (self.left_QC if side == "left" else self.right_QC)[:, 0]
+        second_KQ = torch.arange(int(self.left_QC[0].sum()))[:, None] >= first_Q
+        return SoftVotes.of(self.opinion_2C[second_KQ.long()])
+
+
+_OPINIONS = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+"""Of three classes; those of a class lie in different bins, however many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,7 +152,7 @@ class Setting:
         """The setting for the mechanism called ``name``."""
         # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the
         # threshold and the failing test both to the ends of their noise; over many failures it would drown.
-        sparse = {"epsilon": 12.0, "max_failures": 1}
+        sparse = {"epsilon": 2.0, "max_failures": 1}
         return {
             "stability": cls(queries=8, runs=20_000, overrides=sparse),
             "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
@@ -146,6 +172,14 @@ class Setting:
 
 def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
     """The pairs for one mechanism: where its tests are undecided, and where an unlikely answer is much likelier."""
+    if isinstance(mechanism, SoftStability):
+        plan = mechanism.calibration(queries)
+        threshold = mechanism.calibration(queries, _OPINIONS.shape[1]).threshold
+        soft = [
+            SoftPair(name=f"soft, {pair.name}", left_QC=pair.left_QC, right_QC=pair.right_QC, opinion_2C=_OPINIONS)
+            for pair in _distance_pairs(threshold, 2 * plan.scale, queries)
+        ]
+        return [*_distance_pairs(plan.threshold, 2 * plan.scale, queries), *soft]
     if isinstance(mechanism, SparseVector):
         plan = mechanism.calibration(queries)
         return _distance_pairs(plan.threshold, 2 * plan.scale, queries)

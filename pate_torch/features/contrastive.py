@@ -81,6 +81,14 @@ class ContrastiveFeatures:
         checks.mapping("features.network_options", self.network_options)
         as_affine(self.augment, "features.augment")
 
+    @property
+    def design(self) -> dict[str, Any]:
+        """Name and options of the network whose lower part the encoder is."""
+        alone = {"name": self.network, "options": dict(self.network_options)}
+        if self.encoders == 1:
+            return alone
+        return {"name": "voting", "options": {"members": self.encoders, "of": alone}}
+
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)

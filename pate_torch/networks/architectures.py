@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pate_torch.core import checks
-from pate_torch.networks.modules import Flatten, L2Normalize, MeanShift, Residual, Voting, feature_extractor
+from pate_torch.networks.modules import Flatten, Fourier, L2Normalize, MeanShift, Residual, Voting, feature_extractor
 
 Description = dict[str, Any]
 
@@ -248,7 +248,13 @@ def probe(
     return nn.Sequential(trunk, L2Normalize(), nn.Linear(width, num_classes))
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting, "probe": probe}
+def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256) -> nn.Module:
+    """A linear map of points and of random cosines of them; a student only (``features.fourier``)."""
+    width = math.prod(input_shape)
+    return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting, "probe": probe, "fourier": fourier}
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

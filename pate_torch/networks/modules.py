@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -60,6 +61,20 @@ class ConcatFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
+
+
+class Fourier(nn.Module):
+    """A point beside random cosines of it, [B, D] -> [B, D + F] (Rahimi and Recht 2007); see ``features.fourier``."""
+
+    def __init__(self, width: int, cosines: int) -> None:
+        super().__init__()
+        self.register_buffer("frequency_DF", torch.zeros(width, cosines))
+        self.register_buffer("phase_F", torch.zeros(cosines))
+        self.frequency_DF: Tensor
+        self.phase_F: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, math.sqrt(2) * torch.cos(x @ self.frequency_DF + self.phase_F)], 1)
 
 
 class MeanShift(nn.Module):

@@ -215,12 +215,12 @@ def settings(
         images: Whether its points are images; None: not known.
         questions: How many to ask; None: as the plan has it.
     """
-    said = ["voters=gradients", "mechanism=gradient_descent", "query=random", "student=self_training"]
+    said = ["voters=gradients", "mechanism=gradient_descent", "query=random"]
     said += [] if declared else ["voters.size=<about how many>"]
     said += [] if sigma is None else [f"mechanism.sigma={sigma:.4g}"]
     said += [] if questions is None else [f"num_queries={questions}"]
     said += ["features=contrastive"] if images and plan.features is None else []
-    said += ["student.last=model", "student.num_generations=1"] if images is False else ["student.alpha=.3"]
+    said += ["student=released_model"] if images is False else ["student=self_training", "student.alpha=.3"]
     said += [] if plan.sanitiser is None else ["sanitiser=none"]
     said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
     return tuple(said)

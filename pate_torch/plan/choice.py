@@ -335,7 +335,14 @@ class PlanEvaluator:
             rounds=plan.num_rounds,
             at_least=self.pilot.questions,
             seed=plan.seed,
+            soft=takes_probabilities(plan),
         )
+
+
+def takes_probabilities(plan: RunConfig) -> bool:
+    """Whether a run of this plan opens teachers' probabilities, and not their votes."""
+    soft: Callable[[RunConfig], bool] | None = getattr(plan.voters, "soft", None)
+    return soft is not None and soft(plan)
 
 
 def _features(plan: RunConfig, data: Dataset) -> nn.Module | None:

@@ -45,7 +45,7 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.plan import chance
 from pate_torch.plan import report as reports
-from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best
+from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best, takes_probabilities
 from pate_torch.plan.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
 from pate_torch.plan.report import PlanReport
 from pate_torch.protocols import DatasetSource
@@ -148,7 +148,9 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         account=account,
         ledger=ledger,
         swept=tuple(axes),
-        notes=tuple(_notes(base, account, declared, choices, pilot)),
+        notes=tuple(
+            _notes(base, account, declared, choices, pilot, soft=any(map(takes_probabilities, by_choice.values())))
+        ),
         plot=(output or base.root / "plans") / "plan.png" if plot else None,
     )
     if sheet.plot is not None:
@@ -393,7 +395,13 @@ def _budget_from(base: RunConfig, account: Account | None) -> str:
 
 
 def _notes(
-    base: RunConfig, account: Account | None, declared: Declared, choices: tuple[Choice, ...], pilot: Pilot
+    base: RunConfig,
+    account: Account | None,
+    declared: Declared,
+    choices: tuple[Choice, ...],
+    pilot: Pilot,
+    *,
+    soft: bool,
 ) -> list[str]:
     """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
     notes = []
@@ -405,6 +413,17 @@ def _notes(
         notes.append(
             "Per-record gradients bear more noise than votes (voters=gradients mechanism=gradient_descent). A guess of "
             "votes cannot forecast them; pilot.on=<public data like yours> does, and chooses them if they are better."
+        )
+    if soft and pilot.on is None:
+        notes.append(
+            "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones "
+            "spread over more bins, and as a rule fewer questions are answered; pilot.on=<public data like yours> "
+            "tries them."
+        )
+    elif soft:
+        notes.append(
+            f"Soft labels are forecast from the probabilities of at most {pilot.teachers} teachers, drawn K times: so "
+            "few fill too few bins, and fewer questions may be answered. pilot.teachers=<more> is nearer."
         )
     if account is None:
         return notes

@@ -9,6 +9,8 @@ error e:
 - Where the wrong votes go: shares of the other classes are Dirichlet with weights 4.5 e / (C - 1), so mostly to one
   rival. Spreading them evenly would make every plurality look safe.
 - Smaller shards: e grows as K^0.5 (measured exponents: 0.5 on MNIST, 0.6 on digits, 0.8 on characters).
+
+The guess knows no probabilities: a mechanism of soft labels is then tried on votes, scores of 0 and 1.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pate_torch.core import checks, rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import Votes
+from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Context, Dataset, PrivateData
 
@@ -93,10 +95,12 @@ class VoteModel:
     Attributes:
         share_QC: Probability that a teacher votes for each class.
         truth_Q: The right class.
+        score_KQS: Scores of the ensemble's teachers, as ``SoftVotes`` holds them; None: votes are all that is known.
     """
 
     share_QC: Array
     truth_Q: NDArray[np.int64]
+    score_KQS: torch.Tensor | None = None
 
     @property
     def teacher_accuracy(self) -> float:
@@ -113,6 +117,14 @@ class VoteModel:
         index_Q = np.arange(questions) % len(self.truth_Q)
         counts_QC = rng.numpy_stream(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
+
+    def ask_soft(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
+        """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``ask`` has there."""
+        assert self.score_KQS is not None
+        index_Q = torch.arange(start, stop) % len(self.truth_Q)
+        draw = rng.torch_stream(seed, "plan", "scores", start)
+        drawn_KQ = torch.randint(len(self.score_KQS), (num_teachers, stop - start), generator=draw)
+        return SoftVotes(self.score_KQS[drawn_KQ, index_Q])
 
 
 def simulate_votes(accuracy: float, num_classes: int, questions: int, seed: int) -> VoteModel:
@@ -150,11 +162,16 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     short = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
     trunk = None if short.start is None else short.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(records, data.spec, ReplaceOne().shards(records, teachers, seed), short, seed=seed, trunk=trunk)
-    votes = ensemble.votes(data.pool.x[: pilot.questions])
+    asked = data.pool.x[: pilot.questions]
+    votes, scores = ensemble.votes(asked), SoftVotes.of(ensemble.probabilities(asked))
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
     # Drawing K votes from the few teachers' shares keeps their accuracy, and what they confuse.
-    return VoteModel(share_QC=votes.counts_QC.double().numpy() / teachers, truth_Q=truth_Q[: len(votes)].numpy())
+    return VoteModel(
+        share_QC=votes.counts_QC.double().numpy() / teachers,
+        truth_Q=truth_Q[: len(votes)].numpy(),
+        score_KQS=scores.score_KQS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +202,7 @@ def simulate_release(
     rounds: int,
     at_least: int,
     seed: int,
+    soft: bool = False,
 ) -> Outcome:
     """Put simulated votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
 
@@ -199,6 +217,7 @@ def simulate_release(
         rounds: Number of rounds of one release.
         at_least: Least number of questions to try.
         seed: Seeds votes and noise.
+        soft: Whether it takes the teachers' probabilities, where the model has them.
     """
     size = min(num_queries, MOST_QUESTIONS)
     releases = math.ceil(at_least / size)
@@ -207,7 +226,9 @@ def simulate_release(
     noise = Rehearsal(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
     answered = right = 0
     for start in range(0, releases * size, size):
-        asked = votes.take(torch.arange(start, start + size))
+        asked: Votes | SoftVotes = votes.take(torch.arange(start, start + size))
+        if soft and crowd.score_KQS is not None:
+            asked = crowd.ask_soft(num_teachers, start, start + size, seed)
         label_Q = mechanism.release(asked, noise, Context(num_queries=num_queries, rounds=rounds)).label_Q.numpy()
         answered += int((label_Q >= 0).sum())
         right += int((label_Q == truth_Q[start : start + len(label_Q)]).sum())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.features.contrastive import ContrastiveFeatures, encode
+from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import balanced, coordinates, neighbor_graph, placed, spread
 from pate_torch.networks import feature_extractor
-from pate_torch.protocols import Student
+from pate_torch.protocols import FeatureRecipe, Student
 from pate_torch.students.training import StudentProblem, label_loss
 
 _ERROR = 0.1  # of a propagated label that is kept: 1-6 % measured on printed glyphs; more is safer than less
@@ -19,7 +19,7 @@ ALPHA = 0.99
 
 def propagate(
     problem: StudentProblem,
-    recipe: ContrastiveFeatures | None,
+    recipe: FeatureRecipe | None,
     target_C: Tensor,
     *,
     before: Student | None = None,
@@ -38,7 +38,8 @@ def propagate(
     if before is not None:
         feature_PD = encode(feature_extractor(before.module), x_P, spec)
     elif recipe is not None:
-        feature_PD = recipe.features(x_P, spec, seed=problem.seed, device=x_P.device)
+        encoder = recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device)
+        feature_PD = encode(encoder, x_P, spec)
     else:
         feature_PD = coordinates(x_P, spec)
     graph = neighbor_graph(placed(feature_PD, x_P.device), _NEIGHBORS)

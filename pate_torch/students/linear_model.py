@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +10,49 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.features.contrastive import ContrastiveFeatures, mean_shift
-from pate_torch.protocols import Student, StudentTask
+from pate_torch.features.contrastive import mean_shift
+from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentTask, silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedModel:
+    """The model that gradients were fitted to (``voters=gradients``), as it was released. Nothing is trained.
+
+    Attributes:
+        features: Those of the run; None: the points themselves.
+    """
+
+    name: str = "released_model"
+    features: FeatureRecipe | None = None
+
+    @property
+    def last(self) -> str:
+        """What is returned, as ``SelfTraining`` calls it."""
+        return "model"
+
+    @property
+    def guide(self) -> None:
+        """It guides no round: later ones lie in features of a student, and it has none of its own."""
+        return None
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student:
+        """The model.
+
+        Raises:
+            ValueError: None was released, or it is of other features.
+        """
+        student = linear_student(task, None, self.features, seed, device)
+        progress(1, 1)
+        return student
+
 
 _SMALLEST = 1e-30
 """Probabilities below, of which float32 knows few digits, are not compared."""
@@ -21,7 +63,7 @@ _OFF = 0.02
 def linear_student(
     task: StudentTask,
     guide: Student | None,
-    recipe: ContrastiveFeatures | None,
+    recipe: FeatureRecipe | None,
     seed: int,
     device: torch.device,
 ) -> Student:
@@ -76,7 +118,7 @@ def _foreign(why: str) -> ValueError:
 def _trunk(
     task: StudentTask,
     guide: Student | None,
-    recipe: ContrastiveFeatures | None,
+    recipe: FeatureRecipe | None,
     seed: int,
     device: torch.device,
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -85,8 +127,8 @@ def _trunk(
         return networks.feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
     if recipe is None:
         return nn.Flatten(), {"name": "logistic", "options": {}}
-    trunk = recipe.learn(task.pool_x, task.spec, seed=seed, device=device)
-    alone = {"name": recipe.network, "options": dict(recipe.network_options)}
-    if recipe.encoders == 1:
-        return trunk, alone
-    return trunk, {"name": "voting", "options": {"members": recipe.encoders, "of": alone}}
+    design = getattr(recipe, "design", None)
+    if design is None:
+        fix = "Give the recipe a design (name and options of its network), or use student.last=student."
+        raise checks.fail("features", recipe.name, "does not say of which network the encoder is a part", fix)
+    return recipe.learn(task.pool_x, task.spec, seed=seed, device=device), design

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch.core import checks
-from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import Checkable, FeatureRecipe, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.label_propagation import ALPHA, most_confident, propagate
 from pate_torch.students.linear_model import linear_student
@@ -49,7 +48,7 @@ class SelfTraining:
     first: StudentAlgorithm
     then: StudentAlgorithm
     name: str = "self_training"
-    features: ContrastiveFeatures | None = None
+    features: FeatureRecipe | None = None
     keep_fraction: float = 0.8
     keep_fraction_later: float = 0.95
     alpha: float = ALPHA

@@ -83,6 +83,25 @@ def test_stability_of_the_mean_is_its_closed_form():
     assert np.ptp(found.alpha_Q) == 0
 
 
+def test_the_typical_change_is_that_of_a_mean_scaled_by_the_point():
+    """h_D(x) = x mean(y) changes by x sqrt(2 Var(y))/n: most at x = 1, and by the root of the mean of x^2 over points.
+
+    The standard error is what estimates from other pairs differ by.
+    """
+    generator, n, points = np.random.default_rng(4), 10, np.array([[0.0], [0.3], [1.0], [0.6]])
+    y = (generator.random(4000) < 0.4).astype(float)
+    scaled = lambda x_B, y_B, points, coins: y_B.mean(1)[:, None] * points.T  # noqa: E731
+    found = [on_average_stability(scaled, y[:, None], y, points, n=n, pairs=1000, seed=seed) for seed in range(60)]
+    exact = math.sqrt(2 * y.var()) / n
+    np.testing.assert_allclose(found[0].alpha_Q, points[:, 0] * found[0].alpha, atol=1e-12)
+    for estimate, error, truth in (
+        ([one.alpha for one in found], found[0].error, exact),
+        ([one.typical for one in found], found[0].typical_error, exact * math.sqrt((points**2).mean())),
+    ):
+        assert np.mean(estimate) == pytest.approx(truth, abs=4 * error / math.sqrt(60))
+        assert np.std(estimate) == pytest.approx(error, rel=0.4)  # four standard errors of a standard deviation
+
+
 def test_the_same_coins_go_to_both_of_a_pair():
     """A learner that answers by its coins alone is perfectly stable; with fresh coins it would not be."""
     seen = []

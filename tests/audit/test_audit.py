@@ -11,10 +11,11 @@ from scipy import stats
 
 from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
-from pate_torch.audit.pairs import Pair, Setting, worst_pairs
+from pate_torch.audit.pairs import Pair, Setting, SoftPair, worst_pairs
 from pate_torch.mechanisms import single_stable, stability
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
 from tests import ROOT
@@ -116,7 +117,7 @@ DECISIVE = {
     "gradient_descent": ("one record", 10_000, 1, ()),
     "single_stable": ("all moved one way", 100_000, 2, ()),
     "stability": ("the last", 6_000, 8, ()),
-    "soft_stability": ("the last", 40_000, 8, ()),
+    "soft_stability": ("soft, the last", 20_000, 8, ()),
 }
 ONE_BY_ONE = {"stability", "soft_stability", "gradient_descent"}
 """Whose runs are made one by one: half a minute each. Their noise is held to its law with every mechanism's."""
@@ -148,7 +149,12 @@ class Quartered(Halved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name,runs,keep,queries", [("stability", 60_000, "the last", 8), ("gradient_descent", 200_000, "one", 1)]
+    "name,runs,keep,queries",
+    [
+        ("stability", 60_000, "the last", 8),
+        ("soft_stability", 40_000, "soft, the last", 3),
+        ("gradient_descent", 200_000, "one", 1),
+    ],
 )
 def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queries, monkeypatch):
     """Takes six times as many runs as a quarter, and more."""
@@ -213,11 +219,38 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
 
 @pytest.mark.slow
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
-    """With LZCW21's lambda, which has none of the slack of BTT18's."""
-    mechanism, _ = load("stability", ("epsilon=16",), 1e-5)
+    """With the least lambda, which has none of the slack of BTT18's."""
+    mechanism, _ = load("stability", (), 1e-5)
     monkeypatch.setattr(stability, "distance", printed_distance)
     pair = printed_pair(mechanism.calibration(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).sound
+
+
+class RightForTwoClasses(SoftStability):
+    """A quarter of the noise where there are more."""
+
+    def _scored(self, counts_SV, shifted_SV, num_classes, noise, context):
+        return super()._scored(counts_SV, shifted_SV, num_classes, noise if num_classes == 2 else Quartered(), context)
+
+
+def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_several():
+    honest, _ = load("soft_stability", (), 1e-5)
+    faulty = RightForTwoClasses(epsilon=honest.epsilon, delta=honest.delta, max_failures=1, bins=honest.bins)
+    hard, soft = (pair for pair in worst_pairs(honest, 3) if "the last" in pair.name)
+    assert (hard.votes("left").num_classes, soft.votes("left").num_classes) == (2, 3)
+    assert audit(faulty, [hard], runs=1500, confidence=CERTAIN).sound
+    result = audit(faulty, [soft], runs=1500, confidence=CERTAIN)
+    assert not result.sound and result.proven > result.claimed and not result.faults
+
+
+def test_one_teacher_alone_may_move_between_soft_sides():
+    left, opinions = torch.tensor([[5, 5], [9, 1]]), torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+    moved = torch.tensor([-1, 1])
+    with pytest.raises(ValueError, match="one teacher"):  # another one in either query
+        SoftPair(name="two", left_QC=left, right_QC=left + moved, opinion_2C=opinions)
+    pair = SoftPair(name="one", left_QC=left[:1], right_QC=left[:1] + moved, opinion_2C=opinions)
+    assert pair.votes("left").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 5 + [0.0] * 5)
+    assert pair.votes("right").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 4 + [0.0] * 6)
 
 
 class ChargedOnce(Confident):

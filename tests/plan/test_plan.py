@@ -27,6 +27,7 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.mechanisms.soft_stability import SoftStability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import chance
@@ -512,6 +513,35 @@ def test_votes_go_through_the_mechanism_itself():
     answered = simulate_release(mechanism, unanimous(2), num_queries=50, **setting).answered
     chance = norm.cdf((30 - 40) / 20)
     assert answered == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
+
+
+def test_soft_labels_are_tried_on_probabilities_where_the_pilot_has_them():
+    """All vote for the same class; whether a bin leads is for their probabilities to say."""
+    mechanism = SoftStability(epsilon=8, delta=1e-5, max_failures=2, bins=10)
+    setting = {"num_teachers": 200, "num_queries": 20, "rounds": 1, "at_least": 100, "seed": 3}
+
+    def answered(score_K, soft=True):
+        score_KQS = score_K[:, None, None].expand(-1, 2000, 1)
+        crowd = dataclasses.replace(unanimous(2), score_KQS=score_KQS)
+        return simulate_release(mechanism, crowd, soft=soft, **setting).answered
+
+    alike, spread = torch.full((20,), 0.12), torch.linspace(0.02, 0.48, 20)
+    assert answered(alike) == answered(spread, soft=False) == 1
+    assert answered(spread) == 0
+
+
+SOFT_LABELS = ("mechanism=soft_stability", "mechanism.epsilon=30", "mechanism.max_failures=2", "num_queries=20")
+
+
+def test_a_plan_of_soft_labels_says_what_its_forecast_rests_on():
+    asked = (*UNTOUCHABLE, *SOFT_LABELS, "teachers=250", "privacy.budget_epsilon=40", "pilot.questions=100")
+    by_votes = plan(*asked)
+    assert "every probability were 0 or 1" in by_votes.notes[-1]
+    trained = plan(*asked, "pilot.on=digits", "pilot.teachers=4", "pilot.steps=40")
+    assert "probabilities of at most 4 teachers" in trained.notes[-1]
+    assert trained.choices[0].outcome.answered < 0.5 * by_votes.choices[0].outcome.answered
+    together = plan(*asked, "voters=teachers_transductive")  # who have votes alone
+    assert not any("Soft labels" in note for note in (*together.notes, *plan("teachers=50").notes))
 
 
 def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():

@@ -1,0 +1,83 @@
+"""How stable on average the shipped learners are (BTT18 Definition 5.7), by the size of a shard.
+
+    PATE_DATA=../shared/data python -m benchmarks.learner_stability
+
+Teachers as each data set recommends them, without distortions, and the probability that they give class 1 of 200 points
+they have not seen. What Theorem 5.14 asks for is beside it: bins of 16 alpha sqrt(2 n), which say something below 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from benchmarks.sparse_vector import load
+from pate_torch.analysis.stability import by_teachers, on_average_stability
+from pate_torch.core.rng import numpy_stream
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec
+
+LEARNERS = {
+    "digits": ("logistic", "mlp", "lean_cnn"),
+    "mushroom": ("logistic", "mlp"),
+    "a9a": ("logistic", "mlp"),
+}
+POINTS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--sets", nargs="+", default=list(LEARNERS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=[10, 30, 100, 300, 1000])
+    parser.add_argument("--pairs", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    for name in args.sets:
+        images = name == "digits"
+        x, y = load_digits(return_X_y=True) if images else load(name, args.data)
+        x = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8) if images else x.astype(np.float32)
+        points, pool = np.split(numpy_stream(args.seed, "learner stability").permutation(len(y)), [POINTS])
+        classes, channels = int(y.max()) + 1, x.shape[1]
+        spec = DataSpec(
+            name=name,
+            num_classes=classes,
+            input_shape=x.shape[1:],
+            class_names=tuple(map(str, range(classes))),
+            mean=(0.5,) * channels,
+            std=(0.5,) * channels,
+        )
+        for network in LEARNERS[name]:
+            recipe = TeacherRecipe(
+                network=network,
+                steps=600 if images else 300,
+                batch_size=16 if images else 32,
+                learning_rate=1e-2 if network == "logistic" else 4e-3,
+            )
+            fit = by_teachers(recipe, spec, soft=True)
+            for n in args.sizes:
+                found = on_average_stability(fit, x[pool], y[pool], x[points], n=n, pairs=args.pairs, seed=args.seed)
+                row = {
+                    "data": name,
+                    "learner": network,
+                    "n": n,
+                    "typical": found.typical,
+                    "typical_error": found.typical_error,
+                    "worst": found.alpha,
+                    "worst_error": found.error,
+                    "bins_typical": 16 * found.typical * float(np.sqrt(2 * n)),
+                }
+                text = "  ".join(
+                    f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+                )
+                print(json.dumps(row) if args.json else text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

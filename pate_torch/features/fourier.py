@@ -1,0 +1,79 @@
+"""Random Fourier features: what a linear model needs to tell classes apart that no plane parts. Nothing is trained.
+
+A point x stands beside sqrt(2) cos(x W + b), with normal W and uniform b: inner products of these approach the Gaussian
+kernel, exp(-|x - x'|^2 / 2 s^2). The kernel's width s is the median distance of the public points. For rows of numbers
+with ``voters=gradients``, whose public model is linear in features.
+
+Source: Rahimi and Recht 2007, "Random features for large-scale kernel machines".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.rng import torch_stream
+from pate_torch.networks import Fourier, remove_head
+from pate_torch.protocols import Progress, silent
+from pate_torch.types import DataSpec
+
+_COMPARED = 500
+"""Public points whose distances are taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FourierFeatures:
+    """A recipe for points beside random cosines of them.
+
+    Attributes:
+        cosines: Number F of cosines; a point of D numbers has D + F features.
+        width: Width of the kernel, in median distances of the public points.
+    """
+
+    name: str = "fourier"
+    cosines: int = 256
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer("features.cosines", self.cosines, low=1)
+        checks.positive("features.width", self.width)
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """Name and options of the network whose lower part the encoder is."""
+        return {"name": "fourier", "options": {"cosines": self.cosines}}
+
+    def learn(
+        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> nn.Module:
+        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D + F].
+
+        Args:
+            x_P: Raw public points [P, ...].
+            spec: Public facts of the data.
+            seed: Seed of W and b.
+            device: Device of the encoder.
+            progress: Called with (done, total).
+        """
+        draw = torch_stream(seed, "representation", "fourier")
+        network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
+        module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
+        z_PD = spec.normalize(x_P.cpu()).flatten(1)
+        distance = self.width * _median_distance(z_PD[torch.randperm(len(z_PD), generator=draw)[:_COMPARED]])
+        module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=draw) / distance)
+        module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=draw) * 2 * math.pi)
+        progress(1, 1)
+        return network.to(device).eval()
+
+
+def _median_distance(z_PD: Tensor) -> float:
+    """Of all pairs that differ; 1 where none do."""
+    distance = torch.pdist(z_PD.double())
+    distance = distance[distance > 0]
+    return float(distance.median()) if len(distance) else 1.0

@@ -1,0 +1,66 @@
+"""The study of active questions to the sparse vector: its teachers, its failures, and the strategy that was tried."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.stable_questions import QUESTIONS, Settled, asked, lost, tally
+from pate_torch.mechanisms.stability import Stability
+from pate_torch.noise.source import Rehearsal
+from pate_torch.protocols import QueryState
+from pate_torch.queries.random import Random
+from pate_torch.sensitive import Votes
+from pate_torch.types import NO_ANSWER, Context, DataSpec
+
+SPEC = DataSpec(name="s", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.0, 0.0), std=(1.0, 1.0))
+
+
+def test_teachers_are_logistic_regressions():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 6, generator=generator)
+    y = (x[:, 0] + 0.7 * torch.randn(300, generator=generator) > 0.4).long()
+    ask = torch.randn(50, 6, generator=generator)
+    votes = tally(x, y, ask, teachers=20)
+    ones = sum(LogisticRegression().fit(*shard).predict(ask) for shard in zip(x.split(15), y.split(15), strict=True))
+    # The intercept's penalty, 1e-3, may move a point that lies on a boundary.
+    assert (
+        np.abs(votes.counts_QC[:, 1].numpy() - ones).max() <= 1 and (votes.counts_QC[:, 1].numpy() == ones).mean() > 0.9
+    )
+
+
+def test_the_chance_of_a_failure_is_the_mechanism_s():
+    mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=1)
+    ones = [500, 565, 570, 575, 640]
+    votes = Votes(torch.tensor([[1000 - count, count] for count in ones]), 1000)
+    context = Context(num_queries=QUESTIONS)
+    for place, chance in enumerate(lost(votes, mechanism, draws=100_000)):
+        one = votes.take(torch.tensor([place]))
+        failed = [int(mechanism.release(one, Rehearsal(), context).label_Q[0]) == NO_ANSWER for _ in range(1000)]
+        assert abs(np.mean(failed) - chance) < 5 * 0.5 / 1000**0.5
+    assert lost(votes, mechanism)[0] > 0.99 and lost(votes, mechanism)[-1] < 0.01
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_questions_end_with_the_last_failure(failures):
+    mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=failures)
+    pool = torch.randn(40, 2)
+    tied, sure = (Votes(torch.tensor([row] * 40), 4000) for row in ([2000, 2000], [4000, 0]))
+    for strategy in (Random(), Random(rounds=20)):
+        point, label = asked(strategy, pool, tied, mechanism, seed=0)
+        assert len(point) == failures and (label == NO_ANSWER).all()
+        point, label = asked(strategy, pool, sure, mechanism, seed=0)
+        assert sorted(point.tolist()) == list(range(40)) and (label == 0).all()
+
+
+def test_settled_leaves_the_doubtful_half_for_last():
+    x = torch.stack([torch.linspace(-1, 1, 81), torch.zeros(81)], 1)
+    answered = QueryState(SPEC, x, torch.tensor([0, 80]), torch.tensor([0, 1]), 79, 1, 0)
+    ask = Settled().select(answered).tolist()
+    assert len(set(ask)) == 79 and sorted(abs(place - 40) for place in ask[:4]) == [20, 20, 21, 21]
+    assert all(abs(place - 40) < 20 for place in ask[-39:]) and ask[-1] == 40
+    # A refusal at 60 draws the boundary to it.
+    refused = dataclasses.replace(answered, asked_Q=torch.tensor([0, 80, 60]), label_Q=torch.tensor([0, 1, NO_ANSWER]))
+    assert Settled().select(refused)[-1] >= 45
