@@ -1,4 +1,4 @@
-"""Differentially private deep learning by PATE: ``from pate_torch import Pate, PrivateLabeler, load_student``.
+"""Differentially private deep learning by PATE: ``from pate_torch import PATEClassifier, Pate, load_student``.
 
 The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick.
 
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pate_torch.core import moved
 
 if TYPE_CHECKING:
+    from pate_torch.classifier import PATEClassifier as PATEClassifier
     from pate_torch.estimator import Pate as Pate
     from pate_torch.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.students.export import load_student as load_student
 
 _HOMES = {
+    "PATEClassifier": "pate_torch.classifier",
     "Pate": "pate_torch.estimator",
     "PrivateLabeler": "pate_torch.labeler",
     "load_student": "pate_torch.students.export",
@@ -28,7 +30,7 @@ _HOMES = {
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 moved.install()
 
-__all__ = ["Pate", "PrivateLabeler", "load_student"]
+__all__ = ["PATEClassifier", "Pate", "PrivateLabeler", "load_student"]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,7 @@ from pate_torch.core.device import settled
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
+from pate_torch.data.schema import TableSchema
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -73,7 +74,7 @@ TeacherKind = TeacherRecipe | Voters | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
-class _InMemory:
+class InMemory:
     """A data set that is already here."""
 
     data: Dataset
@@ -118,6 +119,7 @@ class Pate:
         unit: "record" or "group:<what>" (then give unit_id).
         mean: Public constants per channel or feature to normalize by; None: those of the public points.
         std: Public standard deviations, likewise.
+        schema: How tables become the rows given here; students carry it. None: rows come from no table.
         second_account: Whether these records may be charged to an account of another name, too.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
@@ -146,6 +148,7 @@ class Pate:
         unit: str = "record",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        schema: TableSchema | None = None,
         second_account: bool = False,
         allow_chance: bool = False,
         seed: int = 0,
@@ -159,6 +162,9 @@ class Pate:
         if isinstance(teacher, nn.Module):
             raise checks.fail("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
+        if not isinstance(mechanism, Mechanism):
+            what = "must be a mechanism, an object of pate_torch.mechanisms"
+            raise checks.fail("mechanism", mechanism, what, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
@@ -177,6 +183,7 @@ class Pate:
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
+        self.schema = schema
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
         self._private: PrivateData | None = None
         self._spec: DataSpec | None = None
@@ -210,12 +217,12 @@ class Pate:
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
         """
-        held_x = tensors.points("x", torch.as_tensor(x))
+        held_x = tensors.points("x", x)
         held_y = tensors.labels("y", torch.as_tensor(y), len(held_x), len(self.class_names))
         private = PrivateData(held_x, held_y, tensors.unit_ids(unit_id, held_x, held_y, self.unit), self.unit)
-        public = held_x[:0] if public_x is None else tensors.points("public_x", torch.as_tensor(public_x))
+        public = held_x[:0] if public_x is None else tensors.points("public_x", public_x)
         spec = self._describe(held_x, public)
-        data = Dataset(spec, private, PublicPool(public), _unknown(spec, held_x))
+        data = Dataset(spec, private, PublicPool(public), unmeasured(spec, held_x))
         self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
         if isinstance(self.teacher, Voters):
             return self
@@ -259,12 +266,12 @@ class Pate:
         """
         private, spec = self._fitted()
         self._clock = Clock()  # an earlier call's stages are no part of this one
-        pool = PublicPool(tensors.points("pool_x", torch.as_tensor(pool_x)))
+        pool = PublicPool(tensors.points("pool_x", pool_x))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
-        data = Dataset(spec, private, pool, _unknown(spec, private.x))
+        data = Dataset(spec, private, pool, unmeasured(spec, private.x))
         config = replace(
             self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
             features=features,
@@ -317,11 +324,11 @@ class Pate:
         """
         done = self._released()
         spec, pool = done.data.spec, done.data.pool
-        evaluation = _unknown(spec, pool.x)
+        evaluation = unmeasured(spec, pool.x)
         if (test_x is None) != (test_y is None):
             raise checks.fail("test_y", None, "must be given together with test_x")
         if test_x is not None and test_y is not None:
-            held = tensors.points("test_x", torch.as_tensor(test_x))
+            held = tensors.points("test_x", test_x)
             known = tensors.labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
             evaluation = Evaluation(held, known)
         if pool_y is not None:
@@ -358,7 +365,7 @@ class Pate:
         done, (private, spec) = self._released(), self._fitted()
         if self._student is None:
             raise ValueError("student: there is none yet. Call fit_student() first.")
-        held = tensors.points("other_x", torch.as_tensor(other_x))
+        held = tensors.points("other_x", other_x)
         known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
         shards = deal(self.partition, private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
@@ -392,7 +399,7 @@ class Pate:
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
             )
         rounds = num_queries if calls is None else calls
-        data = Dataset(spec, private, PublicPool(private.x[:0]), _unknown(spec, private.x))
+        data = Dataset(spec, private, PublicPool(private.x[:0]), unmeasured(spec, private.x))
         checks.integer("num_queries", num_queries, low=1)
         config = self._config(data, Teachers(num_teachers=self.num_teachers), num_queries, Random())
         planned = self.mechanism.worst_case(num_queries, rounds)
@@ -431,11 +438,7 @@ class Pate:
     @property
     def account(self) -> Account | None:
         """The account as it stands; None before the first release."""
-        path = self.home / "ledger.sqlite"
-        if not path.exists():
-            return None
-        with Ledger(path, create=False) as ledger:
-            return next((account for account in ledger.accounts() if account.name == self.name), None)
+        return account_of(self.home, self.name)
 
     @property
     def folder(self) -> Path:
@@ -454,11 +457,12 @@ class Pate:
             class_names=self.class_names,
             mean=mean,
             std=std,
+            schema=self.schema,
         )
 
     def _config(self, data: Dataset, voters: Voters, num_queries: int, query: QueryStrategy) -> RunConfig:
         return RunConfig(
-            dataset=_InMemory(data),
+            dataset=InMemory(data),
             partition=self.partition,
             voters=voters,
             mechanism=self.mechanism,
@@ -474,7 +478,7 @@ class Pate:
             ),
             teacher=self._recipe(data.spec),
             root=self.home,
-            folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / _now(),
+            folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / call_id(),
             seed=self.seed,
             device=self.device,
             quiet=self.quiet,
@@ -547,18 +551,27 @@ class Pate:
         return self._labeled
 
 
+def account_of(home: Path, name: str) -> Account | None:
+    """An account as it stands; None before its first release."""
+    path = home / "ledger.sqlite"
+    if not path.exists():
+        return None
+    with Ledger(path, create=False) as ledger:
+        return next((account for account in ledger.accounts() if account.name == name), None)
+
+
 def _remedy(config: RunConfig, data: Dataset, descent: GradientDescent) -> str:
     """How these records are asked without teachers."""
     mechanism = f"GradientDescent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
     return f"Pate(teacher=Gradients(size=<about how many>), mechanism={mechanism})"
 
 
-def _now() -> str:
+def call_id() -> str:
     """A folder of its own for every call: ``run_folders.run_id`` would give all those of one batch job the same."""
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
-def _unknown(spec: DataSpec, like: Tensor) -> Evaluation:
+def unmeasured(spec: DataSpec, like: Tensor) -> Evaluation:
     """Nothing to measure on."""
     return Evaluation(like[:0], torch.zeros(0, dtype=torch.int64))
 
@@ -571,7 +584,12 @@ def _plain(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
     """A student algorithm, made from its name with these options where it is named."""
-    return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options) if isinstance(algorithm, str) else algorithm
+    if isinstance(algorithm, str):
+        return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
+    if not isinstance(algorithm, StudentAlgorithm):
+        what = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
+        raise checks.fail(key, type(algorithm).__name__, what, "PATEClassifier takes scikit-learn's classifiers.")
+    return algorithm
 
 
 def _guide(spec: DataSpec) -> str:

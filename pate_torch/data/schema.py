@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -45,10 +45,12 @@ class Column:
     Attributes:
         name: Its name.
         categories: Its values, each a feature that is 0 or 1; None: the column is numeric.
+        fill: What stands for a missing number; None: a missing number is an error.
     """
 
     name: str
     categories: tuple[str, ...] | None
+    fill: float | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -149,6 +151,9 @@ class TableSchema:
         for column in self.columns:
             text = read[column.name]
             block, bad_N = _numbers(text) if column.categories is None else _one_hot(text, column.categories)
+            if column.fill is not None:
+                missing_N = np.array([value.casefold() in _MISSING for value in text], dtype=bool)
+                block[missing_N], bad_N = column.fill, bad_N & ~missing_N
             blocks.append(block)
             if bad_N.any():
                 first = int(bad_N.argmax())
@@ -202,7 +207,9 @@ class TableSchema:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         columns = [
-            {"name": column.name} | ({} if column.categories is None else {"categories": list(column.categories)})
+            {"name": column.name}
+            | ({} if column.categories is None else {"categories": list(column.categories)})
+            | ({} if column.fill is None else {"fill": column.fill})
             for column in self.columns
         ]
         return {"columns": columns}
@@ -221,8 +228,22 @@ class TableSchema:
                 values = tuple(checks.items("categories", values))
             if not all(isinstance(text, str) for text in (one.get("name"), *(values or ()))):
                 raise checks.fail("columns", one, "must be texts")
-            columns.append(Column(one["name"], values))
+            fill = one.get("fill")
+            columns.append(Column(one["name"], values, None if fill is None else checks.number("fill", fill)))
         return cls(tuple(columns))
+
+    def filled(self, public: Any) -> TableSchema:
+        """This schema with the mean of each numeric column's PUBLIC values for what is missing; 0 where all are."""
+        x_ND = self.encode(public, unknown="zeros", missing="nan").astype(np.float64)
+        features = iter(range(self.num_features))
+        columns = []
+        for column in self.columns:
+            places = [next(features) for _ in column.features]
+            if column.categories is None:
+                known = x_ND[:, places[0]][np.isfinite(x_ND[:, places[0]])]
+                column = replace(column, fill=float(known.mean()) if len(known) else 0.0)
+            columns.append(column)
+        return TableSchema(tuple(columns))
 
     def _numeric_only(self) -> bool:
         return all(column.categories is None for column in self.columns)

@@ -117,12 +117,15 @@ def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor, uni
     return np.asarray(given).astype(str)
 
 
-def points(key: str, value: Tensor) -> Tensor:
+def points(key: str, value: Tensor | np.ndarray) -> Tensor:
     """Images or rows in the form that data sets hold them.
 
     Raises:
         ValueError: Another shape or type, none, or not finite.
     """
+    if hasattr(value, "columns"):
+        fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
+        raise checks.fail(key, type(value).__name__, "must be an array or a tensor", fix)
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)

@@ -148,7 +148,8 @@ class DpSgd:
                 )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
                 write_release(release, report)
-        show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+        if not plan.quiet:
+            show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
 
     def batch(self, data: Dataset) -> int:
         """How many records a step sees on average: a public number, since it follows from the declared size."""

@@ -1,0 +1,468 @@
+"""Private records and public points in, a classifier that may be published out: scikit-learn's protocol.
+
+    clf = PATEClassifier(epsilon=1.0, account="clinic", num_records_about=30_000)
+    clf.fit(df, y, public=public_df, groups=patient_id)     # says what it will do and foretells, charges, trains
+    clf.predict(new_df); clf.predict_proba(new_df); clf.score(test_df, test_y)
+    clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
+
+The method and its noise follow from public facts alone (``plan.method``). Columns, categories, scaling and what stands
+for a missing number come from the public points. ``Pate`` is the power tool; both go through ``pipeline``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from pate_torch.config import PrivacyConfig, RunConfig
+from pate_torch.core import checks, run_folders
+from pate_torch.data import tensors
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
+from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
+from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.plan import method as methods
+from pate_torch.protocols import Student, StudentAlgorithm
+from pate_torch.queries.random import Random
+from pate_torch.students.export import load_student
+from pate_torch.students.fixmatch import FixMatch
+from pate_torch.students.linear_model import ReleasedModel
+from pate_torch.students.logistic import Logistic
+from pate_torch.students.self_training import SelfTraining
+from pate_torch.students.supervised import Supervised
+from pate_torch.types import Dataset, DataSpec, PrivateData, PublicPool
+from pate_torch.voters.gradients import Gradients
+from pate_torch.voters.teachers import Teachers
+
+CAP = 10.0
+"""Of an account that opens here, in epsilon; more where one fit is to cost more."""
+
+
+class AssumedPublic(UserWarning):
+    """Something is taken to be public knowledge that nobody declared."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Points:
+    """How points become numbers: fixed by the public ones.
+
+    Attributes:
+        schema: Of a table; None: arrays.
+        mean: Public constants by feature; None: images.
+        std: Likewise.
+    """
+
+    schema: TableSchema | None
+    mean: np.ndarray | None
+    std: np.ndarray | None
+
+    @classmethod
+    def of(cls, public: Any, categories: Mapping[str, Sequence[Any]] | None) -> tuple[_Points, Tensor]:
+        """Read them off the public points; returns these as numbers, too."""
+        if _is_images(public):
+            return cls(None, None, None), torch.as_tensor(np.asarray(public))
+        schema = None
+        if _is_table(public):
+            schema = TableSchema.of(public, categories=categories, max_categories=MAX_CATEGORIES).filled(public)
+            x_PD = schema.encode(public, unknown="zeros")
+        else:
+            x_PD = np.asarray(public)
+        numeric = np.ones(x_PD.shape[1], bool)
+        if schema is not None:
+            numeric[:] = False
+            numeric[list(schema.numeric)] = True
+        numeric &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
+        mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
+        mean, std = np.where(numeric, mean, 0.0), np.where(numeric & (std > 0), std, 1.0)
+        points = cls(schema, mean, std)
+        return points, points._filled(x_PD)
+
+    def __call__(self, x: Any, *, unknown: str = "error") -> Tensor:
+        """Points as numbers; a missing number is the public mean."""
+        if self.mean is None:
+            return torch.as_tensor(np.asarray(x))
+        return self._filled(np.asarray(x) if self.schema is None else self.schema.encode(x, unknown=unknown))
+
+    def _filled(self, x_ND: np.ndarray) -> Tensor:
+        assert self.mean is not None
+        return torch.from_numpy(np.where(np.isnan(x_ND), self.mean, x_ND).astype(np.float32))
+
+
+class PATEClassifier(ClassifierMixin, BaseEstimator):
+    """A differentially private classifier.
+
+    Args:
+        epsilon: What the released model costs, all of it.
+        account: Whose records these are: everything released from them is charged to this name.
+        num_records_about: About how many private records there are, where that is public knowledge.
+        delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
+        classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
+        categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
+        method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
+        teacher: Of ``method="teachers"``: as for ``Pate``, such as any scikit-learn classifier.
+        student: Learns from the released labels: a StudentAlgorithm, or any scikit-learn classifier; None: by method.
+        num_teachers: K; None: by rule.
+        num_queries: Public points that teachers are asked about; None: by rule.
+        adjacency: "add_remove" or "replace_one": what a neighbor is.
+        allow_refit: Whether an account that has been charged may be charged again.
+        home: Where ledger, teachers and releases lie; None: PATE_HOME, or outputs.
+        random_state: Seeds everything but the noise, which no seed may know.
+        device: Where networks are trained.
+        verbose: Whether to print the choice and what is foretold.
+
+    Attributes:
+        classes_: The classes.
+        method_: The method that was taken, with its reason (``plan.method.Method``).
+        privacy_: The privacy statement, as in privacy.json.
+        release_: The folder that may be published.
+        student_: What predicts.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        account: str | None = None,
+        num_records_about: int | None = None,
+        delta: float | None = None,
+        classes: Sequence[Any] | None = None,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        method: str = "auto",
+        teacher: Any = None,
+        student: Any = None,
+        num_teachers: int | None = None,
+        num_queries: int | None = None,
+        adjacency: str = "add_remove",
+        allow_refit: bool = False,
+        home: Path | str | None = None,
+        random_state: int = 0,
+        device: str = "cpu",
+        verbose: bool = True,
+    ) -> None:
+        self.epsilon = epsilon
+        self.account = account
+        self.num_records_about = num_records_about
+        self.delta = delta
+        self.classes = classes
+        self.categories = categories
+        self.method = method
+        self.teacher = teacher
+        self.student = student
+        self.num_teachers = num_teachers
+        self.num_queries = num_queries
+        self.adjacency = adjacency
+        self.allow_refit = allow_refit
+        self.home = home
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = True  # no seed may know the noise
+        tags.classifier_tags.poor_score = True  # by design, on a few dozen records
+        return tags
+
+    def fit(self, X: Any, y: Any, *, public: Any = None, groups: Any = None) -> PATEClassifier:
+        """Charge the account, and train.
+
+        Args:
+            X: PRIVATE. A DataFrame, rows [N, D], or uint8 images [N, Ch, H, W].
+            y: PRIVATE. The classes [N].
+            public: Public points of the same form, without labels. Their values may be published.
+            groups: PRIVATE. The privacy unit of each record, such as a patient; None: every record is its own.
+
+        Raises:
+            ValueError: A choice cannot work; nothing has been charged.
+            BudgetExceeded: The account's cap would be passed; nothing has been drawn.
+        """
+        self._refuse()
+        if public is None:
+            what = "must be given: unlabeled points that are public, from which columns and scaling are read"
+            raise checks.fail("public", None, what, "fit(X, y, public=...).")
+        X, public = self._checked(X, public)
+        points, pool = _Points.of(public, self.categories)
+        x = points(X, unknown="zeros")
+        y = column_or_1d(y, warn=True)
+        if len(y) != len(x):
+            raise checks.fail("y", len(y), f"must be one class for each of the {len(x)} records")
+        check_classification_targets(y)
+        self.classes_, label_N = self._labels(y)
+        partition = self._partition()
+        records = None if self.num_records_about is None else checks.integer(
+            "num_records_about", self.num_records_about, low=1
+        )  # fmt: skip
+        facts = methods.Facts(
+            epsilon=checks.positive("epsilon", self.epsilon),
+            delta=methods.delta_for(records) if self.delta is None else checks.delta("delta", self.delta),
+            adjacency=partition.adjacency,
+            grouped=groups is not None,
+            records=records,
+            public=len(pool),
+            classes=len(self.classes_),
+            images=pool.dim() == 4,
+        )
+        self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
+        if self.teacher is not None and self.method_.name != "teachers":
+            what = f"goes with method='teachers', and this is {self.method_.name}"
+            raise checks.fail("teacher", type(self.teacher).__name__, what)
+        terms = self._terms(facts, points, partition, groups)
+        if self.verbose:
+            print(self._said(facts))
+        self._points = points
+        if self.method_.name == "dpsgd":
+            self.student_, self.release_ = _descend(terms, facts, x, torch.from_numpy(label_N), pool)
+        else:
+            pate = self._pate(terms, facts)
+            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=_names(groups, len(x)), public_x=pool)
+            self.student_, self.release_ = self._released(pate, pool), pate.folder
+        self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each point."""
+        likeliest_N = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest_N]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Class probabilities [N, C], in the order of ``classes_``."""
+        check_is_fitted(self, "student_")
+        x = self._points(self._validated(X, reset=False))
+        if isinstance(self.student_, Student):
+            return self.student_.probabilities(x).double().numpy()
+        return _as_columns(self.student_, self._normalized(x), len(self.classes_))
+
+    def save_release(self, folder: Path | str) -> Path:
+        """Copy everything that may be published into a new folder."""
+        check_is_fitted(self, "student_")
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            raise checks.fail("folder", str(folder), "is there already", "Name a new one.")
+        shutil.copytree(self.release_, folder, dirs_exist_ok=True)
+        return folder
+
+    # ---- parts --------------------------------------------------------------------------------------------------
+
+    def _refuse(self) -> None:
+        """Raise ValueError for what cannot work, whatever the data."""
+        student = self.student
+        sklearns = hasattr(student, "__sklearn_tags__") and is_classifier(student)
+        if student is not None and not isinstance(student, StudentAlgorithm) and not sklearns:
+            what = "must be a student algorithm or a scikit-learn classifier"
+            raise checks.fail("student", type(student).__name__, what)
+        if student is not None and self.method == "dpsgd":
+            raise checks.fail("student", type(student).__name__, "cannot be given with DP-SGD: nothing learns from it")
+
+    def _checked(self, X: Any, public: Any) -> tuple[Any, Any]:
+        """Both of one form; an array's numbers are checked, a table's values are when it is encoded."""
+        if _is_images(X) != _is_images(public) or _is_table(X) != _is_table(public):
+            kinds = [f"{type(given).__name__} {getattr(given, 'dtype', '')}".strip() for given in (X, public)]
+            raise checks.fail("public", kinds[1], f"must be of the form of X, {kinds[0]}")
+        X = self._validated(X, reset=True)
+        if _is_table(X):
+            if lacking := [name for name in map(str, X.columns) if name not in map(str, public.columns)]:
+                raise checks.fail("public", [*map(str, public.columns)], f"lacks the columns {', '.join(lacking)} of X")
+            return X, public[list(X.columns)]
+        if _is_images(X):
+            if tuple(X.shape[1:]) != tuple(public.shape[1:]):
+                raise checks.fail("public", tuple(public.shape), f"must have points like X, {tuple(X.shape[1:])}")
+            return X, public
+        public = check_array(public, dtype=np.float64, ensure_all_finite="allow-nan", input_name="public")
+        if public.shape[1] != X.shape[1]:
+            raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
+        return X, public
+
+    def _validated(self, X: Any, *, reset: bool) -> Any:
+        """As scikit-learn checks it; sets or compares names and number of features."""
+        if _is_images(X):
+            if reset:
+                self.n_features_in_ = int(np.prod(X.shape[1:]))
+            elif int(np.prod(X.shape[1:])) != self.n_features_in_:
+                raise checks.fail("X", tuple(X.shape), f"must be images of {self.n_features_in_} numbers")
+            return X
+        if _is_table(X):
+            return validate_data(self, X, reset=reset, skip_check_array=True)
+        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
+
+    def _labels(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The classes, and each record's, int64 [N]."""
+        if self.classes is None:
+            classes, label_N = np.unique(y, return_inverse=True)
+            shown = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
+            what = f"the {len(classes)} classes in y ({shown}) are taken to be public knowledge: declare classes=[...]"
+            warnings.warn(what, AssumedPublic, stacklevel=3)
+        else:
+            classes = np.asarray(self.classes)
+            place = {value: code for code, value in enumerate(classes.tolist())}
+            if len(place) < len(classes):
+                raise checks.fail("classes", self.classes, "must be different")
+            if not set(y.tolist()) <= set(place):
+                raise checks.fail("classes", self.classes, "must list every class of y")
+            label_N = np.array([place[value] for value in y.tolist()], dtype=np.int64)
+        if len(classes) < 2:
+            raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
+        return classes, label_N.astype(np.int64)
+
+    def _partition(self) -> AddRemove | ReplaceOne:
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        return AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
+
+    def _terms(
+        self, facts: methods.Facts, points: _Points, partition: AddRemove | ReplaceOne, groups: Any
+    ) -> dict[str, Any]:
+        """What all methods go by; refuses an account that has been charged."""
+        if self.account is None:
+            what = "must name whose records these are: everything released from them is charged to it"
+            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
+        home = run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
+        known = account_of(home, self.account)
+        if known is not None and known.releases and not self.allow_refit:
+            told = "nothing is claimed of it" if known.guarantee is None else f"epsilon {known.guarantee.epsilon:.4g}"
+            what = f"has been charged already ({told}, delta {known.delta:g}, {known.adjacency}, unit {known.unit})"
+            fix = f"allow_refit=True adds a release of epsilon {facts.epsilon:g}, and both compose."
+            raise checks.fail("account", self.account, what, fix)
+        return {
+            "name": self.account,
+            "classes": [str(value) for value in self.classes_],
+            "delta": facts.delta,
+            "budget_epsilon": None if known is not None else max(CAP, facts.epsilon),
+            "home": home,
+            "partition": partition,
+            "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
+            "mean": None if points.mean is None else points.mean.tolist(),
+            "std": None if points.std is None else points.std.tolist(),
+            "schema": points.schema,
+            "seed": checks.integer("random_state", self.random_state, low=0),
+            "device": self.device,
+        }
+
+    def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
+        """The stages of a run of teachers, or of records that answer for themselves."""
+        method = self.method_
+        assert method.mechanism is not None
+        if method.name == "gradients":
+            who: dict[str, Any] = {"teacher": Gradients(size=facts.records)}
+        else:
+            who = {"teacher": self.teacher, "num_teachers": method.num_teachers}
+        return Pate(mechanism=method.mechanism, **who, **terms)
+
+    def _released(self, pate: Pate, pool: Tensor) -> Any:
+        """Buy the answers, and train what learns from them."""
+        method, student = self.method_, self.student
+        release = pate.label(pool, num_queries=method.num_queries, features=method.features)
+        if student is not None and not isinstance(student, StudentAlgorithm):
+            asked = release.answered_Q
+            learnt = clone(student).fit(self._normalized(pool)[release.query_Q[asked]], release.label_Q[asked].numpy())
+            pate.report()
+            return learnt
+        fitted = pate.fit_student(self._algorithm(pool) if student is None else student)
+        pate.report()
+        return fitted
+
+    def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
+        """Of the method: the released model itself, or a student for data of this form."""
+        if pool.dim() == 4:
+            network = "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
+            teachers: StudentAlgorithm = FixMatch(network=network)
+            if self.method_.name == "teachers":
+                return teachers
+            return SelfTraining(first=teachers, then=Supervised(network=network), alpha=0.3, num_generations=1)
+        return Logistic() if self.method_.name == "teachers" else ReleasedModel(features=self.method_.features)
+
+    def _normalized(self, x: Tensor) -> np.ndarray:
+        """As scikit-learn's students take them: rows at public scale."""
+        if self._mean_std is None:
+            return x.flatten(1).numpy() / 255.0
+        mean, std = self._mean_std
+        return (x.numpy() - mean) / std
+
+    @property
+    def _mean_std(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return None if self._points.mean is None or self._points.std is None else (self._points.mean, self._points.std)
+
+    def _said(self, facts: methods.Facts) -> str:
+        """The choice and what is foretold, in two lines."""
+        unit = "group" if facts.grouped else "record"
+        price = f"epsilon {facts.epsilon:g} at delta {facts.delta:g} ({facts.adjacency}, unit {unit})"
+        about = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
+            facts.records is None and self.delta is None
+        )
+        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {about}Foretold: {self.method_.outlook}"
+
+
+def _descend(
+    terms: dict[str, Any], facts: methods.Facts, x: Tensor, label_N: Tensor, pool: Tensor
+) -> tuple[Student, Path]:
+    """DP-SGD on the records, charged to the same account; the student and its release."""
+    mean, std = (terms["mean"], terms["std"]) if terms["mean"] else tensors.statistics(pool)
+    spec = DataSpec(
+        name=terms["name"],
+        num_classes=len(terms["classes"]),
+        input_shape=tuple(x.shape[1:]),
+        class_names=tuple(terms["classes"]),
+        mean=tuple(mean),
+        std=tuple(std),
+        schema=terms["schema"],
+        nominal_size=facts.records,
+    )
+    private = PrivateData(x, label_N, tensors.unit_ids(None, x, label_N), terms["unit"])
+    data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False))
+    plan = RunConfig(
+        dataset=InMemory(data),
+        partition=terms["partition"],
+        voters=Teachers(num_teachers=1),
+        mechanism=Gaussian(sigma=1.0),
+        query=Random(),
+        num_queries=1,
+        privacy=PrivacyConfig(delta=facts.delta, target_epsilon=facts.epsilon, budget_epsilon=terms["budget_epsilon"]),
+        root=terms["home"],
+        folder=Path(run_folders.run_folder(str(terms["home"]), terms["name"], "dpsgd")) / call_id(),
+        seed=terms["seed"],
+        device=torch.device(terms["device"]),
+        quiet=True,
+    )
+    DpSgd(network="cnn" if facts.images else "mlp").run(plan)
+    return load_student(plan.folder), plan.folder / "release"
+
+
+def _is_table(x: Any) -> bool:
+    return hasattr(x, "columns") and hasattr(x, "__getitem__")
+
+
+def _is_images(x: Any) -> bool:
+    return getattr(x, "ndim", 0) == 4
+
+
+def _names(groups: Any, count: int) -> np.ndarray | None:
+    """Names of the privacy units; None: every record is its own."""
+    if groups is None:
+        return None
+    names = np.asarray(groups).astype(str)
+    if names.shape != (count,):
+        raise checks.fail("groups", names.shape, f"must be one name for each of the {count} records")
+    return names
+
+
+def _as_columns(student: Any, x: np.ndarray, classes: int) -> np.ndarray:
+    """Probabilities of a scikit-learn student, which may know only some of the classes."""
+    found = np.zeros((len(x), classes))
+    if hasattr(student, "predict_proba"):
+        found[:, np.asarray(student.classes_, dtype=int)] = student.predict_proba(x)
+    else:
+        found[np.arange(len(x)), np.asarray(student.predict(x), dtype=int)] = 1.0
+    return found

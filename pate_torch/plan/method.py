@@ -1,0 +1,186 @@
+"""Which method answers best at an epsilon, chosen from public facts alone, with the reason in two lines.
+
+The rule. Rows and tables of a declared number of records: noisy gradients of a linear model over random Fourier
+features. Images, and records of which nobody declares how many there are: teachers; images whose votes would drown in
+noise (``plan.chance``) fall back on gradients, too. DP-SGD where it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pate_torch.accounting import calibration
+from pate_torch.core import checks
+from pate_torch.features.contrastive import ContrastiveFeatures
+from pate_torch.features.fourier import FourierFeatures
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.plan import chance
+from pate_torch.protocols import FeatureRecipe, Mechanism
+
+METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
+DELTA: Final = 1e-5
+"""Where nobody declares how many records there are, and the most there is."""
+_MOST_TEACHERS, _FEWEST_TEACHERS = 400, 10
+_RECORDS_A_TEACHER = 100
+_LEAD = 0.25
+"""Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
+_QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What may be known of a task without a look at a private record.
+
+    Attributes:
+        epsilon: What the model is to cost.
+        delta: The account's.
+        adjacency: What a neighbor is.
+        grouped: Whether a privacy unit is a group of records.
+        records: About how many private records there are, as declared; None: nobody says.
+        public: Public points.
+        classes: Number C of classes.
+        images: Whether points are images.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    grouped: bool
+    records: int | None
+    public: int
+    classes: int
+    images: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method, with everything that it takes.
+
+    Attributes:
+        name: One of ``METHODS`` but auto.
+        num_teachers: K; 0 where there are none.
+        num_queries: Number of public points that are asked about.
+        mechanism: With calibrated noise; None: DP-SGD, which calibrates its own.
+        features: Of the public points, in which a linear model is fitted; None: none are needed.
+        reason: Why this one, in a line.
+        outlook: What is foretold, in a line.
+    """
+
+    name: str
+    num_teachers: int = 0
+    num_queries: int = 1
+    mechanism: Mechanism | None = None
+    features: FeatureRecipe | None = None
+    reason: str
+    outlook: str
+
+
+def delta_for(records: int | None) -> float:
+    """The largest power of ten below one in ``records``, and at most 1e-5."""
+    return DELTA if records is None else min(DELTA, 10.0 ** -math.ceil(math.log10(records) + 1e-12))
+
+
+def choose(
+    facts: Facts, method: str = "auto", num_teachers: int | None = None, num_queries: int | None = None
+) -> Method:
+    """The method for these facts, by the rule above.
+
+    Args:
+        facts: Public ones.
+        method: One of ``METHODS``.
+        num_teachers: K, where it is given.
+        num_queries: Number of questions to teachers, where it is given.
+
+    Raises:
+        ValueError: The method cannot work here, and the message says why.
+    """
+    checks.one_of("method", method, METHODS)
+    votes = _teachers(facts, num_teachers, num_queries)
+    if method == "dpsgd":
+        return _dpsgd(facts)
+    if method == "gradients":
+        return _gradients(facts, "asked for by name")
+    if method == "teachers" or num_teachers is not None or num_queries is not None:
+        return replace(votes, reason=f"asked for by name; {votes.reason}")
+    if facts.records is None:
+        return replace(votes, reason=f"{votes.reason}; num_records_about would allow gradients")
+    if not facts.images:
+        return _gradients(facts, "records of a table move a linear model further than the votes of teachers do")
+    drowned = chance.drowned(_mechanism(votes), votes.num_teachers, facts.classes, votes.num_queries)
+    return votes if drowned is None else _gradients(facts, "the noise would drown the votes of teachers")
+
+
+def _mechanism(method: Method) -> Mechanism:
+    assert method.mechanism is not None
+    return method.mechanism
+
+
+def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -> Method:
+    """As many questions as leave the lead that a right label needs within reach."""
+    about = facts.public if facts.records is None else facts.records
+    teachers = num_teachers or min(_MOST_TEACHERS, max(_FEWEST_TEACHERS, about // _RECORDS_A_TEACHER))
+    for queries in (num_queries,) if num_queries else _QUESTIONS:
+        queries = min(queries, facts.public)
+        gaussian = _gaussian(facts, queries)
+        lead = chance.break_even(gaussian, facts.classes)
+        assert lead is not None
+        if lead <= _LEAD * teachers:
+            break
+    whose = "the number of public points" if facts.records is None else "the declared number of records"
+    drowned = chance.drowned(gaussian, teachers, facts.classes, queries)
+    return Method(
+        name="teachers",
+        num_teachers=teachers,
+        num_queries=queries,
+        mechanism=gaussian,
+        reason=f"{teachers} teachers, by {whose}, answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
+        outlook=f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
+        if drowned is None
+        else f"{drowned} Nothing here is foretold to beat the commonest class.",
+    )
+
+
+def _gaussian(facts: Facts, queries: int) -> Gaussian:
+    def events(sigma: float) -> tuple[object, ...]:
+        return Gaussian(sigma=sigma).worst_case(queries)
+
+    return Gaussian(sigma=calibration.smallest_sigma(events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
+
+
+def _gradients(facts: Facts, why: str) -> Method:
+    if facts.records is None:
+        fix = "Declare num_records_about, where that is public; or use method='teachers'."
+        raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
+    descent = GradientDescent(
+        sigma=1.0, adjacency=facts.adjacency, steps=8, first_step_size=16.0, step_size=16.0, clip_norm=0.5
+    )
+    sigma = calibration.smallest_sigma(
+        lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=facts.epsilon, delta=facts.delta
+    )
+    few = chance.drowned(Gaussian(sigma=sigma), facts.records // facts.classes, facts.classes, 1)
+    features: FeatureRecipe = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
+    return Method(
+        name="gradients",
+        num_queries=facts.public,
+        mechanism=replace(descent, sigma=sigma),
+        features=features,
+        reason=f"noisy gradients of a linear model: {why}",
+        outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
+        + ("" if few is None else ": too much for so few. Nothing here is foretold to beat the commonest class."),
+    )
+
+
+def _dpsgd(facts: Facts) -> Method:
+    for key, wrong, what in (
+        ("num_records_about", facts.records is None, "must be declared for DP-SGD: it sets the sampling rate"),
+        ("groups", facts.grouped, "cannot be given with DP-SGD, which protects single records"),
+        ("adjacency", facts.adjacency != "add_remove", "must be add_remove for DP-SGD, which samples records"),
+    ):
+        if wrong:
+            raise checks.fail(key, getattr(facts, {"num_records_about": "records", "groups": "grouped"}.get(key, key)),
+                              what, "Or use method='auto'.")  # fmt: skip
+    return Method(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
+                  outlook="an epoch of noise on every step; no public point is asked")  # fmt: skip

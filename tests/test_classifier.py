@@ -1,0 +1,319 @@
+"""PATEClassifier by scikit-learn's protocol: what it refuses before a charge, and what its release is good for."""
+
+import json
+import pickle
+import subprocess
+import sys
+import uuid
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils.estimator_checks import check_estimator
+
+from pate_torch import Pate, PATEClassifier, load_student
+from pate_torch.accounting import gdp
+from pate_torch.classifier import AssumedPublic
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise.source import NoiseSource
+from pate_torch.plan.method import DELTA, Facts, choose, delta_for
+from tests import ROOT
+from tests.worlds import clouds
+
+X, Y = (part.numpy() for part in clouds(900, 0))
+PUBLIC = clouds(150, 1)[0].numpy()
+TEST, TRUTH = (part.numpy() for part in clouds(300, 2))
+
+
+def frame(count: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Ill are the old in ward a and the young elsewhere; one age in twenty is missing."""
+    draw = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {"age": draw.integers(20, 80, count).astype(float), "ward": draw.choice(["a", "b", "c"], count)}
+    )
+    ill = np.where((table.age > 50) ^ (table.ward == "a"), "ill", "well")
+    table.loc[draw.random(count) < 0.05, "age"] = np.nan
+    return table, ill
+
+
+@pytest.fixture
+def make(tmp_path):
+    def classifier(epsilon=4.0, **settings):
+        given = {
+            "account": "clouds",
+            "num_records_about": 900,
+            "classes": [0, 1, 2],
+            "home": tmp_path,
+            "verbose": False,
+        }
+        return PATEClassifier(epsilon, **(given | settings))
+
+    return classifier
+
+
+# ---- scikit-learn's protocol -------------------------------------------------------------------------------------
+
+
+class Thrown(PATEClassifier):
+    """With public points from a uniform draw of declared ranges, and an account that is thrown away."""
+
+    def fit(self, X, y):
+        table = hasattr(X, "columns")
+        try:
+            width = np.asarray(X).shape[1]
+        except (IndexError, TypeError):
+            width = 2
+        drawn = np.random.default_rng(0).uniform(-5, 5, (200, width))
+        before = self.account, self.home
+        self.account, self.home = uuid.uuid4().hex, str(before[1]) + "/" + uuid.uuid4().hex
+        try:
+            return super().fit(X, y, public=type(X)(drawn, columns=X.columns) if table else drawn)
+        finally:
+            self.account, self.home = before
+
+
+EXPECTED = {
+    "check_classifier_data_not_an_array": "compares two fits, whose noise differs: no seed may know it",
+    "check_fit_idempotent": "compares two fits, whose noise differs: no seed may know it",
+    "check_supervised_y_2d": "compares two fits, whose noise differs: no seed may know it",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["gradients", pytest.param("teachers", marks=pytest.mark.slow)])
+def test_scikit_learns_own_checks(method, tmp_path):
+    estimator = Thrown(8.0, num_records_about=100, method=method, home=tmp_path, verbose=False)
+    found = check_estimator(estimator, expected_failed_checks=EXPECTED, on_fail="raise")
+    by_status = {
+        status: [one["check_name"] for one in found if one["status"] == status] for status in ("passed", "xfail")
+    }
+    assert len(by_status["passed"]) >= 45 and set(by_status["xfail"]) <= set(EXPECTED)
+
+
+def test_a_clone_has_the_parameters_and_nothing_else(make):
+    fitted = make().fit(X, Y, public=PUBLIC)
+    other = clone(fitted)
+    assert other.get_params() == fitted.get_params() and not hasattr(other, "student_")
+
+
+def test_the_last_step_of_a_pipeline(make):
+    steps = Pipeline([("halved", FunctionTransformer(lambda x: x / 2)), ("clf", make())])
+    steps.fit(X, Y, clf__public=PUBLIC / 2)
+    assert steps.score(TEST, TRUTH) > 0.9
+
+
+def test_cross_validation_cannot_spend_by_accident(make):
+    with pytest.raises(ValueError, match="allow_refit"):
+        cross_val_score(make(), X, Y, cv=3, params={"public": PUBLIC}, error_score="raise")
+
+
+def test_what_is_pickled_holds_no_record(make):
+    marked = X.copy()
+    marked[0] = 123456.789
+    fitted = make().fit(marked, Y, public=PUBLIC)
+    stored = pickle.dumps(fitted)
+    for width in (np.float32, np.float64):
+        assert width(123456.789).tobytes() not in stored
+    assert np.array_equal(pickle.loads(stored).predict(TEST), fitted.predict(TEST))
+
+
+# ---- what is charged ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gradients", "teachers", "dpsgd"])
+def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, make, tmp_path):
+    first = make(method=method).fit(X, Y, public=PUBLIC)
+    with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
+        (account,) = ledger.accounts()
+    assert 3.99 < account.guarantee.epsilon <= 4.0 and account.delta == DELTA and account.budget_epsilon == 10
+    assert first.privacy_["guarantee"]["epsilon"] == pytest.approx(account.guarantee.epsilon)
+    with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*allow_refit=True adds a release of epsilon 2"):
+        make(2.0, method=method).fit(X, Y, public=PUBLIC)
+    make(2.0, method=method, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
+    with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
+        (account,) = ledger.accounts()
+    assert 4.0 < account.guarantee.epsilon < 6.0 and account.releases == 2
+
+
+def test_a_fit_may_cost_more_than_ten(make, tmp_path):
+    make(20.0).fit(X, Y, public=PUBLIC)
+    with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
+        assert ledger.accounts()[0].budget_epsilon == 20
+
+
+BAD = {
+    "public": ({}, {"public": None}, "public=None: must be given"),
+    "account": ({"account": None}, {}, "account=None: must name"),
+    "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),
+    "method": ({"method": "magic"}, {}, "method"),
+    "no size": ({"method": "gradients", "num_records_about": None}, {}, "num_records_about"),
+    "groups": ({"method": "dpsgd"}, {"groups": np.arange(900)}, "groups"),
+    "few groups": ({}, {"groups": np.arange(3)}, "groups"),
+    "adjacency": ({"method": "dpsgd", "adjacency": "replace_one"}, {}, "adjacency"),
+    "unlisted class": ({"classes": [0, 1]}, {}, "classes"),
+    "form": ({}, {"public": pd.DataFrame(PUBLIC)}, "public"),
+    "width": ({}, {"public": PUBLIC[:, :1]}, "public"),
+    "teacher": ({"teacher": LogisticRegression()}, {}, "teacher"),
+    "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypatch):
+    settings, given, named = BAD[case]
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    with pytest.raises(ValueError, match=named):
+        make(**settings).fit(X, Y, **({"public": PUBLIC} | given))
+    assert (
+        not (tmp_path / "ledger.sqlite").exists()
+        or not Pate(
+            "clouds", classes=3, num_teachers=2, mechanism=Gaussian(sigma=1.0), delta=DELTA, home=tmp_path
+        ).epsilon
+    )
+
+
+def test_a_dataframe_lacks_no_column(make):
+    table, ill = frame(50, 0)
+    with pytest.raises(ValueError, match="lacks the columns ward"):
+        make(classes=["ill", "well"]).fit(table, ill, public=frame(20, 1)[0][["age"]])
+
+
+# ---- what it learns ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "dpsgd"},
+        {"method": "teachers"},
+        {"num_records_about": None},
+        {"adjacency": "replace_one"},
+        {"method": "teachers", "teacher": DecisionTreeClassifier(), "num_teachers": 30, "num_queries": 40},
+        {"student": LogisticRegression()},
+        {"student": LogisticRegression(), "method": "teachers"},
+    ],
+    ids=str,
+)
+def test_learns_clouds(settings, make):
+    fitted = make(6.0, **settings).fit(X, Y, public=PUBLIC)
+    assert fitted.score(TEST, TRUTH) > 0.85
+    share = fitted.predict_proba(TEST)
+    assert share.shape == (300, 3) and np.allclose(share.sum(1), 1, atol=1e-5) and fitted.n_features_in_ == 2
+
+
+def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(tmp_path):
+    (table, ill), (public, _), (new, truth) = frame(3000, 0), frame(600, 1), frame(500, 2)
+    patient = pd.Series(np.arange(3000) // 2, name="patient")
+    clf = PATEClassifier(2.0, account="clinic", num_records_about=3000, home=tmp_path / "home", verbose=False)
+    with pytest.warns(AssumedPublic, match="2 classes in y \\(ill, well\\)"):
+        clf.fit(table, ill, public=public, groups=patient)
+    assert clf.score(new, truth) > 0.85 and list(clf.classes_) == ["ill", "well"]
+    assert list(clf.feature_names_in_) == ["age", "ward"] and clf.n_features_in_ == 2
+    assert clf.privacy_["guarantee"]["unit"] == "group:patient"
+    release = clf.save_release(tmp_path / "out")
+    with pytest.raises(ValueError, match="is there already"):
+        clf.save_release(tmp_path / "out")
+    assert load_student(release).predict_names(new) == clf.predict(new).tolist()
+    new.to_csv(tmp_path / "new.csv", index=False)
+    command = [sys.executable, "-m", "pate_torch", "predict", "out", "new.csv", "--output", "said.csv"]
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True)
+    assert pd.read_csv(tmp_path / "said.csv").label.tolist() == clf.predict(new).tolist()
+
+
+def test_values_that_only_private_records_show_stay_private(tmp_path):
+    (table, ill), (public, _) = frame(400, 0), frame(200, 1)
+    table.loc[7, "ward"] = "the-only-one"
+    clf = PATEClassifier(1.0, account="c", num_records_about=400, classes=["ill", "well"], home=tmp_path, verbose=False)
+    clf.fit(table, ill, public=public)
+    for file in clf.release_.rglob("*"):
+        assert not file.is_file() or b"the-only-one" not in file.read_bytes(), file
+    with pytest.raises(ValueError, match="ward='the-only-one'"):
+        clf.predict(table.iloc[:10])
+
+
+def test_images(make):
+    draw = torch.Generator().manual_seed(0)
+
+    def shades(count):
+        y = torch.randint(2, (count,), generator=draw)
+        noise = torch.randint(0, 60, (count, 1, 8, 8), generator=draw)
+        return (noise + 120 * y.view(-1, 1, 1, 1)).to(torch.uint8).numpy(), y.numpy()
+
+    (x, y), (public, _), (test, truth) = shades(400), shades(60), shades(50)
+    clf = make(8.0, classes=[0, 1], num_records_about=400, num_teachers=20, num_queries=20)
+    clf.set_params(teacher=LogisticRegression(), student=LogisticRegression())
+    assert clf.fit(x, y, public=public).score(test, truth) > 0.9
+
+
+# ---- the rule ----------------------------------------------------------------------------------------------------
+
+ROWS = Facts(
+    epsilon=1.0, delta=1e-5, adjacency="add_remove", grouped=False, records=30_000, public=3000, classes=2, images=False
+)
+
+
+def test_the_rule_goes_by_public_facts():
+    from dataclasses import replace
+
+    assert choose(ROWS).name == "gradients"
+    assert choose(replace(ROWS, records=None)).name == "teachers"
+    assert "the number of public points" in choose(replace(ROWS, records=None)).reason
+    assert choose(replace(ROWS, images=True, epsilon=4.0)).name == "teachers"
+    assert choose(replace(ROWS, images=True, epsilon=0.05)).name == "gradients"
+    assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
+    assert "Nothing here is foretold" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
+    assert "Nothing here is foretold" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook
+
+
+@pytest.mark.parametrize("method", ["teachers", "gradients"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 5.0])
+def test_the_noise_costs_what_is_asked(method, epsilon):
+    from dataclasses import replace
+
+    chosen = choose(replace(ROWS, epsilon=epsilon), method)
+    (event,) = chosen.mechanism.worst_case(chosen.num_queries)
+    assert gdp.epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("records,delta", [(None, 1e-5), (400, 1e-5), (30_000, 1e-5), (99_999, 1e-5), (100_000, 1e-6),
+                                           (200_000, 1e-6), (10_000_000, 1e-8)])  # fmt: skip
+def test_delta_lies_below_one_record_in_all(records, delta):
+    assert delta_for(records) == pytest.approx(delta, rel=1e-9)
+
+
+def test_it_says_why_in_two_lines(make, capsys):
+    make(verbose=True).fit(X, Y, public=PUBLIC)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and "epsilon 4 at delta 1e-05 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
+
+
+def test_the_statement_is_that_of_the_release(make):
+    fitted = make().fit(X, Y, public=PUBLIC)
+    assert fitted.privacy_ == json.loads((fitted.release_ / "privacy.json").read_text())
+
+
+# ---- what Pate says of the same mistakes -------------------------------------------------------------------------
+
+
+def test_wrong_types_are_named(tmp_path):
+    settings = {"classes": 3, "num_teachers": 4, "delta": 1e-5, "home": tmp_path}
+    with pytest.raises(ValueError, match="mechanism='gaussian': must be a mechanism"):
+        Pate("clouds", mechanism="gaussian", **settings)
+    settings |= {"budget_epsilon": 30.0}
+    pate = Pate("clouds", mechanism=Gaussian(sigma=1.0), teacher=LogisticRegression(), **settings)
+    with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
+        pate.fit_teachers(pd.DataFrame(X), Y)
+    pate.fit_teachers(X, Y).label(PUBLIC, 5)
+    for student in (LogisticRegression(), torch.nn.Linear(2, 3)):
+        with pytest.raises(ValueError, match=f"algorithm='{type(student).__name__}': must be one of"):
+            pate.fit_student(student)
