@@ -356,7 +356,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method = self.method_
         assert method.mechanism is not None
         if method.name == "gradients":
-            who: dict[str, Any] = {"teacher": Gradients(size=facts.records)}
+            who: dict[str, Any] = {"teacher": Gradients(size=facts.records, ridge=method.ridge)}
         else:
             who = {"teacher": self.teacher, "num_teachers": method.num_teachers}
         return Pate(mechanism=method.mechanism, **who, **terms)

@@ -27,6 +27,12 @@ _MOST_TEACHERS, _FEWEST_TEACHERS = 400, 10
 _RECORDS_A_TEACHER = 100
 _LEAD = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
+_RECORDS_FOR_RIDGE_1, _LEAST_RIDGE, _MOST_RIDGE = 300, 0.3, 100.0
+"""The more noise, the fewer directions of the public points are worth a step: the ridge grows as (300 / a)^2, a being
+how many records there are for each unit of noise. Chosen on magic, spambase and satimage with 400 to 3,000 records at
+epsilon 1 and 2 (LOG.md)."""
+_FEW = 25
+"""Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
 
@@ -65,6 +71,7 @@ class Method:
         num_queries: Number of public points that are asked about.
         mechanism: With calibrated noise; None: DP-SGD, which calibrates its own.
         features: Of the public points, in which a linear model is fitted; None: none are needed.
+        ridge: Of ``voters.gradients``.
         reason: Why this one, in a line.
         outlook: What is foretold, in a line.
     """
@@ -74,6 +81,7 @@ class Method:
     num_queries: int = 1
     mechanism: Mechanism | None = None
     features: FeatureRecipe | None = None
+    ridge: float = 0.1
     reason: str
     outlook: str
 
@@ -160,16 +168,17 @@ def _gradients(facts: Facts, why: str) -> Method:
     sigma = calibration.smallest_sigma(
         lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=facts.epsilon, delta=facts.delta
     )
-    few = chance.drowned(Gaussian(sigma=sigma), facts.records // facts.classes, facts.classes, 1)
+    a_unit = facts.records / sigma  # records for each unit of noise
     features: FeatureRecipe = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
     return Method(
         name="gradients",
         num_queries=facts.public,
         mechanism=replace(descent, sigma=sigma),
         features=features,
+        ridge=min(_MOST_RIDGE, max(_LEAST_RIDGE, (_RECORDS_FOR_RIDGE_1 / a_unit) ** 2)),
         reason=f"noisy gradients of a linear model: {why}",
         outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
-        + ("" if few is None else ": too much for so few. Nothing here is foretold to beat the commonest class."),
+        + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is foretold to beat the commonest class."),
     )
 
 
