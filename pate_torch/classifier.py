@@ -260,13 +260,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _refuse(self) -> None:
         """Raise ValueError for what cannot work, whatever the data."""
-        student = self.student
-        sklearns = hasattr(student, "__sklearn_tags__") and is_classifier(student)
-        if student is not None and not isinstance(student, StudentAlgorithm) and not sklearns:
+        learner = self.student
+        sklearns = hasattr(learner, "__sklearn_tags__") and is_classifier(learner)
+        if learner is not None and not isinstance(learner, StudentAlgorithm) and not sklearns:
             what = "must be a student algorithm or a scikit-learn classifier"
-            raise checks.fail("student", type(student).__name__, what)
-        if student is not None and self.method == "dpsgd":
-            raise checks.fail("student", type(student).__name__, "cannot be given with DP-SGD: nothing learns from it")
+            raise checks.fail("student", type(learner).__name__, what)
+        if learner is not None and self.method == "dpsgd":
+            raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
 
     def _checked(self, X: Any, public: Any) -> tuple[Any, Any]:
         """Both of one form; an array's numbers are checked, a table's values are when it is encoded."""
@@ -458,11 +458,11 @@ def _names(groups: Any, count: int) -> np.ndarray | None:
     return names
 
 
-def _as_columns(student: Any, x: np.ndarray, classes: int) -> np.ndarray:
+def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:
     """Probabilities of a scikit-learn student, which may know only some of the classes."""
     found = np.zeros((len(x), classes))
-    if hasattr(student, "predict_proba"):
-        found[:, np.asarray(student.classes_, dtype=int)] = student.predict_proba(x)
+    if hasattr(learner, "predict_proba"):
+        found[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)
     else:
-        found[np.arange(len(x)), np.asarray(student.predict(x), dtype=int)] = 1.0
+        found[np.arange(len(x)), np.asarray(learner.predict(x), dtype=int)] = 1.0
     return found

@@ -283,7 +283,7 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_pictures_are_small_and_used():
-    used = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
+    used = {(page.parent / link).resolve() for page in LINKED for link in links(page)}
     for picture in (ROOT / "docs" / "images").iterdir():
         assert picture.stat().st_size < 300_000, picture.name
         assert picture.resolve() in used, f"{picture.name} is on no page"
