@@ -35,7 +35,7 @@ from pate_torch.gpu_check import command as gpu_command
 from pate_torch.ledger import command as ledger_command
 from pate_torch.mechanisms.gaussian import Gaussian
 from tests.end_to_end import documents
-from tests.end_to_end.documents import PAGES, ROOT, blocks, links, table
+from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
 from tests.mechanisms.vote_laws import CERTAIN
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
