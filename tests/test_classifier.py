@@ -242,6 +242,31 @@ def test_values_that_only_private_records_show_stay_private(tmp_path):
         clf.predict(table.iloc[:10])
 
 
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_a_neighbor_changes_nothing_but_the_noisy_answers(adjacency, tmp_path):
+    """Columns, categories, scaling, classes, method and noise: of public points and declarations alone."""
+    (table, ill), (public, _) = frame(400, 0), frame(200, 1)
+    strange = pd.DataFrame({"age": [1e30], "ward": ["the-only-one"]})
+    other = pd.concat([table if adjacency == "add_remove" else table.iloc[:-1], strange], ignore_index=True)
+    kept = ill if adjacency == "add_remove" else ill[:-1]
+    found = []
+    for name, (x, y) in {"one": (table, ill), "other": (other, [*kept, "well"])}.items():
+        home = tmp_path / name
+        clf = PATEClassifier(
+            1.0,
+            account="c",
+            num_records_about=400,
+            classes=["ill", "well"],
+            home=home,
+            adjacency=adjacency,
+            verbose=False,
+        ).fit(x, np.array(y), public=public)
+        said = json.loads((clf.release_ / "release.json").read_text())
+        public_facts = (said["mechanism"], said["parameters"], said["pool_sha256"], said["declared_size"])
+        found.append((clf.student_.spec, clf.student_.network, repr(clf.method_), public_facts))
+    assert found[0] == found[1]
+
+
 def test_images(make):
     draw = torch.Generator().manual_seed(0)
 
