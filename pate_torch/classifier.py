@@ -27,6 +27,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
+from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data import tensors
@@ -345,7 +346,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         known = account_of(home, self.account)
         if known is not None and known.releases and not self.allow_refit:
             told = "nothing is claimed of it" if known.guarantee is None else f"epsilon {known.guarantee.epsilon:.4g}"
-            what = f"has been charged already ({told}, delta {known.delta:g}, {known.adjacency}, unit {known.unit})"
+            told += f", delta {show_delta(known.delta)}, {known.adjacency}, unit {known.unit}"
+            what = f"has been charged already ({told})"
             fix = f"allow_refit=True adds a release of epsilon {facts.epsilon:g}, and both compose."
             raise checks.fail("account", self.account, what, fix)
         return {
@@ -411,7 +413,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _said(self, facts: methods.Facts) -> str:
         """The choice and what is foretold, in two lines."""
         unit = "group" if facts.grouped else "record"
-        price = f"epsilon {facts.epsilon:g} at delta {facts.delta:g} ({facts.adjacency}, unit {unit})"
+        price = f"epsilon {facts.epsilon:g} at delta {show_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
         about = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
             facts.records is None and self.delta is None
         )

