@@ -334,7 +334,7 @@ def test_delta_lies_below_one_record_in_all(records, delta):
 def test_it_says_why_in_two_lines(make, capsys):
     make(verbose=True).fit(X, Y, public=PUBLIC)
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and "epsilon 4 at delta 1e-05 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
+    assert len(said) == 2 and "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
 
 
 def test_the_statement_is_that_of_the_release(make):
