@@ -186,6 +186,8 @@ def run_facts(report: ReleaseReport) -> dict[str, str]:
         "Kind of student": report.student,
         "Release": report.release_id and f"labels={report.release_id} ({again})",
     }
+    if report.encoder is not None:
+        facts["Encoder"] = _sentence("encoder", report)
     if report.teachers_id and report.teachers_kept:
         facts["Teachers"] = f"teachers={report.teachers_id} (use again: charged)"
     elif report.teachers_id:

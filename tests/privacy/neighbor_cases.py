@@ -42,10 +42,10 @@ Case = dict[str, str]
 ROWS = worlds.rows()
 QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 
-RECORDS = ("form", "unit", "partition", "noise", "voters", "features")
+RECORDS = ("form", "unit", "partition", "noise", "voters", "features", "encoder")
 """What touches records."""
 
-PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
+PLAIN = {"encoder": "none", "selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
          "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3"}  # fmt: skip
 
