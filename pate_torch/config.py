@@ -154,6 +154,10 @@ class RunConfig:
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
+        features = getattr(self.student, "features", None)
+        if self.num_rounds == 1 and features != self.features:
+            what = f"must be the run's, in which the released model is fitted ({getattr(self.features, 'name', None)})"
+            raise checks.fail("student.features", getattr(features, "name", None), what)
 
     @property
     def ledger_path(self) -> Path:
