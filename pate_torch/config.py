@@ -154,10 +154,6 @@ class RunConfig:
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
-        features = getattr(self.student, "features", None)
-        if self.num_rounds == 1 and features != self.features:
-            what = f"must be the run's, in which the released model is fitted ({getattr(self.features, 'name', None)})"
-            raise checks.fail("student.features", getattr(features, "name", None), what)
 
     @property
     def ledger_path(self) -> Path:
@@ -280,6 +276,7 @@ class RunConfig:
                 rounds=self.num_rounds,
             )
             self._refuse_chance(data)
+            self._refuse_other_features()
             self.voters.validate_for(data, self)
             self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
@@ -300,6 +297,13 @@ class RunConfig:
             return
         for name, algorithm in self.selection.candidates.items():
             refuse_component(f"selection.candidates.{name}", algorithm, data)
+
+    def _refuse_other_features(self) -> None:
+        """Raise ValueError for a released model that would be published in other features than it is fitted in."""
+        features = getattr(self.student, "features", None)
+        if getattr(self.student, "last", None) == "model" and self.num_rounds == 1 and features != self.features:
+            what = f"must be the run's, in which the released model is fitted ({getattr(self.features, 'name', None)})"
+            raise checks.fail("student.features", getattr(features, "name", None), what)
 
     def _refuse_chance(self, data: Dataset) -> None:
         """Raise ValueError for labels that are foretold to be no better than chance, unless the owner wants them."""

@@ -185,12 +185,15 @@ class PrivateData:
         unit_id: str [N], the stable name of the privacy unit a record belongs to, fixed when the data are loaded,
             before anything is removed.
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
+        origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
+            them. None: ``x`` itself, or nobody asks any more.
     """
 
     x: Tensor
     y: Tensor
     unit_id: np.ndarray
     unit: str = "record"
+    origin: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):

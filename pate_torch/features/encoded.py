@@ -84,7 +84,7 @@ class Encoded:
         return replace(
             data,
             spec=spec,
-            private=replace(private, x=x_ND),
+            private=replace(private, x=x_ND, origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(test, x=self._encoded(data, "test", test.x, stages).nan_to_num(0, 0, 0)),
         )

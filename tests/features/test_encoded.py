@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pate_torch import load_student, pipeline
+from pate_torch import PATEClassifier, load_student, pipeline
 from pate_torch.cli import main as cli
 from pate_torch.core.files import file_digest
 from pate_torch.core.progress import Stages
@@ -298,3 +298,25 @@ def test_texts_without_an_encoder_are_refused_before_anything_is_charged(tmp_pat
     with pytest.raises(ValueError, match=r"features=None: must be an encoder: points are texts\. Use features=encoder"):
         pipeline.run(plan)
     assert not (tmp_path / "home/ledger.sqlite").exists()
+
+
+def test_the_same_records_through_another_encoder_are_known_again(ran):
+    folder, plan = ran
+    other = dataclasses.replace(plan.dataset.source, name="other")
+    with pytest.raises(ValueError, match=r"dataset\.name='other': these very records are charged to account 'mails'"):
+        pipeline.run(again(plan, "other", dataset=other, encoder=worlds.static(folder, max_length=7)))
+
+
+def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tmp_path):
+    mails(tmp_path, private=600)
+    private, public = (pd.read_csv(tmp_path / f"{name}.csv", dtype=str) for name in ("private", "public"))
+    encoder = worlds.static(tmp_path, license="MIT")
+    model = PATEClassifier(
+        epsilon=8, account="mails", num_records_about=600, classes=["high", "low"], encoder=encoder, method="gradients",
+        home=tmp_path / "home", verbose=False,
+    )  # fmt: skip
+    model.fit(private["text"].tolist(), private["label"], public=public["text"].tolist())
+    assert model.score(public["text"].tolist(), public["label"]) > 0.8
+    assert model.privacy_["encoder"]["license"] == "MIT"
+    student = load_student(model.release_, encoder=encoder)
+    assert student.predict_names(public["text"].tolist()) == model.predict(public["text"].tolist()).tolist()
