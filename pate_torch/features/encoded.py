@@ -46,7 +46,7 @@ class Encoded:
 
     def __getattr__(self, name: str) -> Any:
         """What else the data set declares: its size, its classes, whether it is a public benchmark."""
-        if name.startswith("_"):
+        if name.startswith("_") or name == "source":  # of a copy that is being made
             raise AttributeError(name)
         return getattr(self.source, name)
 
@@ -62,7 +62,7 @@ class Encoded:
         stages = Stages(quiet=True) if stages is None else stages
         data = self.source.load()
         card = self.encoder.card(data.spec)
-        if card.disjoint is False and not data.spec.benchmark:
+        if not card.disjoint:
             stages.say(overlap(card))
         x_PD = self._encoded(data, "public", data.pool.x, stages)
         if not bool(x_PD.isfinite().all()):

@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
 
 Points = Tensor | Tokens
 Runtime = Callable[[Points], Tensor]
-"""From a batch of points, or of their tokens, to features, float32 [B, D] on the CPU."""
+"""From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
 
 
 def torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
@@ -154,9 +154,9 @@ def pooled(said: Tensor, points: Points, pooling: str) -> Tensor:
     said = said.float()
     if isinstance(points, Tokens) and said.dim() == 3:
         if pooling == "first":
-            return said[:, 0].cpu()
+            return said[:, 0]
         mask_BL1 = points.mask_BL[:, :, None].to(said)
-        return ((said * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)).cpu()
+        return (said * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
     if said.dim() == 4:
         said = said.mean((2, 3))
-    return said.flatten(1).cpu()
+    return said.flatten(1)
