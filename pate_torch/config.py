@@ -154,6 +154,11 @@ class RunConfig:
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
+        own: Any = getattr(self.student, "features", None)
+        if not self.is_guided and own != self.features:
+            asked = "none" if self.features is None else self.features.name
+            what = f"must be those in which the model is fitted to the records: features={asked}"
+            raise checks.fail("student.features", None if own is None else own.name, what, "Set features alone.")
 
     @property
     def ledger_path(self) -> Path:
@@ -276,7 +281,6 @@ class RunConfig:
                 rounds=self.num_rounds,
             )
             self._refuse_chance(data)
-            self._refuse_other_features()
             self.voters.validate_for(data, self)
             self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
@@ -297,13 +301,6 @@ class RunConfig:
             return
         for name, algorithm in self.selection.candidates.items():
             refuse_component(f"selection.candidates.{name}", algorithm, data)
-
-    def _refuse_other_features(self) -> None:
-        """Raise ValueError for a released model that would be published in other features than it is fitted in."""
-        features = getattr(self.student, "features", None)
-        if getattr(self.student, "last", None) == "model" and self.num_rounds == 1 and features != self.features:
-            what = f"must be the run's, in which the released model is fitted ({getattr(self.features, 'name', None)})"
-            raise checks.fail("student.features", getattr(features, "name", None), what)
 
     def _refuse_chance(self, data: Dataset) -> None:
         """Raise ValueError for labels that are foretold to be no better than chance, unless the owner wants them."""

@@ -17,7 +17,7 @@ import copy
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,9 +240,11 @@ class Encoder:
             points = TEXTS
         x = self.read(x, points)
         run = self.runner(points, device)
-        return map_independently(
-            lambda batches: torch.stack([run(x_B) for x_B in batches]), x, progress, self.batch_size
-        )
+
+        def say(batches: Iterator[Tensor]) -> Tensor:
+            return torch.stack([run(x_B) for x_B in batches]).cpu()  # a GPU is waited for once
+
+        return map_independently(say, x, progress, self.batch_size)
 
     def read(self, x: Any, points: DataSpec) -> Tensor:
         """Points as a tensor: texts as a list or a column of a table, tables by their schema, others as they are.

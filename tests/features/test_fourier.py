@@ -5,19 +5,15 @@ import math
 import pytest
 import torch
 
-from pate_torch import Pate, load_student, pipeline
-from pate_torch.data.partition import AddRemove
+from pate_torch import Pate, load_student
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.queries.random import Random
 from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import DataSpec
 from pate_torch.voters.gradients import Gradients
-from tests.run_configs import run_config
-from tests.worlds import blobs
 
 SPEC = DataSpec(
     name="rows", num_classes=2, input_shape=(3,), class_names=("a", "b"), mean=(1.0, 0.0, 0.0), std=(2.0, 1.0, 1.0)
@@ -91,17 +87,6 @@ def test_a_model_of_other_features_is_refused(tmp_path):
     for other in (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)):
         with pytest.raises(ValueError, match="other features"):
             pate.fit_student(ReleasedModel(features=other))
-
-
-def test_a_model_of_other_features_is_refused_before_labels_are_paid_for(tmp_path):
-    plan = run_config(
-        dataset=blobs(), partition=AddRemove(), voters=Gradients(size=300), query=Random(), num_queries=5, delta=1e-4,
-        mechanism=GradientDescent(sigma=20.0, adjacency="add_remove"), student=ReleasedModel(), root=tmp_path,
-        folder=tmp_path / "run", features=FourierFeatures(cosines=4), quiet=True, baseline=False,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"student\.features=None: must be the run's.*\(fourier\)"):
-        pipeline.run(plan)
-    assert not (tmp_path / "ledger.sqlite").exists()
 
 
 class Anonymous:
