@@ -15,10 +15,12 @@ from pate_torch import PATEClassifier, load_student, pipeline
 from pate_torch.cli import main as cli
 from pate_torch.core.files import file_digest
 from pate_torch.core.progress import Stages
+from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
 from pate_torch.features.encoded import Encoded
 from pate_torch.features.encoder import Encoder
+from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.reporting.render import privacy_schema
 from tests.features import encoder_worlds as worlds
 from tests.reporting.json_schema import faults
@@ -320,3 +322,48 @@ def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tm
     assert model.privacy_["encoder"]["license"] == "MIT"
     student = load_student(model.release_, encoder=encoder)
     assert student.predict_names(public["text"].tolist()) == model.predict(public["text"].tolist()).tolist()
+
+
+def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_path):
+    x = worlds.points(worlds.IMAGES, 300)
+    x[::2] //= 3  # darker
+    images = Tensors(
+        name="shades", x=x[:200], y=torch.arange(200) % 2, pool_x=x[200:260], test_x=x[260:],
+        test_y=torch.arange(40) % 2, class_names=("dark", "light"),
+    )  # fmt: skip
+    eye = worlds.eye(tmp_path, headless=True)
+    plan = changed(tiny(tmp_path / "home"), dataset=images, encoder=eye, num_queries=30)
+    pipeline.run(plan)
+    with pytest.raises(ValueError, match=r"encoder='eye': is tests\.features\.encoder_worlds\.Eye, whose code no file"):
+        load_student(plan.folder, encoder={"weights": eye.weights})
+    student = load_student(plan.folder, encoder=eye)
+    assert student.predict_names(x[260:].numpy()) == student.predict_names(eye.encode(x[260:], images.load().spec))
+    with pytest.raises(ValueError, match=r"points=\(2, 3, 8, 8\): must be images of shape"):
+        student.predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+    rows = pd.DataFrame({"size": np.arange(400.0), "kind": ["a", "b"] * 200, "label": ["no", "yes"] * 200})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    table = Csv(name="rows", path=str(tmp_path / "rows.csv"), publish_split=True, fractions=(0.6, 0.2, 0.2))
+    flat = Encoder(name="flat", module=torch.nn.Flatten())
+    plan = changed(plan, dataset=table, encoder=flat, folder=plan.folder.parent / "rows")
+    pipeline.run(plan)
+    student = load_student(plan.folder, encoder=flat)
+    new = rows.drop(columns="label")[:50]
+    assert student.predict_names(new) == rows["label"].tolist()[:50] and student.spec.kind == "table"
+
+
+def test_teachers_on_features_are_found_again(ran):
+    _, plan = ran
+    before = sorted(path.name for path in (plan.root / "teachers").iterdir())
+    kept = json.loads((plan.folder / "release/summary.json").read_text())["teachers_id"]
+    other = again(
+        plan,
+        "more",
+        dataset=plan.dataset.source,
+        encoder=plan.dataset.encoder,
+        teachers=kept,
+        mechanism=Gaussian(sigma=9),
+    )
+    pipeline.run(other)
+    assert json.loads((other.folder / "release/summary.json").read_text())["teachers_id"] == kept
+    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == before
