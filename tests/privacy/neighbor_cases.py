@@ -306,12 +306,16 @@ def mechanism_for(case: Case, discrete: bool = True) -> str:
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:
-    """Every combination of what touches records, all else plain."""
+    """Every combination of what touches records, all else plain.
+
+    Features learnt of encoded points are features learnt of rows: the two meet at random alone.
+    """
     known = space()
     names = [name for name in RECORDS if form is None or name != "form"]
     for chosen in itertools.product(*(known[name] for name in names)):
         case = PLAIN | dict(zip(names, chosen, strict=True)) | ({} if form is None else {"form": form})
-        yield case | {"mechanism": mechanism_for(case)}
+        if "none" in (case["features"], case["encoder"]):
+            yield case | {"mechanism": mechanism_for(case)}
 
 
 def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Case:
