@@ -302,7 +302,7 @@ def read_text(
         parquet = file.suffix in (".parquet", ".pq")
         table = _parquet(file) if parquet else _csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
-        why = f"is not UTF-8 (byte 0x{error.object[error.start]:02x})"
+        why = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
         raise checks.fail(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         raise checks.fail(

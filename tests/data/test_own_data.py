@@ -359,9 +359,7 @@ def test_unreadable_tables_are_named(tmp_path):
         ("d.csv", b"\xff\xfe\x81"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(
-            ValueError, match=rf"dataset\.path=.*{name}.*(not a readable|not UTF-8|has no rows|must be one of)"
-        ):
+        with pytest.raises(ValueError, match=rf"dataset\.path=.*{name}.*(not a readable|has no rows|must be one of)"):
             Csv(path=str(tmp_path / name)).load()
     pd.DataFrame({"a": [[1], [2]], "label": [0, 1]}).to_parquet(tmp_path / "nested.parquet")
     with pytest.raises(ValueError, match=r"column 'a'.*no plain value"):
