@@ -299,5 +299,6 @@ class DpSgd:
             ledger_head=ledger.head(),
             class_names=spec.class_names,
             takes=spec.kind,
+            encoder=None if spec.encoder is None else spec.encoder.without_points,
             created=datetime.date.today().isoformat(),
         )

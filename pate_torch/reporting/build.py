@@ -44,6 +44,7 @@ def build_report(
     ledger: Ledger,
     seconds: Mapping[str, float],
     baselines: tuple[Baseline, ...] = (),
+    encoder_here: bool = False,
 ) -> ReleaseReport:
     """Everything that may be published of a finished run.
 
@@ -57,6 +58,7 @@ def build_report(
         ledger: The ledger that holds the account.
         seconds: Time of every stage.
         baselines: Accuracies to compare with.
+        encoder_here: Whether the files of the data's encoder lie in the release folder.
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
@@ -93,6 +95,8 @@ def build_report(
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
         takes=data.spec.kind,
+        encoder=None if data.spec.encoder is None else data.spec.encoder.without_points,
+        encoder_here=encoder_here,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, name, release) if release.id in paid else (),
         student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},

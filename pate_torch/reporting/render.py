@@ -20,9 +20,12 @@ from pate_torch.core.progress import clock
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.intervals import percent
 from pate_torch.reporting.report import ChargedRelease, ReleaseReport
+from pate_torch.types import EncoderCard
 
 SCHEMA_VERSION = 2
 """2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
+
+ENCODER_KEYS = ("name", "kind", "sha256", "file", "tokenizer_sha256", "module", "license", "trained_on", "disjoint")
 
 SUMMARY_KEYS = (
     *("dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
@@ -89,7 +92,12 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         "other_releases": [_listed(other) for other in report.other_releases],
         "assumptions": list(statement.assumptions(report)),
         "not_covered": list(statement.not_covered(report)),
-    }
+    } | ({} if report.encoder is None else {"encoder": _encoder(report.encoder)})
+
+
+def _encoder(card: EncoderCard) -> dict[str, Any]:
+    plain = {name: getattr(card, name) for name in ENCODER_KEYS}
+    return plain | {"options": dict(card.options)}
 
 
 def _listed(part: ChargedRelease) -> dict[str, Any]:
