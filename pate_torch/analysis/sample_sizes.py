@@ -201,9 +201,35 @@ def lzcw21_theorem_19(m: int, T: float, d: int, *, approximation: float, constan
     return approximation + 2 * T / m + constant * math.sqrt(d / m)
 
 
+def lzcw21_vote_dimension(d: int, K: int) -> int:
+    """Upper bound on the VC dimension of majority votes of K hypotheses: the largest m with C(s + K - 1, K) >= 2^m.
+
+    A vote on m points is decided by which of their s <= sum_{i<=d} C(m, i) dichotomies vote, how often each. (Printed
+    without a proof: K d, which no theorem gives; what is known is O(K d ln(K d)).)
+    """
+
+    def log_votes(m: int) -> float:
+        terms = [math.lgamma(m + 1) - math.lgamma(i + 1) - math.lgamma(m - i + 1) for i in range(min(m, d) + 1)]
+        log_s = max(terms) + math.log(sum(math.exp(term - max(terms)) for term in terms))
+        # C(s + K - 1, K) <= (e (s + K - 1)/K)^K, and it is at most s^K.
+        apart = 1 + log_s + math.log1p((K - 1) * math.exp(-log_s)) - math.log(K)
+        return K * min(log_s, apart)
+
+    low, high = d, 2 * d
+    while log_votes(high) >= high * math.log(2):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if log_votes(middle) >= middle * math.log(2) else (low, middle)
+    return low
+
+
 def lzcw21_theorem_20(m: int, T: float, d: int, K: int, *, gamma: float) -> float:
-    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (K d + ln(4/gamma))/m."""
-    return 4 * T / m + 5 * (K * d + math.log(4 / gamma)) / m
+    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (V + ln(4/gamma))/m.
+
+    V is the votes' VC dimension (``lzcw21_vote_dimension``), for which the paper puts K d.
+    """
+    return 4 * T / m + 5 * (lzcw21_vote_dimension(d, K) + math.log(4 / gamma)) / m
 
 
 def lzcw21_theorem_22(
