@@ -1,4 +1,4 @@
-"""docs/errata.md: every row names the test that holds it; counter-examples that stand nowhere else are executed here."""
+"""docs/errata.md: every row names the test that holds it; counter-examples without a place are executed here."""
 
 import ast
 import itertools
