@@ -1,4 +1,4 @@
-"""The papers' baselines: private as they say over every neighbor, right where they promise, refused or warned elsewhere."""
+"""The papers' baselines: private over every neighbor, right where they promise, refused or warned elsewhere."""
 
 import math
 import warnings

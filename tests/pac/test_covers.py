@@ -1,4 +1,4 @@
-"""Covers do what they say: every labeling is near one that is kept, few are kept, and a reference covers what it bounds."""
+"""Covers do what they say: every labeling is near one that is kept, and few are kept."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_a_stable_predictor_over_a_cover_is_as_good():
 
 
 def test_reference_points_cover_what_the_reference_dominates():
-    """Points of a distribution twice as dense where it lives: thresholds agree with some candidate on 1 - alpha of it."""
+    """A distribution twice as dense where it lives: every threshold is within alpha of some candidate there."""
     alpha, beta, domination = 0.1, 0.1, 2.0
     size = reference_size(1, alpha=alpha, beta=beta, domination=domination)
     few = max(1, round(domination / alpha / 4))

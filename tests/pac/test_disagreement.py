@@ -34,7 +34,7 @@ def test_it_is_what_its_definition_says(hypotheses, center, radius):
 
 
 def test_thresholds_have_two_and_thin_intervals_many():
-    """A threshold may move by r either way; an interval of weight w, moved away wholly, costs w and reaches everything."""
+    """A threshold may move by r either way; an interval of weight w, moved away wholly, reaches everything."""
     x = (np.arange(200)[:, None] + 0.5) / 200
     assert disagreement_coefficient(Thresholds(), 0.5, x, radius=0.01) == pytest.approx(2.0)
     for width in (0.1, 0.25):

@@ -33,7 +33,7 @@ def test_draws_follow_the_density(radius, ridge):
     records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
     sample = Sample(np.array([[x] for x, _ in records]), np.array([y for _, y in records]))
     asked = {"radius": radius, "ridge": ridge, "budget": Rehearsal(insecure_seed=0)}
-    drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(800)]
+    drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(400)]
 
     def cdf(epsilon):
         mass = np.cumsum(density(records, epsilon, radius, ridge))
