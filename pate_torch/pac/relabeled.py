@@ -133,10 +133,12 @@ def relabeled_gnmax(
     plan = plan_relabeled(sample.n, len(x_Q), epsilon=epsilon, delta=delta, shard=shard)
     enough = realizable_size(alpha / 6, alpha / 6, hypotheses.vc_dimension)
     lead = _teachers(plan, len(x_Q), alpha)
+    needed, _ = needed_records(len(x_Q), hypotheses.vc_dimension, epsilon=epsilon, delta=delta, alpha=alpha)
+    short = shard < enough or plan.num_teachers < lead
     warn_below(
         "practical AgPrivCl",
         sample.n,
-        [],
+        [(f"the relabeling hypothesis but for {2 * alpha:g} of the points", needed)] if short else [],
         [("records of a teacher", shard, enough), ("teachers", plan.num_teachers, lead)],
     )
     with pay(budget, plan.events, "practical AgPrivCl") as spending:

@@ -307,7 +307,8 @@ def plan_private_predictor(
     eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, open_=True)
     subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
     if n <= subset:
-        fix = "Its constants are large: see private_predictor_size."
+        needed = private_predictor_size(vc_dimension, epsilon=1.0, alpha=alpha, constants=constants)
+        fix = f"By default at alpha={alpha:g} a prediction of epsilon 1 takes n >= {needed:,}."
         raise checks.fail("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
     teachers = min(n, math.ceil(2 * eta * n * math.log(1 / alpha)))
     epsilon = private_predictor_epsilon(n, subset, eta, constants)

