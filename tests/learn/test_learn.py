@@ -23,6 +23,8 @@ from pate_torch.pac import exponential, semi_private
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.students.export import load_student
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from tests import ROOT
+from tests.end_to_end.documents import table as table_of
 
 LOOSE = ("--below-guarantee", "--constants", "sharp")
 
@@ -300,3 +302,8 @@ def test_table_1_has_the_exponents_that_are_printed():
     # tau = 1/2: 2 tau/(4 - tau) = 2/7 and tau/(2 - tau) = 1/3
     noisy = {name: slope[("noise, tau = 0.5", name)] for name in ("Gaussian", "sparse vector", "active")}
     assert noisy == pytest.approx({"Gaussian": 2 / 7, "sparse vector": 1 / 3, "active": 1 / 3}, abs=0.02)
+
+
+def test_the_page_lists_every_algorithm():
+    listed = {row[0].strip("`") for row in table_of(ROOT / "docs" / "learn.md", "algorithms")[1:]}
+    assert listed == set(ALGORITHMS)
