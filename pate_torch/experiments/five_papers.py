@@ -166,6 +166,7 @@ class FivePapers:
                     if not todo:
                         continue
                     split, progress = _Split(self, plan, name, number), stages(f"{name}, split {number}")
+                    _ = split.data  # what cannot be loaded is no cell's fault
                     for place, (row, epsilon) in enumerate(todo, start=1):
                         cell = self.measure(split, row, epsilon)
                         with file.open("a", encoding="utf-8") as out:
@@ -280,7 +281,7 @@ def _sparse(split: _Split, epsilon: float, *, soft: bool, failures: int = 1) -> 
         mechanism: Any = Stability(**given)
     else:
         chance = split.ensemble.probabilities(split.data.pool.x)
-        votes, mechanism = SoftVotes(chance), SoftStability(**given)
+        votes, mechanism = SoftVotes.of(chance), SoftStability(**given, bins=10)
     return _labeled(split, votes, mechanism, split.study.passive, len(split.data.pool), split.plan.student)
 
 
@@ -288,7 +289,7 @@ def _learnt(split: _Split, epsilon: float, *, name: str, **asked: Any) -> Found:
     """One of ``pate learn``, below its guarantee."""
     algorithm = ALGORITHMS[name]
     choices = Choices(epsilon=epsilon, constants="sharp", **asked)
-    parts = problems(split.data, choices, split.delta * (1 - 1e-9), split.seed)
+    parts = problems(split.data, choices, split.delta / 2, split.seed)  # the other half composes
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="pate-five-") as home:
         warnings.simplefilter("ignore", BelowGuarantee)
         events = [event for part in parts for event in quote(algorithm, part, "torch")]

@@ -83,7 +83,8 @@ def _at_share(q: float, n: int, m: int, epsilon: float, delta: float, shard: int
     if subset < 2 * shard:
         return None
     share = subset / n
-    inner = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) * (1 - 1e-12), min(0.5, delta / share)
+    # Less a rounding: what is proved for it must not come out above what was asked.
+    inner = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) - 1e-12, min(0.5, delta / share)
     if inner[0] <= 0:
         return None
     sigma = math.sqrt(2 * m) / gdp.mu(*inner)

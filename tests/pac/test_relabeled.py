@@ -36,6 +36,13 @@ def test_the_plan_adds_up_to_what_is_asked(epsilon, delta, m):
     assert plan.num_teachers == plan.subset // 30
 
 
+def test_no_rounding_puts_the_price_above_what_was_asked():
+    """From sub-samples that leave nothing for the votes to those that leave nearly all."""
+    for n, epsilon, delta in itertools.product((3000, 6499, 10**6, 10**9), (0.1, 0.5, 1.0, 4.0), (1e-9, 1e-4)):
+        plan = plan_relabeled(n, 50, epsilon=epsilon, delta=delta, shard=10)
+        assert 0 < plan.total[0] <= epsilon and 0 < plan.total[1] <= delta
+
+
 def law_of(records, size, teachers, sigma):
     """The exact law of one answer on x = 1: over all sub-samples, all relabelings, and the noise."""
     law = []
