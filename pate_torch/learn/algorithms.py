@@ -21,7 +21,7 @@ from pate_torch.mechanisms.stability import Stability
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import ag_priv_cl, sub_samp, two_thirds_teachers, unv_priv_cl
 from pate_torch.pac.boosting import high_confidence
-from pate_torch.pac.classes import erm, representatives
+from pate_torch.pac.classes import erm
 from pate_torch.pac.exponential import exponential_mechanism
 from pate_torch.pac.logistic import logistic_exponential
 from pate_torch.pac.nets import realizable_size
@@ -54,13 +54,13 @@ def _sspp(p: Problem, door: Door) -> Any:
 
 
 def _exponential(p: Problem, door: Door) -> Any:
-    c, candidates = p.choices, representatives(p.hypotheses, p.grid())
+    c, candidates = p.choices, p.finite()
     asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha}
     return exponential_mechanism(p.hypotheses, candidates, p.sample, **asked, budget=door).hypothesis
 
 
 def _boosted(p: Problem, door: Door) -> Any:
-    c, candidates = p.choices, representatives(p.hypotheses, p.grid())
+    c, candidates = p.choices, p.finite()
     asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "failure": c.beta}
     return high_confidence(p.hypotheses, candidates, p.sample, **asked, budget=door).hypothesis
 

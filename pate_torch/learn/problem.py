@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from pate_torch.core import checks
 from pate_torch.core.rng import numpy_stream
-from pate_torch.pac.classes import Enumerable, HalfPlanes, Intervals, Stumps, Thresholds
+from pate_torch.pac.classes import Enumerable, HalfPlanes, Intervals, Stump, Stumps, Thresholds, cuts
 from pate_torch.pac.sample import Floats, Sample
 from pate_torch.types import LABEL_UNIT, Dataset
 
@@ -99,9 +100,15 @@ class Problem:
             raise checks.fail("points", wanted, f"there are {len(self.public_x)} public points only")
         return self.public_x[: default if wanted is None else wanted]
 
-    def grid(self) -> Floats:
-        """As many points as a finite class has cuts: the public points' quantiles, feature by feature."""
-        return np.unique(np.quantile(self.public_x, np.linspace(0, 1, self.choices.cuts), axis=0), axis=0)
+    def finite(self) -> Sequence[Any]:
+        """A finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
+        grid = np.quantile(self.public_x, np.linspace(0, 1, self.choices.cuts + 1), axis=0)
+        if not isinstance(self.hypotheses, Stumps):
+            return self.hypotheses.representatives(np.unique(grid, axis=0))
+        found = [Stump(0, -np.inf, above) for above in (True, False)]
+        for feature in range(grid.shape[1]):
+            found += [Stump(feature, float(t), above) for t in cuts(grid[:, feature])[1:-1] for above in (True, False)]
+        return found
 
 
 def hypothesis_class(name: str, num_features: int) -> Enumerable:

@@ -203,6 +203,18 @@ def test_a_replaced_record_moves_no_other():
     assert sum(p.delta for p in pairs[0]) == pytest.approx(1e-5)
 
 
+def test_a_finite_class_has_cuts_of_every_feature():
+    """Features whose public values have the same quantiles are two features all the same."""
+    generator = np.random.default_rng(0)
+    data = data_of(generator.random((30, 3)), np.arange(30) % 2)
+    (part,) = problems(data, Choices(cuts=4), 1e-5, 0)
+    part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
+    found = part.finite()
+    assert {(h.feature, h.above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
+    assert len(found) == 2 + 3 * 4 * 2
+    assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
+
+
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"private-predictor"}))
 @pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 def test_a_quote_draws_nothing_and_is_what_is_charged(name):
