@@ -395,16 +395,16 @@ def text(cells: Sequence[Cell], names: Sequence[str]) -> str:
         epsilons = sorted({cell.epsilon for cell in mine if math.isfinite(cell.epsilon)})
         splits = len({cell.split for cell in mine})
         lines += ["", f"{name} ({splits} splits)"]
-        lines.append(f"{'':<26}" + "".join(f"{f'eps {e:g}':<16}" for e in epsilons) + "paper")
+        lines.append(f"{'':<26}" + "".join(f"{f'eps {e:g}':<20}" for e in epsilons) + "paper")
         for row, facts in ROWS.items():
             columns = [math.inf] if facts.free else epsilons
             group = {e: [c for c in mine if c.row == row and c.epsilon == e] for e in columns}
             if not any(group.values()):
                 continue
-            shown = "".join(f"{_shown(group[e]):<16}" for e in columns)
+            shown = "".join(f"{_shown(group[e]):<20}" for e in columns)
             printed = [PAPER.get(name, {}).get((facts.printed or "", e)) for e in columns]
             paper = " / ".join("-" if p is None else f"{p[0]:.4f}".lstrip("0") for p in printed)
-            lines.append(f"{row:<26}{shown:<{16 * max(1, len(epsilons))}}{paper if any(printed) else ''}".rstrip())
+            lines.append(f"{row:<26}{shown:<{20 * max(1, len(epsilons))}}{paper if any(printed) else ''}".rstrip())
     return "\n".join(lines)
 
 
