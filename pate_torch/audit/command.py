@@ -35,6 +35,7 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
+from pate_torch.core.version import package_version
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, Context
@@ -360,13 +361,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(describe(result)) if args.json else text(result, mechanism))
+    print(json.dumps(describe(result, mechanism)) if args.json else text(result, mechanism))
     return 0 if result.sound else 1
 
 
-def describe(result: AuditResult) -> dict[str, Any]:
-    """The result as plain values."""
-    return {**asdict(result), "sound": result.sound}
+def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
+    """The result as plain values, with what was audited, and by which version."""
+    return {**asdict(result), "sound": result.sound, "audited": str(mechanism), "version": package_version()}
 
 
 def text(result: AuditResult, mechanism: Mechanism) -> str:

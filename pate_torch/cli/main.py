@@ -12,10 +12,11 @@ COMMANDS = {
     "label": ("pate_torch.label.command", "main", "answer a file of votes and nothing more"),
     "audit": ("pate_torch.audit.command", "main", "what epsilon the executed mechanism is proven to spend"),
     "plan": ("pate_torch.plan.command", "main", "what a choice would cost, before anything is spent"),
+    "verify": ("pate_torch.verify.command", "main", "recompute a release's claims, or anybody's, by other code"),
     "ledger": (
         "pate_torch.ledger.command",
         "main",
-        "the privacy ledger: verify, show, review, export, backup, raise-cap, close",
+        "the privacy ledger: what was released, at what price, and its cap",
     ),
     "predict": ("pate_torch.cli.predict", "main", "what a released student says of new records or images"),
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
