@@ -132,7 +132,7 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         "verification": {
             "release_id": report.release_id,
             "ledger_head": report.ledger_head,
-            "audit": dict(report.audit) or None,
+            "audit": {**report.audit, "faults": list(report.audit["faults"])} if report.audit else None,
         },
         "assumptions": list(statement.assumptions(report)),
         "not_covered": list(statement.not_covered(report)),

@@ -67,6 +67,11 @@ def checks(folder: Folder, path: Path) -> Iterator[Check]:
         reserve, commit = facts[name]["reserve"], facts[name].get("commit", {})
         secret = not reserve["insecure"] and "NOT PRIVATE" not in listed[name]["what"]
         wrong += [name] if s["private"] and secret and reserve["events"] != listed[name]["events"] else []
+        wrong += (
+            [f"{name} (what)"]
+            if "what" in reserve and listed[name]["what"].partition(",")[0] != reserve["what"]
+            else []
+        )
         wrong += [f"{name} (seeded)"] if s["private"] and reserve["insecure"] and listed[name] in folder.parts else []
         if folder.record is not None and folder.record.get("release_id") == name:
             wrong += [f"{name} ({key})" for key in ANSWERS if key in commit and commit[key] != folder.record.get(key)]

@@ -209,9 +209,11 @@ def sampled(e: Event, delta: float) -> tuple[float, float]:
     """Bounds of the sampled Gaussian, by dp-accounting: the run prices it by Renyi divergences, never by these."""
     from dp_accounting.pld import privacy_loss_distribution as library
 
+    step = max(1e-5, min(_CELL / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most
+
     def epsilon(pessimistic: bool) -> float:
         how = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}
-        law = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=_CELL / 5, **how)
+        law = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=step, **how)
         return float(law.self_compose(e["count"]).get_epsilon_for_delta(delta))
 
     return epsilon(False), epsilon(True)
