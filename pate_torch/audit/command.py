@@ -35,6 +35,7 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
+from pate_torch.core.files import write_whole
 from pate_torch.core.version import package_version
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
@@ -339,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", type=Path, help="also write that object to this file, as owner.yaml names it")
     args = parser.parse_intermixed_args(arguments)
     try:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
@@ -358,7 +360,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             confidence=args.confidence,
             independent=setting.independent(mechanism),
         )
-    except ValueError as error:
+        if args.output is not None:
+            write_whole(args.output, json.dumps(describe(result, mechanism)) + "\n")
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(describe(result, mechanism)) if args.json else text(result, mechanism))

@@ -60,7 +60,7 @@ def _audit(root: Path, said: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: _frozen(found[key]) for key in AUDIT}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        fix = "Write it with: pate audit mechanism=<name> --json > audit.json"
+        fix = "Write it with: pate audit mechanism=<name> --output audit.json"
         raise checks.fail(
             "audit", str(file), f"is no result of an audit ({type(error).__name__}: {error})", fix
         ) from error

@@ -136,7 +136,7 @@ class OwnerFacts:
         renewal: What happens to the cap after that.
         tuning: How the parameters were chosen (TUNING).
         pool: Name, licence and source of the public points.
-        audit: The result of an audit of the mechanism, as ``pate audit --json`` prints it.
+        audit: The result of an audit of the mechanism, as ``pate audit --output`` writes it.
     """
 
     contact: str | None = None

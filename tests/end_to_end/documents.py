@@ -5,7 +5,7 @@ A mark is an HTML comment before a block or a table; readers do not see it:
     <!-- file: PATH -->            the block is a file that the page's commands need
     <!-- file: PATH from NAME -->  no block: NAME of test_docs makes the file
     <!-- composed: WHY -->         the commands cannot be run here; they are composed only
-    <!-- fails: TEXT -->           the commands end with exit code 1 or 2 and TEXT in the error
+    <!-- fails: TEXT -->           the commands end with exit code 1 or 2, and say TEXT
     <!-- table: WHAT -->           the table is held against the code
 """
 
