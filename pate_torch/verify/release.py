@@ -151,12 +151,13 @@ def _record(folder: Folder) -> Check:
         differs = summary_key is not None and folder.summary.get(summary_key) != fact
         differs |= record is not None and record_key is not None and record.get(record_key) != fact
         wrong += [path] if differs else []
-    grouped = s["guarantee"]["unit"].startswith("group:")
-    wrong += ["guarantee.records_per_unit"] if (s["guarantee"]["records_per_unit"] is None) != grouped else []
+    each = None if s["guarantee"]["unit"].startswith("group:") else 1
+    wrong += ["guarantee.records_per_unit"] if s["guarantee"]["records_per_unit"] != each else []
     if record is not None:
         scalars = bool | int | float | str | None
         plain = {key: value for key, value in record.get("parameters", {}).items() if isinstance(value, scalars)}
         wrong += ["mechanism.parameters"] if run["parameters"] != plain else []
+        wrong += ["mechanism.rounds"] if run["rounds"] != max(1, len(record["queries_by_round"])) else []
         labels = [part["events"] for part in folder.parts if part["release_id"] == record.get("release_id")]
         wrong += ["planned"] if labels != ([record.get("planned")] if s["private"] else [[]]) else []
         pools = [asset["sha256"] for asset in s["public_assets"] if asset["role"] == "public points"]

@@ -91,6 +91,7 @@ def test_records_that_answer_pass(words, tmp_path, monkeypatch):
     assert set(said(release_of(tmp_path)).values()) == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_model_by_dp_sgd_passes_and_its_renyi_price_is_called_loose(tmp_path, monkeypatch):
     words = ("experiment=dpsgd_baseline", "study.steps=5", "study.network=logistic", "study.batch_size=20")
     words += ("privacy.target_epsilon=1", "dataset.private=120", "dataset.public=40", "dataset.test=20", "quiet=true")
@@ -109,7 +110,7 @@ def honest(tmp_path_factory) -> Path:
     plan = tiny(home)
     (home / "owner.yaml").write_text(f"{plan.dataset.name}:\n  contact: nobody@example.org\n  tuning: public\n")
     pipeline.run(plan)
-    pipeline.run(again(plan, "second", num_queries=3, selection=selection(), student=None))
+    pipeline.run(again(plan, "second", num_queries=1, selection=selection(), student=None))
     return home
 
 
@@ -143,8 +144,10 @@ def leaves(tree, path=()):
 def other(value):
     if isinstance(value, bool) or value is None:
         return not value
-    if isinstance(value, int | float):
-        return value / 2 if value else 1
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 if value else 1.0
     return value + "x" if isinstance(value, str) else ["x"]
 
 
@@ -168,7 +171,8 @@ def test_a_lie_in_any_field_is_found(file, release):
 
 ON_TRUST = """
     software.name software.version software.date composition.account_note missing owner.contact public_assets.name
-    utility.student.low utility.student.high utility.labels.low utility.labels.high utility.labels.points
+    utility.student.low utility.student.high utility.student.points utility.labels.low
+    utility.labels.high utility.labels.points
     utility.classes.class utility.classes.accuracy utility.classes.low utility.classes.high utility.classes.points
 """
 """What stands in one place alone and follows from nothing here: the hash holds it, and nothing else."""
@@ -184,7 +188,7 @@ def test_a_lie_in_one_field_is_found_without_the_hashes_too_but_where_it_is_a_ma
         mend(release, privacy_json=lie)
         if all(check.holds for check in verified(release, release.parents[4] / "ledger.sqlite")):
             trusted.add(".".join(key for key in place if isinstance(key, str)))
-    assert sorted(trusted) == sorted(ON_TRUST.split())
+    assert trusted ^ set(ON_TRUST.split()) == set()
 
 
 def mend(release: Path, record=None, **texts) -> None:
