@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
+from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data import tensors
@@ -44,12 +45,18 @@ from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, DataSpec, PrivateData, PublicPool
+from pate_torch.voters import panel
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.teachers import Teachers
 
 CAP = 10.0
 """Of an account that opens here, in epsilon; more where one fit is to cost more."""
+
+
+_MODULE_STEPS = 500
+"""Of a torch.nn.Module that learns from released labels."""
 
 
 class AssumedPublic(UserWarning):
@@ -114,7 +121,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
         method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
         teacher: Of ``method="teachers"``: as for ``Pate``, such as any scikit-learn classifier.
-        student: Learns from the released labels: a StudentAlgorithm, or any scikit-learn classifier; None: by method.
+        student: Learns from the released labels: a StudentAlgorithm, which the release then holds; any scikit-learn
+            classifier, or a function that makes a torch.nn.Module as for ``teacher``, which stay here; None: by method.
         num_teachers: K; None: by rule.
         num_queries: Public points that teachers are asked about; None: by rule.
         adjacency: "add_remove" or "replace_one": what a neighbor is.
@@ -225,12 +233,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if self.verbose:
             print(self._said(facts))
         self._points = points
+        spec = _described(terms, facts, pool)
+        if _makes_modules(self.student):
+            panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            self.student_, self.release_ = _descend(terms, facts, x, torch.from_numpy(label_N), pool)
+            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), pool)
         else:
             pate = self._pate(terms, facts)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=_names(groups, len(x)), public_x=pool)
-            self.student_, self.release_ = self._released(pate, pool), pate.folder
+            self.student_, self.release_ = self._released(pate, pool, spec), pate.folder
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
         return self
 
@@ -262,9 +273,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Raise ValueError for what cannot work, whatever the data."""
         learner = self.student
         sklearns = hasattr(learner, "__sklearn_tags__") and is_classifier(learner)
-        if learner is not None and not isinstance(learner, StudentAlgorithm) and not sklearns:
-            what = "must be a student algorithm or a scikit-learn classifier"
-            raise checks.fail("student", type(learner).__name__, what)
+        makes = callable(learner) and not isinstance(learner, nn.Module)
+        if learner is not None and not isinstance(learner, StudentAlgorithm) and not sklearns and not makes:
+            fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
+            what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
+            raise checks.fail("student", type(learner).__name__, what, fix)
         if learner is not None and self.method == "dpsgd":
             raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
 
@@ -333,7 +346,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         known = account_of(home, self.account)
         if known is not None and known.releases and not self.allow_refit:
             told = "nothing is claimed of it" if known.guarantee is None else f"epsilon {known.guarantee.epsilon:.4g}"
-            what = f"has been charged already ({told}, delta {known.delta:g}, {known.adjacency}, unit {known.unit})"
+            told += f", delta {show_delta(known.delta)}, {known.adjacency}, unit {known.unit}"
+            what = f"has been charged already ({told})"
             fix = f"allow_refit=True adds a release of epsilon {facts.epsilon:g}, and both compose."
             raise checks.fail("account", self.account, what, fix)
         return {
@@ -361,15 +375,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             who = {"teacher": self.teacher, "num_teachers": method.num_teachers}
         return Pate(mechanism=method.mechanism, **who, **terms)
 
-    def _released(self, pate: Pate, pool: Tensor) -> Any:
+    def _released(self, pate: Pate, pool: Tensor, spec: DataSpec) -> Any:
         """Buy the answers, and train what learns from them."""
         method, student = self.method_, self.student
         release = pate.label(pool, num_queries=method.num_queries, features=method.features)
         if student is not None and not isinstance(student, StudentAlgorithm):
-            asked = release.answered_Q
-            learnt = clone(student).fit(self._normalized(pool)[release.query_Q[asked]], release.label_Q[asked].numpy())
+            asked_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
             pate.report()
-            return learnt
+            if _makes_modules(student):
+                return _trained(student, pool[asked_A], label_A, spec, self.random_state, torch.device(self.device))
+            return clone(student).fit(self._normalized(pool)[asked_A], label_A.numpy())
         fitted = pate.fit_student(self._algorithm(pool) if student is None else student)
         pate.report()
         return fitted
@@ -398,28 +413,49 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _said(self, facts: methods.Facts) -> str:
         """The choice and what is foretold, in two lines."""
         unit = "group" if facts.grouped else "record"
-        price = f"epsilon {facts.epsilon:g} at delta {facts.delta:g} ({facts.adjacency}, unit {unit})"
+        price = f"epsilon {facts.epsilon:g} at delta {show_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
         about = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
             facts.records is None and self.delta is None
         )
         return f"PATEClassifier, {price}: {self.method_.reason}.\n  {about}Foretold: {self.method_.outlook}"
 
 
-def _descend(
-    terms: dict[str, Any], facts: methods.Facts, x: Tensor, label_N: Tensor, pool: Tensor
-) -> tuple[Student, Path]:
-    """DP-SGD on the records, charged to the same account; the student and its release."""
+def _described(terms: dict[str, Any], facts: methods.Facts, pool: Tensor) -> DataSpec:
+    """Public facts of the data, for what is trained here."""
     mean, std = (terms["mean"], terms["std"]) if terms["mean"] else tensors.statistics(pool)
-    spec = DataSpec(
+    return DataSpec(
         name=terms["name"],
         num_classes=len(terms["classes"]),
-        input_shape=tuple(x.shape[1:]),
+        input_shape=tuple(pool.shape[1:]),
         class_names=tuple(terms["classes"]),
         mean=tuple(mean),
         std=tuple(std),
         schema=terms["schema"],
         nominal_size=facts.records,
     )
+
+
+def _makes_modules(student: Any) -> bool:
+    return callable(student) and not isinstance(student, StudentAlgorithm) and not hasattr(student, "__sklearn_tags__")
+
+
+def _trained(
+    factory: Callable[[], nn.Module], x: Tensor, y: Tensor, spec: DataSpec, seed: int, device: torch.device
+) -> Student:
+    """A network of the user's own, from released labels y of public points x."""
+    if not len(y):
+        raise ValueError("student: no public point has a released label")
+    labeled = PrivateData(x, y, np.array([f"{point}" for point in range(len(y))]))
+    recipe = TeacherRecipe(steps=_MODULE_STEPS, batch_size=64)
+    shards = ReplaceOne().shards(labeled, 1, seed)
+    module = panel.fit_module(factory, labeled, spec, shards, recipe, 0, seed=seed, device=device)
+    return Student({"name": "own"}, module, spec)
+
+
+def _descend(
+    terms: dict[str, Any], facts: methods.Facts, spec: DataSpec, x: Tensor, label_N: Tensor, pool: Tensor
+) -> tuple[Student, Path]:
+    """DP-SGD on the records, charged to the same account; the student and its release."""
     private = PrivateData(x, label_N, tensors.unit_ids(None, x, label_N), terms["unit"])
     data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False))
     plan = RunConfig(

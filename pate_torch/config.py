@@ -146,6 +146,11 @@ class RunConfig:
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
+        own: Any = getattr(self.student, "features", None)
+        if not self.is_guided and own != self.features:
+            asked = "none" if self.features is None else self.features.name
+            what = f"must be those in which the model is fitted to the records: features={asked}"
+            raise checks.fail("student.features", None if own is None else own.name, what, "Set features alone.")
 
     @property
     def ledger_path(self) -> Path:

@@ -189,6 +189,13 @@ def test_a_dataframe_lacks_no_column(make):
 # ---- what it learns ----------------------------------------------------------------------------------------------
 
 
+class Net(torch.nn.Linear):
+    """A module of the user's own."""
+
+    def __init__(self):
+        super().__init__(2, 3)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -200,6 +207,8 @@ def test_a_dataframe_lacks_no_column(make):
         {"method": "teachers", "teacher": DecisionTreeClassifier(), "num_teachers": 30, "num_queries": 40},
         {"student": LogisticRegression()},
         {"student": LogisticRegression(), "method": "teachers"},
+        {"student": Net},
+        {"teacher": Net, "method": "teachers", "num_teachers": 20, "num_queries": 40},
     ],
     ids=str,
 )
@@ -209,6 +218,11 @@ def test_learns_clouds(settings, make):
     assert fitted.score(TEST, TRUTH) > 0.85
     share = fitted.predict_proba(TEST)
     assert share.shape == (300, 3) and np.allclose(share.sum(1), 1, atol=1e-5) and fitted.n_features_in_ == 2
+
+
+def test_tensors_are_taken_as_arrays_are(make):
+    fitted = make().fit(torch.from_numpy(X), torch.from_numpy(Y), public=torch.from_numpy(PUBLIC))
+    assert fitted.score(torch.from_numpy(TEST), torch.from_numpy(TRUTH)) > 0.85
 
 
 def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(tmp_path):
@@ -320,7 +334,7 @@ def test_delta_lies_below_one_record_in_all(records, delta):
 def test_it_says_why_in_two_lines(make, capsys):
     make(verbose=True).fit(X, Y, public=PUBLIC)
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and "epsilon 4 at delta 1e-05 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
+    assert len(said) == 2 and "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
 
 
 def test_the_statement_is_that_of_the_release(make):

@@ -162,8 +162,8 @@ class TableSchema:
             what = "are no finite numbers"
             raise checks.fail("table", ", ".join(empty), what, "Fill them in, or leave such records out.")
         if strange and unknown == "error":
-            what = "are none of the categories that the schema holds"
-            raise checks.fail("table", ", ".join(strange), what, "unknown=zeros takes such values as none of them.")
+            what = "must be one of the categories that public records show or the owner declared"
+            raise checks.fail("table", ", ".join(strange), what, "unknown=zeros takes other values as none of these.")
         return np.concatenate(blocks, axis=1)
 
     def withheld(self, shown: Any, declared: Collection[str] = ()) -> TableSchema:

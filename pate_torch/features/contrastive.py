@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -264,4 +265,4 @@ def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) 
 
 
 def _device(encoder: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
+    return next((value.device for value in chain(encoder.parameters(), encoder.buffers())), torch.device("cpu"))

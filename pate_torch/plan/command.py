@@ -322,7 +322,8 @@ def _crowds(
 
     def crowd(num_teachers: int) -> VoteModel:
         if pilot.on is None:
-            return simulate_votes(pilot.accuracy(num_teachers, num_classes), num_classes, pilot.questions, base.seed)
+            guess = pilot.accuracy(num_teachers, num_classes)
+            return simulate_votes(guess, num_classes, pilot.questions, base.seed, pilot.shared)
         shard = declared.shard(num_teachers)
         if shard is None:
             raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
@@ -374,7 +375,9 @@ def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
         )
     return (
         f"{asked}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
-        f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}."
+        f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
+        "mistakes teachers share is "
+        + ("not known (pilot.shared): so the wide intervals." if pilot.shared is None else f"{pilot.shared:g}.")
     )
 
 

@@ -62,6 +62,8 @@ def text(sheet: PlanReport) -> str:
     lines = [*_wrap(head), *_wrap(f"Pilot: {sheet.pilot}"), "", *table(sheet), ""]
     seen = {choice.verdict for choice in sheet.choices}
     lines += [f"{name:>8}  {meaning}" for name, meaning in VERDICTS.items() if name in seen and name != "cannot"]
+    if any(choice.outcome is not None and choice.outcome.interval for choice in sheet.choices):
+        lines.append(f"{'95 %':>8}  interval of the share right, on average over questions")
     for message, sizes in _problems(sheet).items():
         lines += _wrap(f"{'cannot':>8}  (K {', '.join(map(str, sizes))}) {message}", "          ")
     lines += ["", *_closing(sheet)]
@@ -120,6 +122,7 @@ def _columns(sheet: PlanReport) -> dict[str, list[str]]:
         "fits": lambda c: "-" if c.problem else "any" if c.fits >= MOST_QUERIES else str(c.fits),
         "answered": lambda c: "-" if c.outcome is None else f"{100 * c.outcome.answered:.1f} %",
         "right": lambda c: "-" if c.outcome is None or c.outcome.right is None else f"{100 * c.outcome.right:.1f} %",
+        "95 %": lambda c: "-" if c.outcome is None or c.outcome.interval is None else _range(c.outcome.interval),
         "verdict": lambda c: c.verdict,
     }
     columns = {name: [cell(choice) for choice in sheet.choices] for name, cell in shown.items()}
@@ -152,10 +155,31 @@ def _closing(sheet: PlanReport) -> list[str]:
     if sheet.best is None:
         lines.append("None of these choices works.")
     else:
-        lines += ["* the most right labels for the least epsilon:", *_command(sheet.best.settings)]
+        lines += [*_wrap(_rule(sheet.best)), *_command(sheet.best.settings), *_wrap(_edge(sheet))]
     if sheet.plot is not None:
         lines.append(f"Picture: {sheet.plot}")
     return lines
+
+
+def _rule(best: Choice) -> str:
+    """What the star stands for (``choice.best``)."""
+    if not best.num_teachers:
+        return "* gradients: a larger share of their labels is right than of any teachers' for no more epsilon:"
+    return "* of the choices within 2 % of the most right labels that the budget holds, the one of the least epsilon:"
+
+
+def _edge(sheet: PlanReport) -> str:
+    """Where the star lies at an end of what was tried: what lies beyond may be better."""
+    assert sheet.best is not None
+    found = []
+    for key in sheet.swept:
+        tried = [getattr(choice, key.split(".")[-1], None) for choice in sheet.choices if choice.num_teachers]
+        values = {value for value in tried if isinstance(value, int | float)}
+        chosen = getattr(sheet.best, key.split(".")[-1], None)
+        if chosen is not None and len(values) > 1 and chosen in (min(values), max(values)):
+            end, word = ("least", "less") if chosen == min(values) else ("largest", "more")
+            found.append(f"{key}={chosen:g} is the {end} that was tried; {word} may be better")
+    return f"{'; '.join(found)}." if found and sheet.best.num_teachers else ""
 
 
 def _least_noise(sheet: PlanReport) -> str:
@@ -199,6 +223,11 @@ def _command(settings: Iterable[str]) -> list[str]:
             line = "   "
         line += f" {setting}"
     return [*lines, line]
+
+
+def _range(interval: tuple[float, float]) -> str:
+    """In whole per cent, outwards."""
+    return f"{math.floor(100 * interval[0]):g}-{math.ceil(100 * interval[1]):g}"
 
 
 def _number(value: float | None) -> str:

@@ -185,30 +185,47 @@ def fit_modules(
         ValueError: The network has another shape.
     """
     device = torch.device(device)
-    _check_factory(factory, spec)
+    check_factory("teacher", factory, spec)
     members: list[Member] = []
     for teacher in range(shards.num_teachers):
         if len(shards.of(teacher)) == 0:
             members.append(constant(ABSTAIN))
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(rng.derive(seed, "teacher", teacher, "module"))
-                module = factory().to(device, recipe.torch_dtype)
-                _descend(module, Feed(gather_chunk(private, shards, range(teacher, teacher + 1)), spec, recipe, seed,
-                                      device), recipe)  # fmt: skip
+            module = fit_module(factory, private, spec, shards, recipe, teacher, seed=seed, device=device)
             members.append(_network(module, spec, device, recipe.torch_dtype))
         progress(teacher + 1, shards.num_teachers)
     return Panel(tuple(members), spec)
 
 
-def _check_factory(factory: Callable[[], nn.Module], spec: DataSpec) -> None:
+def fit_module(
+    factory: Callable[[], nn.Module],
+    records: PrivateData,
+    spec: DataSpec,
+    shards: Shards,
+    recipe: TeacherRecipe,
+    teacher: int,
+    *,
+    seed: int,
+    device: torch.device,
+) -> nn.Module:
+    """The network of one shard that has records, in evaluation mode; arguments as of ``fit_modules``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.derive(seed, "teacher", teacher, "module"))
+        module = factory().to(device, recipe.torch_dtype)
+        own = gather_chunk(records, shards, range(teacher, teacher + 1))
+        _descend(module, Feed(own, spec, recipe, seed, device), recipe)
+    return module
+
+
+def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
+    """Raise ValueError unless it makes networks from points of this form to logits; ``key`` names it."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = factory()
         if not isinstance(module, nn.Module):
-            raise checks.fail("teacher", type(module).__name__, "must be made a torch.nn.Module by its factory")
+            raise checks.fail(key, type(module).__name__, "must be made a torch.nn.Module by its factory")
         out = module.eval()(torch.zeros(2, *spec.input_shape))
     if tuple(out.shape) != (2, spec.num_classes):
-        raise checks.fail("teacher", tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
+        raise checks.fail(key, tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
 
 
 def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:

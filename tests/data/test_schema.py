@@ -119,7 +119,7 @@ def test_arrays_are_taken_where_every_column_is_numeric():
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"color": ["green", "red"]}, r"color='green' \(row 0\).*none of the categories.*unknown=zeros"),
+        ({"color": ["green", "red"]}, r"color='green' \(row 0\).*one of the categories.*unknown=zeros"),
         ({"color": ["red", None]}, r"color='' \(row 1\)"),
         ({"color": ["red", float("nan")], "member": [1, True]}, r"color='' \(row 1\), member='1' \(row 0\)"),
         ({"age": ["old", 3]}, r"age='old' \(row 0\).*no finite numbers"),

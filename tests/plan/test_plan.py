@@ -34,7 +34,7 @@ from pate_torch.plan import chance
 from pate_torch.plan import command as command
 from pate_torch.plan import report as reports
 from pate_torch.plan.choice import Declared, best
-from pate_torch.plan.pilot import Pilot, VoteModel, follow, simulate_release, simulate_votes
+from pate_torch.plan.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes
 from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.gradients import Gradients
 from tests import ROOT
@@ -375,6 +375,39 @@ def test_a_simulated_plurality_is_near_that_of_real_ensembles(accuracy, teachers
     assert plurality(VoteModel(share_QC=even, truth_Q=np.zeros(4000, dtype=np.int64)), teachers) > measured + 0.03
 
 
+def test_shared_mistakes_are_the_correlation_of_two_teachers_being_right():
+    for shared in (0.1, 0.3, 0.7):
+        model = simulate_votes(0.8, 3, 50_000, seed=2, shared=shared)
+        right_Q = model.share_QC[np.arange(50_000), model.truth_Q]
+        assert right_Q.var() / (0.8 * 0.2) == pytest.approx(shared, abs=0.02)
+        assert model.less_shared is None and model.more_shared is None
+    unknown = simulate_votes(0.8, 3, 5000, seed=2)
+    assert plurality(unknown.less_shared, 100) > plurality(unknown, 100) > plurality(unknown.more_shared, 100)
+
+
+def test_a_few_teachers_foretell_hundreds_within_three_points():
+    """Of worlds with easy and hard questions, of which no part has the model's form; the few's own shares do not."""
+    draw, found, naive, width = np.random.default_rng(0), 0, 0, []
+    for world in range(20):
+        num_classes, teachers, questions = (2, 4, 10)[world % 3], int(draw.integers(60, 400)), 2000
+        hard_Q = draw.random(questions) < draw.uniform(0.02, 0.25)
+        logit_QC = draw.normal(0, draw.uniform(0.3, 1.5), (questions, num_classes))
+        truth_Q = draw.integers(num_classes, size=questions)
+        logit_QC[np.arange(questions), truth_Q] += np.where(hard_Q, draw.uniform(-1, 0), draw.uniform(0.8, 3.0))
+        share_QC = np.exp(logit_QC) / np.exp(logit_QC).sum(1, keepdims=True)
+        model = learnt(draw.multinomial(16, share_QC), truth_Q, seed=world)
+        silent = Gaussian(sigma=1e-3)
+        plan = {"num_teachers": teachers, "num_queries": 2000, "rounds": 1, "at_least": 8000, "seed": 0}
+        low, high = simulate_release(silent, model, **plan).interval
+        counts_QC = draw.multinomial(16, share_QC)
+        few = VoteModel(share_QC=counts_QC / 16, truth_Q=truth_Q)
+        real = float((share_QC.argmax(1) == truth_Q).mean())
+        found += low <= real <= high
+        naive += low <= simulate_release(silent, few, **plan).right <= high
+        width.append(high - low)
+    assert found >= 17 and np.median(width) <= 0.065 and naive <= 15, (found, np.median(width), naive)
+
+
 def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
     pilot = Pilot(teacher_accuracy=0.8, at_teachers=100)
     assert pilot.accuracy(100, 10) == 0.8
@@ -609,6 +642,23 @@ def test_the_report_keeps_within_80_columns(settings, tmp_path):
         assert len(line) <= 80 or line.strip().startswith(("dataset.name=", "Picture:")), line
     assert len({len(line.rstrip()) for line in reports.table(report)}) == 1
     assert len(reports.table(report)) == 1 + len(report.choices)
+
+
+def test_the_star_says_its_rule_and_where_what_was_tried_ends():
+    given = ("dataset=mnist", "privacy.budget_epsilon=2", "mechanism.sigma=40")
+    report = plan(*given, "teachers=65,125,250")
+    said = " ".join(reports.text(report).split())
+    near = [c for c in report.choices if c.right_labels >= 0.98 * max(c.right_labels for c in report.choices)]
+    assert report.best is min(near, key=lambda choice: choice.epsilon)
+    assert "* of the choices within 2 % of the most right labels that the budget holds, the one of the least" in said
+    assert "num_teachers=250 is the largest that was tried; more may be better." in said
+    wide = " ".join(reports.text(plan(*given, "teachers=125,250,20000")).split())
+    assert "was tried" not in wide
+    for choice in report.choices:
+        low, high = choice.outcome.interval
+        assert (
+            0 <= low < choice.outcome.right < high <= 1 and f"{math.floor(100 * low)}-{math.ceil(100 * high)}" in said
+        )
 
 
 def test_json_is_one_object_with_the_same_figures(capsys, tmp_path):

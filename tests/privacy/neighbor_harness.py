@@ -181,7 +181,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
         for module in (build, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
-        patch.setattr(estimator, "_now", lambda: f"{next(ids)}")
+        patch.setattr(estimator, "call_id", lambda: f"{next(ids)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(tensorboard, "confusion_figure", lambda _: None)
         patch.setattr(tensorboard, "examples_figure", lambda _: None)
