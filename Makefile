@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
 
-.PHONY: install demo test test-all lint clean
+.PHONY: install demo test test-all lint wheel clean
 
 install: .venv/.installed
 
@@ -25,6 +25,14 @@ test-all: install
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# A wheel, installed with all it needs (a download of some gigabytes) into an empty environment, and used there.
+wheel: install
+	rm -rf dist build
+	$(BIN)/python -m hatchling build -t wheel
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/pip install --quiet dist/*.whl
+	cd build && PATE_HOME=home fresh/bin/pate demo && fresh/bin/pate verify home/runs/digits/gaussian/* --ledger home/ledger.sqlite
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

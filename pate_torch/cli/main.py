@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 COMMANDS = {
+    "demo": ("pate_torch.cli.train", "train", "a first run, on data that come with it: half a minute"),
     "train": ("pate_torch.cli.train", "train", "train teachers, label, fit a student: the same as train.py"),
     "label": ("pate_torch.label.command", "main", "answer a file of votes and nothing more"),
     "audit": ("pate_torch.audit.command", "main", "what epsilon the executed mechanism is proven to spend"),
