@@ -142,7 +142,13 @@ def test_the_table_would_catch_a_breach():
     assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
 
 
-BROUGHT = {"omegaconf": "hydra-core", "markupsafe": "jinja2", "PIL": "torchvision", "yaml": "pyyaml"}
+BROUGHT = {
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
+    "markupsafe": "jinja2",
+    "PIL": "torchvision",
+    "yaml": "pyyaml",
+}
 """Modules by another name than their requirement, or that come with one."""
 
 
