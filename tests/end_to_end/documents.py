@@ -16,7 +16,14 @@ from pathlib import Path
 from tests import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, ROOT / "NOTATION.md", ROOT / "CHANGELOG.md", ROOT / "LOG.md", ROOT / "SECURITY.md"]
+LINKED = [
+    *PAGES,
+    ROOT / "NOTATION.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "LOG.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
+]
 
 _MARK = re.compile(r"<!-- (file|composed|fails|table): (.*?) -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
