@@ -307,9 +307,18 @@ def _claims(folder: Folder) -> Iterator[Check]:
         if part["epsilon"] is not None:
             alone = claim("part", part["epsilon"], part["route"], part["events"], delta, cap)
             yield replace(alone, found=f"{part['what']}: {alone.found}")
-    if account["account_total"] is not None:
-        everything = mine + [e for other in others for e in other["events"]]
-        yield claim("account", account["account_total"], account["account_route"], everything, delta, cap)
+    total = account["account_total"]
+    if total is None:
+        seeded = any("NOT PRIVATE" in other["what"] for other in others)
+        yield Check(
+            "account", seeded, "no total is claimed: " + ("a release used seeded noise" if seeded else "but why?")
+        )
+        return
+    everything = claim(
+        "account", total, account["account_route"], mine + [e for other in others for e in other["events"]], delta, cap
+    )
+    less = total < s["guarantee"]["epsilon"] * (1 - EQUAL)  # where a curve alone is known, it has no other lower bound
+    yield replace(everything, holds=False, found=f"{everything.found}; less than this release") if less else everything
 
 
 def claim(name: str, epsilon: float, route: str | None, events: list[Event], delta: float, cap: float | None,

@@ -275,6 +275,13 @@ def test_every_page_is_reached_from_the_readme():
     assert set(PAGES) <= seen
 
 
+def test_every_page_has_its_place_on_the_site():
+    site = (ROOT / "mkdocs.yml").read_text()
+    missing = [page.name for page in LINKED if str(page.relative_to(ROOT)) not in site]
+    assert missing == []
+    assert {file.stem for file in (ROOT / "notebooks").glob("*.ipynb")} == set(re.findall(r"notebooks/(\w+)\.md", site))
+
+
 def test_the_readme_opens_with_the_two_commands():
     first = blocks(ROOT / "README.md")[0]
     assert [line.split("#")[0].strip() for line in first.commands] == ["make demo", "make test"]

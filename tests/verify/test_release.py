@@ -304,6 +304,10 @@ def less_in_all(liar):
     liar.fact(liar.privacy["composition"]["account_total"] / 2, "composition.account_total", "epsilon_charged")
 
 
+def no_total(liar):
+    liar.fact(None, "composition.account_total", "epsilon_charged")
+
+
 def another_route(liar):
     liar.fact("zcdp", "guarantee.route", "accountant")
 
@@ -337,6 +341,7 @@ FOUND = {
     fewer_events: "mechanism",
     another_kind: "mechanism",
     less_in_all: "account",
+    no_total: "account",
     another_route: "guarantee",
     fewer_questions: "labels",
     another_sensitivity: "mechanism",
