@@ -67,8 +67,8 @@ def main() -> None:
             half, teachers = len(truth_Q) // 2, len(said_KQ) - PILOT
             if teachers < PILOT // 2:
                 continue
-            few, rest = count(said_KQ[:PILOT, :half], classes), count(said_KQ[PILOT:, half:], classes)
-            model = learnt(few.counts_QC.numpy(), truth_Q[:half].numpy(), seed=0)
+            few_KQ, rest = said_KQ[:PILOT, :half], count(said_KQ[PILOT:, half:], classes)
+            model = learnt(few_KQ.numpy(), truth_Q[:half].numpy(), classes, seed=0)
             told = simulate_release(
                 Gaussian(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0
             )

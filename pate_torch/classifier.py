@@ -130,7 +130,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         home: Where ledger, teachers and releases lie; None: PATE_HOME, or outputs.
         random_state: Seeds everything but the noise, which no seed may know.
         device: Where networks are trained.
-        verbose: Whether to print the choice and what is foretold.
+        verbose: Whether to print the choice, what is foretold, and progress.
 
     Attributes:
         classes_: The classes.
@@ -363,6 +363,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "schema": points.schema,
             "seed": checks.integer("random_state", self.random_state, low=0),
             "device": self.device,
+            "quiet": not self.verbose,
         }
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
