@@ -1,17 +1,21 @@
 """owner.yaml: what it says is published as it stands, what it leaves out is missing, what it gets wrong is refused."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from pate_torch import pipeline
 from pate_torch.audit.command import main as audit
+from pate_torch.features.fourier import FourierFeatures
 from pate_torch.ledger import Ledger
 from pate_torch.reporting import owner_file, statement
 from pate_torch.reporting.render import card, privacy
 from pate_torch.reporting.report import OwnerFacts
+from pate_torch.types import PublicAsset
+from pate_torch.verify.command import verified
 from tests.reporting.reporting_demo import demo
-from tests.tiny_runs import tiny
+from tests.tiny_runs import again, tiny
 
 SAID = """
 blobs:
@@ -73,6 +77,22 @@ def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
     text = (plan.folder / "release" / "README.md").read_text()
     assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.MISSING in text
     assert "no fault found" in text and text == card(report)
+
+
+class Named(FourierFeatures):
+    """Features that say what they were made from."""
+
+    asset = PublicAsset(role="encoder", name="waves", sha256="a" * 64, licence="MIT", trained_on="nothing")
+
+
+def test_what_encodes_is_named_with_the_public_points(tmp_path):
+    plan = again(tiny(tmp_path), "named", features=Named(width=8))
+    pipeline.run(plan)
+    said = json.loads((plan.folder / "release" / "privacy.json").read_text())
+    assert [asset["role"] for asset in said["public_assets"]] == ["public points", "encoder"]
+    assert said["public_assets"][1] == {**asdict(Named.asset)} and said["public_assets"][0]["sha256"]
+    assert "waves; licence: MIT" in (plan.folder / "release" / "report.html").read_text()
+    assert all(check.holds for check in verified(plan.folder, tmp_path / "ledger.sqlite"))
 
 
 def test_an_audit_of_another_mechanism_is_not_this_one_s():
