@@ -35,6 +35,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
 from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.plan import method as methods
 from pate_torch.protocols import Student, StudentAlgorithm
@@ -119,6 +120,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
         classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
+        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; None: points are numbers or tables.
         method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
         teacher: Of ``method="teachers"``: as for ``Pate``, such as any scikit-learn classifier.
         student: Learns from the released labels: a StudentAlgorithm, which the release then holds; any scikit-learn
@@ -149,6 +151,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         delta: float | None = None,
         classes: Sequence[Any] | None = None,
         categories: Mapping[str, Sequence[Any]] | None = None,
+        encoder: Encoder | None = None,
         method: str = "auto",
         teacher: Any = None,
         student: Any = None,
@@ -167,6 +170,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.delta = delta
         self.classes = classes
         self.categories = categories
+        self.encoder = encoder
         self.method = method
         self.teacher = teacher
         self.student = student
@@ -190,7 +194,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Charge the account, and train.
 
         Args:
-            X: PRIVATE. A DataFrame, rows [N, D], or uint8 images [N, Ch, H, W].
+            X: PRIVATE. A DataFrame, rows [N, D], or uint8 images [N, Ch, H, W]; with an encoder a list of texts.
             y: PRIVATE. The classes [N].
             public: Public points of the same form, without labels. Their values may be published.
             groups: PRIVATE. The privacy unit of each record, such as a patient; None: every record is its own.
@@ -203,7 +207,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
-        X, public = self._checked(X, public)
+        X, public = self._checked(self._encoded(X), self._encoded(public))
         points, pool = _Points.of(public, self.categories)
         x = points(X, unknown="zeros")
         y = column_or_1d(y, warn=True)
@@ -253,7 +257,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
-        x = self._points(self._validated(X, reset=False))
+        x = self._points(self._validated(self._encoded(X), reset=False))
         if isinstance(self.student_, Student):
             return self.student_.probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))
@@ -299,6 +303,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public.shape[1] != X.shape[1]:
             raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
+
+    def _encoded(self, X: Any) -> Any:
+        """Features of texts, where there is an encoder."""
+        return X if self.encoder is None else self.encoder.encode(X, TEXTS, device=self.device).numpy()
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features."""
@@ -361,6 +369,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "mean": None if points.mean is None else points.mean.tolist(),
             "std": None if points.std is None else points.std.tolist(),
             "schema": points.schema,
+            "encoder": None if self.encoder is None else self.encoder.card(TEXTS),
             "seed": checks.integer("random_state", self.random_state, low=0),
             "device": self.device,
             "quiet": not self.verbose,
@@ -432,6 +441,7 @@ def _described(terms: dict[str, Any], facts: methods.Facts, pool: Tensor) -> Dat
         mean=tuple(mean),
         std=tuple(std),
         schema=terms["schema"],
+        encoder=terms["encoder"],
         nominal_size=facts.records,
     )
 

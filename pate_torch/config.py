@@ -15,6 +15,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
+from pate_torch.features.encoded import Encoded
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.plan import chance
 from pate_torch.protocols import (
@@ -23,6 +24,7 @@ from pate_torch.protocols import (
     FeatureRecipe,
     Mechanism,
     Partition,
+    PointEncoder,
     QueryStrategy,
     StudentAlgorithm,
 )
@@ -89,6 +91,7 @@ class RunConfig:
         student: Learns from the released labels; None: labels are all that is wanted.
         teacher: How one network is trained on a shard, and (``baseline``) on all records at once.
         features: How features of the public points are learnt; None: the points as they are.
+        encoder: Frozen, makes features of all points, which are all that a run then sees: it is moved into ``dataset``.
         selection: Chooses a student by private records; None: there is one student.
         sanitiser: Publishes the data-dependent price; None: it is not published.
         membership: The owner's attack on the student; None: none.
@@ -113,6 +116,7 @@ class RunConfig:
     student: StudentAlgorithm | None = None
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
     features: FeatureRecipe | None = None
+    encoder: PointEncoder | None = None
     selection: Selection | None = None
     sanitiser: Sanitiser | None = None
     membership: MembershipTest | None = None
@@ -131,6 +135,10 @@ class RunConfig:
             raise checks.fail("selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix)
         if self.labels is not None:
             run_folders.checked_id("labels", self.labels)
+        if self.encoder is not None:
+            encoded = Encoded(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
+            object.__setattr__(self, "dataset", encoded)
+            object.__setattr__(self, "encoder", None)
         given = getattr(self.mechanism, "noise", self.privacy.noise)
         if given != self.privacy.noise:
             raise checks.fail("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
@@ -259,6 +267,9 @@ class RunConfig:
         Raises:
             ValueError: A choice cannot work; the message gives the key, its value, what is allowed and what to do.
         """
+        if data.spec.kind == "text" and data.spec.encoder is None:
+            fix = "Use features=encoder features.weights=<file> features.tokenizer=<file>."
+            raise checks.fail("features", None, "must be an encoder: points are texts", fix)
         if self.labels is None:
             refuse_adjacency(data, self.partition.adjacency)
             fix = f"There are {len(data.pool)} public points to ask about."

@@ -25,6 +25,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.device import settled
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.features.contrastive import learn_encoder
+from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Ledger
 from pate_torch.plan import chance
 from pate_torch.protocols import Log, Student, silent
@@ -56,9 +57,10 @@ class Loaded:
     others: PrivateData | None = None
 
     @classmethod
-    def of(cls, config: RunConfig) -> Loaded:
+    def of(cls, config: RunConfig, stages: Stages | None = None) -> Loaded:
         """Load the data set and split it."""
-        data, validation, others = config.dataset.load(), None, None
+        source, validation, others = config.dataset, None, None
+        data = source.load(stages) if isinstance(source, Encoded) else source.load()
         everyone = data.private
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
@@ -182,7 +184,7 @@ class RunContext:
         with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as opened:
             opened.enter_context(settled(config.device))
             with clock("data"):
-                loaded = Loaded.of(config)
+                loaded = Loaded.of(config, stages)
             config = config.for_data(loaded.data, stages)
             owner = owner_file.read(config.root, loaded.data.spec.name)
             planned = config.worst_case_events(loaded.data.spec.num_classes)

@@ -55,7 +55,7 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.types import Dataset, DataSpec, EncoderCard, Evaluation, PrivateData, PublicPool, Release
 from pate_torch.voters.base import Voters
 from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
 from pate_torch.voters.teachers import Teachers
@@ -121,6 +121,8 @@ class Pate:
         mean: Public constants per channel or feature to normalize by; None: those of the public points.
         std: Public standard deviations, likewise.
         schema: How tables become the rows given here; students carry it. None: rows come from no table.
+        encoder: Which frozen encoder made the rows given here (``Encoder.card``), each of its own point alone; students
+            and the privacy statement name it. None: none did.
         second_account: Whether these records may be charged to an account of another name, too.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
@@ -150,6 +152,7 @@ class Pate:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         schema: TableSchema | None = None,
+        encoder: EncoderCard | None = None,
         second_account: bool = False,
         allow_chance: bool = False,
         seed: int = 0,
@@ -184,7 +187,7 @@ class Pate:
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
-        self.schema = schema
+        self.schema, self.encoder = schema, encoder
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
         self._private: PrivateData | None = None
         self._spec: DataSpec | None = None
@@ -460,6 +463,7 @@ class Pate:
             mean=mean,
             std=std,
             schema=self.schema,
+            encoder=self.encoder,
         )
 
     def _config(self, data: Dataset, voters: Voters, num_queries: int, query: QueryStrategy) -> RunConfig:

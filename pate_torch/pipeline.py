@@ -23,6 +23,7 @@ from pate_torch.core.device import settled
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
+from pate_torch.features.encoded import ENCODER, Encoded
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm
 from pate_torch.reporting import owner
 from pate_torch.reporting.build import build_report
@@ -175,6 +176,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "delta": config.privacy.delta,
         "adjacency": config.partition.adjacency,
         "unit": data.private.unit,
+        **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.without_points.to_dict()}),
         **({} if declared is None else {"declared_size": declared}),
         "sensitivity": _sensitivity(config.mechanism),
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
@@ -252,6 +254,8 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             run.paid.append(paid)
     run.release_dir.mkdir(exist_ok=True)
     save_student(student, run.release_dir / "student.safetensors")
+    if isinstance(config.dataset, Encoded):
+        config.dataset.publish(run.release_dir / ENCODER)
     return name, student
 
 
@@ -301,6 +305,7 @@ def _report(
         seconds=run.clock.seconds,
         owner=run.owner,
         baselines=baselines,
+        encoder_here=(run.release_dir / ENCODER).is_dir(),
     )
 
 

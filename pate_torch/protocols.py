@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +15,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks, moved
 from pate_torch.sensitive import Sensitivity
-from pate_torch.types import Answers, Context, Dataset, DataSpec, LinearModel, PrivateData, Shards
+from pate_torch.types import Answers, Context, Dataset, DataSpec, EncoderCard, LinearModel, PrivateData, Shards
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -82,6 +83,55 @@ class FeatureRecipe(Protocol):
             device: Device of the training.
             progress: Told of each step.
         """
+        ...
+
+
+@runtime_checkable
+class PointEncoder(Protocol):
+    """A frozen public encoder: gives the features that a whole run works on, of each point by itself.
+
+    See ``features.encoder.Encoder``.
+    """
+
+    @property
+    def name(self) -> str:
+        """As settings and reports call it."""
+        ...
+
+    @property
+    def cache_gb(self) -> float:
+        """Most that encoded points may take on disk, in GB."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """What decides the features beside the card's ``identity``, for finding encoded points again."""
+        ...
+
+    def published(self) -> Mapping[str, Path]:
+        """The files that are put beside the student, by the names that they get there; none unless the owner agrees."""
+        ...
+
+    def card(self, points: DataSpec) -> EncoderCard:
+        """What a release says of it.
+
+        Raises:
+            ValueError: It cannot take these points.
+        """
+        ...
+
+    def read(self, x: Any, points: DataSpec) -> Tensor:
+        """Points, as whoever has them gives them, as a tensor."""
+        ...
+
+    def encode(
+        self, x: Any, points: DataSpec | None = None, *, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Tensor:
+        """Features [N, D], float32 on the CPU: of each point by itself, bit for bit."""
+        ...
+
+    def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+        """Raise ValueError where one public point's features follow from another."""
         ...
 
 
@@ -218,12 +268,14 @@ class Student:
         module: The weights.
         spec: Public facts about the data.
         curves: Training curves, by name: (step, value).
+        encoder: Makes features of points, where the student needs them; None: it is not here, or none is needed.
     """
 
     network: dict[str, Any]
     module: nn.Module
     spec: DataSpec
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    encoder: PointEncoder | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -233,13 +285,17 @@ class Student:
     def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
         """Raw points as a tensor: arrays as they are, tables by the schema that the student carries.
 
+        Where the student works on features of an encoder, these are made of the points, or given as float rows.
+
         Args:
-            points: uint8 images, feature rows, or a table: a DataFrame or {column: values}.
+            points: uint8 images, feature rows, texts, or a table: a DataFrame or {column: values}.
             unknown: What becomes of a value outside its column's categories: "error" or "zeros".
 
         Raises:
             ValueError: Points of another shape, or a table that does not fit; names the columns and values.
         """
+        if self.spec.encoder is not None and not self._encoded(points):
+            return self._features(points, self.spec.encoder)
         if isinstance(points, Mapping) or hasattr(points, "columns"):
             if self.spec.schema is None:
                 fix = f"Give an array of shape (N, {', '.join(map(str, self.spec.input_shape))})."
@@ -251,6 +307,39 @@ class Student:
             fix = "" if self.spec.schema is None else "Or give a DataFrame."
             raise checks.fail("points", tuple(x.shape), f"must have the shape (N, {want})", fix)
         return x
+
+    def with_encoder(self, encoder: PointEncoder) -> Student:
+        """The same student, with the encoder that it needs.
+
+        Raises:
+            ValueError: Another one: names both hashes.
+        """
+        needed = self.spec.encoder
+        if needed is None or needed.points is None:
+            raise checks.fail("encoder", encoder.name, "is not needed: the student takes points as they are")
+        given = encoder.card(needed.points)
+        for key, value in needed.identity.items():
+            if given.identity[key] != value:
+                fix = f"Use {needed.name}, weights {needed.file} with SHA-256 {needed.sha256}."
+                raise checks.fail(f"encoder {key}", given.identity[key], f"must be the student's, {value!r}", fix)
+        return replace(self, encoder=encoder)
+
+    def _encoded(self, points: Any) -> bool:
+        """Whether points are features already: float rows of the right width."""
+        shape = tuple(getattr(points, "shape", ()))
+        floats = "float" in str(getattr(points, "dtype", ""))
+        return floats and len(shape) == 2 and shape[1:] == tuple(self.spec.input_shape)
+
+    def _features(self, points: Any, card: EncoderCard) -> Tensor:
+        if card.points is None:
+            made = f"features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
+            raise checks.fail("points", type(points).__name__, f"must be {made}", "Encode them as the data were.")
+        if self.encoder is None:
+            what = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
+            fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
+            raise checks.fail("student", self.spec.name, what, fix)
+        device = next(self.module.parameters()).device
+        return self.encoder.encode(self.encoder.read(points, card.points), card.points, device=device)
 
     @torch.no_grad()
     def logits(self, x: Any, batch: int = 1024) -> Tensor:

@@ -41,6 +41,8 @@ class DataSpec:
         nominal_size: Publicly declared approximate number of private records, or None.
         schema: How a table becomes rows like these; None: they come from no table.
         resize: How images of other sizes become these ("bilinear"); None: they have this size.
+        text: The column of a table that holds the texts which points are (``core.texts``); None: points are no texts.
+        encoder: Which frozen encoder points come from; None: they are as the data have them.
     """
 
     name: str
@@ -53,6 +55,8 @@ class DataSpec:
     nominal_size: int | None = None
     schema: TableSchema | None = None
     resize: str | None = None
+    text: str | None = None
+    encoder: EncoderCard | None = None
 
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
@@ -64,9 +68,9 @@ class DataSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; without what points of this kind do not have."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        schema, resize = plain.pop("schema"), plain.pop("resize")
-        plain |= {} if schema is None else {"schema": schema.to_dict()}
-        return plain | ({} if resize is None else {"resize": resize})
+        said = {name: plain.pop(name) for name in ("schema", "resize", "text", "encoder")}
+        plain |= {name: getattr(value, "to_dict", lambda v=value: v)() for name, value in said.items() if value}
+        return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:
@@ -76,6 +80,8 @@ class DataSpec:
         }
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
+        if "encoder" in facts:
+            facts["encoder"] = EncoderCard.from_dict(facts["encoder"])
         return cls(**facts)
 
     @property
@@ -85,8 +91,10 @@ class DataSpec:
 
     @property
     def kind(self) -> str:
-        """What points are: "images", records of a "table" that there is a schema of, or "rows" of numbers."""
-        return "images" if self.is_image else "rows" if self.schema is None else "table"
+        """What points are: "images", "text", records of a "table" that there is a schema of, or "rows" of numbers."""
+        if self.encoder is not None and self.encoder.points is not None:
+            return self.encoder.points.kind
+        return "images" if self.is_image else "text" if self.text else "rows" if self.schema is None else "table"
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
@@ -98,6 +106,68 @@ class DataSpec:
         """Mean and standard deviation, shaped to normalize with. To be read only: all who ask share them."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
         return _on_device(tuple(self.mean), shape, dtype, device), _on_device(tuple(self.std), shape, dtype, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderCard:
+    """Releasable. A frozen encoder, by name and hash: what turned points into features, and what is known of it.
+
+    Attributes:
+        name: As its makers, or the owner of the data, call it.
+        kind: "torch" (a module), "onnx", "static" (a table of token vectors), or "given" (features came as data).
+        sha256: Of the weights' file, or, of a module that brings its own, of its tensors; None: nobody said.
+        file: Name of the weights' file.
+        tokenizer_sha256: Of the tokenizer's file.
+        module: Class of the module.
+        options: What else decides the features: how long texts may be, what size images get, how tokens are pooled.
+        license: Under which it may be used and passed on, as declared.
+        trained_on: As declared.
+        disjoint: Whether the owner knows that no private record was among what it was trained on.
+        points: What it takes; None: features came as data.
+    """
+
+    name: str
+    kind: str
+    sha256: str | None = None
+    file: str | None = None
+    tokenizer_sha256: str | None = None
+    module: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    license: str | None = None
+    trained_on: str | None = None
+    disjoint: bool = False
+    points: DataSpec | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("features.name", self.name)
+        checks.one_of("kind", self.kind, ("torch", "onnx", "static", "given"))
+        checks.boolean("features.disjoint", self.disjoint)
+        for key in ("license", "trained_on"):
+            if getattr(self, key) is not None:
+                checks.text(f"features.{key}", getattr(self, key))
+
+    @property
+    def without_points(self) -> EncoderCard:
+        """What is said of it beside the data, which speak for themselves."""
+        return replace(self, points=None)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the features of a point: two encoders that agree in it give the same, but for rounding."""
+        plain = {name: getattr(self, name) for name in ("kind", "sha256", "tokenizer_sha256", "module")}
+        return plain | {"options": dict(self.options)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; without what is not known."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain |= {"options": dict(self.options), "points": None if self.points is None else self.points.to_dict()}
+        return {key: value for key, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> EncoderCard:
+        """Inverse of ``to_dict``, of values that went through JSON too."""
+        points = plain.get("points")
+        return cls(**{**plain, "points": None if points is None else DataSpec.from_dict(points)})
 
 
 @functools.lru_cache(maxsize=32)  # copied to a device once, not at every step
@@ -115,12 +185,15 @@ class PrivateData:
         unit_id: str [N], the stable name of the privacy unit a record belongs to, fixed when the data are loaded,
             before anything is removed.
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
+        origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
+            them. None: ``x`` itself, or nobody asks any more.
     """
 
     x: Tensor
     y: Tensor
     unit_id: np.ndarray
     unit: str = "record"
+    origin: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):

@@ -20,7 +20,15 @@ from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.experiments import Study
-from pate_torch.protocols import DatasetSource, FeatureRecipe, Mechanism, Partition, QueryStrategy, StudentAlgorithm
+from pate_torch.protocols import (
+    DatasetSource,
+    FeatureRecipe,
+    Mechanism,
+    Partition,
+    PointEncoder,
+    QueryStrategy,
+    StudentAlgorithm,
+)
 from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
@@ -39,6 +47,11 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
+    features = None if resolved["features"] is None else component(cfg, "features", FeatureRecipe | PointEncoder)
+    encoder = features if isinstance(features, PointEncoder) else None
+    if encoder is not None:  # nobody learns features of points that come encoded
+        cfg, features = cfg.copy(), None
+        cfg.features = None
     return RunConfig(
         dataset=_source(cfg),
         partition=component(cfg, "partition", Partition),
@@ -48,7 +61,8 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         query=component(cfg, "query", QueryStrategy),
         num_queries=resolved["num_queries"],
         fewer_queries=OmegaConf.is_interpolation(cfg, "num_queries"),
-        features=None if resolved["features"] is None else component(cfg, "features", FeatureRecipe),
+        features=features,
+        encoder=encoder,
         student=component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
         guide_student=component(cfg, "guide_student", StudentAlgorithm)
         if "_target_" in resolved["guide_student"]

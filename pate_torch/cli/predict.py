@@ -27,7 +27,8 @@ def table_of(student: Student, file: Path, options: argparse.Namespace) -> tuple
     Raises:
         ValueError: The student or the table does not fit; names the columns and values.
     """
-    table = tabular.read_text("records", file, options.separator)
+    quotes = not options.no_quotes
+    table = tabular.read_text("records", file, options.separator, columns=options.columns, quotes=quotes)
     if options.id is not None:
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)
@@ -47,7 +48,9 @@ def images_of(student: Student, place: Path) -> tuple[list[str], Tensor]:
     files = image_folder.image_files(place) if place.is_dir() else [place]
     if not files:
         raise checks.fail("records", str(place), "is a folder without images")
-    x = image_folder.read("records", files, student.spec.input_shape, student.spec.resize)
+    encoder = student.spec.encoder
+    spec = student.spec if encoder is None or encoder.points is None else encoder.points
+    x = image_folder.read("records", files, spec.input_shape, spec.resize)
     return [file.name if file == place else file.relative_to(place).as_posix() for file in files], x
 
 
@@ -70,15 +73,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--id", metavar="COLUMN", help="names the rows of the result (default: 0, 1, ... in order)")
     parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help="what becomes of new categories")
     parser.add_argument("--separator", default=",", help="between the values of a CSV file")
+    parser.add_argument("--columns", type=lambda names: names.split(","), help="names, where the file has no header")
+    parser.add_argument("--no-quotes", action="store_true", help="quotation marks are characters like others")
+    parser.add_argument("--weights", help="of the encoder, where it was not published with the student")
+    parser.add_argument("--tokenizer", help="of the encoder, likewise")
     parser.add_argument("--output", type=Path, help="where to write (default: the terminal)")
     options = parser.parse_args(arguments)
     try:
         if not options.records.exists():
             raise checks.fail("records", str(options.records), "was not found")
-        student = load_student(options.run)
+        files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
+        student = load_student(options.run, encoder=files or None)
         read = (
             images_of(student, options.records)
-            if student.spec.is_image
+            if student.spec.kind == "images"
             else table_of(student, options.records, options)
         )
         text = predictions(student, *read)

@@ -311,6 +311,7 @@ def assemble(
     standardize: bool | Sequence[bool] = False,
     schema: TableSchema | None = None,
     resize: str | None = None,
+    text: str | None = None,
     names: Callable[[np.ndarray], PointNames] | None = None,
 ) -> Dataset:
     """Part the records by role; private ones of unknown class are dropped, one by one.
@@ -322,6 +323,7 @@ def assemble(
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
         schema: How a table became these rows, as it may be published.
         resize: How images became these.
+        text: The column whose texts these are.
         names: By what whoever holds the public points finds them: of their places among the records, and of no others'.
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
@@ -352,6 +354,7 @@ def assemble(
             nominal_size=source.nominal_size,
             schema=schema,
             resize=resize,
+            text=text,
         ),
         private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
         pool=PublicPool(
@@ -386,6 +389,8 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
 def _normalization(pool_x: Tensor, standardize: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if pool_x.dim() == 4:
         return channel_statistics(pool_x)
+    if pool_x.dtype == torch.uint8:  # texts
+        return (0.0,), (1.0,)
     width = pool_x.shape[1]
     chosen = [standardize] * width if isinstance(standardize, bool) else list(standardize)
     if not any(chosen):

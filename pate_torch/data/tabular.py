@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -122,12 +122,12 @@ class Csv:
     def load(self) -> Dataset:
         tables = self._tables()
         columns = self._columns(tables[roles.PRIVATE])
-        sizes = [_length(table) for table in tables.values()]
+        sizes = [num_rows(table) for table in tables.values()]
         if self.roles == "position":
             unit_id = units.positions(sizes[0])
             role_N = roles.by_position(len(unit_id), self.fractions, self.seed)
         else:
-            unit_id = np.concatenate([self._units(table, part == roles.PRIVATE) for part, table in tables.items()])
+            unit_id = np.concatenate([unit_ids(self, table, part == roles.PRIVATE) for part, table in tables.items()])
             part_N = np.repeat(list(tables), sizes)
             role_N = roles.by_hash(unit_id, part_N, set(tables), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
@@ -177,8 +177,8 @@ class Csv:
         for part, (key, file) in files.items():
             table = read_text(key, file, self.separator)
             if part == roles.PUBLIC and self.test_path and self.label not in table:
-                table[self.label] = [""] * _length(table)
-            _require("dataset.label", self.label, table)
+                table[self.label] = [""] * num_rows(table)
+            require_column("dataset.label", self.label, table)
             tables[part] = table
         needed = set(self._columns(tables[roles.PRIVATE]))
         for part, table in tables.items():
@@ -195,23 +195,11 @@ class Csv:
             ("categories", self.categories or ()),
         ):
             for name in names:
-                _require(f"dataset.{key}", name, table)
+                require_column(f"dataset.{key}", name, table)
         columns = [name for name in (self.features or table) if name not in special]
         if not columns:
             raise checks.fail("dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}.")
         return columns
-
-    def _units(self, table: Table, private: bool) -> np.ndarray:
-        """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
-        key, column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
-        if column is not None and private:
-            _require(key, column, table)
-        if column is not None and column in table:
-            if not all(map(str.strip, table[column])):
-                raise checks.fail(key, column, "has empty values", "Every record needs the name of its privacy unit.")
-            return np.array(table[column], dtype=str)
-        rows = zip(*table.values(), strict=True)
-        return np.array([units.content_id(map(str.encode, row)) for row in rows])
 
     def _names(self, tables: Mapping[int, Table], schema: TableSchema, table: Table, rows: np.ndarray) -> PointNames:
         """By what whoever holds the public points finds them: their own ids where their file has them, else content.
@@ -225,7 +213,7 @@ class Csv:
         source = None
         if self.public_path is not None:
             source, own = Path(self.public_path).name, tables[roles.PUBLIC]
-            first = _length(tables[roles.PRIVATE])
+            first = num_rows(tables[roles.PRIVATE])
             for column in (self.id, self.group):
                 if column is not None and column in own:
                     names = tuple(own[column][row - first].strip() for row in rows.tolist())
@@ -254,28 +242,68 @@ class Csv:
             ) from None
 
 
+class Identified(Protocol):
+    """A source whose columns may name units."""
+
+    @property
+    def group(self) -> str | None:
+        """The column that names the privacy unit."""
+
+    @property
+    def id(self) -> str | None:
+        """Otherwise the column that names the record; None: a record is named by its content."""
+
+
+def unit_ids(source: Identified, table: Table, private: bool) -> np.ndarray:
+    """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
+    key, column = ("dataset.id", source.id) if source.group is None else ("dataset.group", source.group)
+    if column is not None and private:
+        require_column(key, column, table)
+    if column is not None and column in table:
+        if not all(map(str.strip, table[column])):
+            raise checks.fail(key, column, "has empty values", "Every record needs the name of its privacy unit.")
+        return np.array(table[column], dtype=str)
+    rows = zip(*table.values(), strict=True)
+    return np.array([units.content_id(map(str.encode, row)) for row in rows])
+
+
 def _rows_of(table: Table, chosen_N: np.ndarray) -> Table:
     rows = np.flatnonzero(chosen_N).tolist()
     return {name: [column[row] for row in rows] for name, column in table.items()}
 
 
-def _length(table: Table) -> int:
+def num_rows(table: Table) -> int:
+    """Rows of a table."""
     return len(next(iter(table.values())))
 
 
-def _require(key: str, column: str, table: Table) -> None:
+def require_column(key: str, column: str, table: Table) -> None:
+    """Raise ValueError, with the columns that there are, for one that is not."""
     if column not in table:
         checks.one_of(key, column, list(table))
 
 
-def read_text(key: str, file: Path, separator: str) -> Table:
+def read_text(
+    key: str, file: Path, separator: str, *, columns: Sequence[str] | None = None, quotes: bool = True
+) -> Table:
     """Read a CSV or Parquet file.
+
+    Args:
+        key: The setting that names it, for messages.
+        file: The file.
+        separator: Between values of a row of a CSV file.
+        columns: Names of the columns of a CSV file without a header line; None: its first line has them.
+        quotes: Whether quotation marks enclose values of a CSV file; else they are characters like others.
 
     Raises:
         ValueError: One that is damaged, or whose rows do not fit its header.
     """
     try:
-        table = _parquet(file) if file.suffix in (".parquet", ".pq") else _csv(file, separator)
+        parquet = file.suffix in (".parquet", ".pq")
+        table = _parquet(file) if parquet else _csv(file, separator, columns, quotes)
+    except UnicodeDecodeError as error:
+        why = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
+        raise checks.fail(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         raise checks.fail(
             key,
@@ -283,25 +311,31 @@ def read_text(key: str, file: Path, separator: str) -> Table:
             f"is not a readable CSV or Parquet file ({error})",
             "A CSV file has a header line; set dataset.separator if it is not a comma.",
         ) from error
-    if not table or not _length(table):
+    if not table or not num_rows(table):
         raise checks.fail(key, str(file), "has no rows")
     return table
 
 
-def _csv(file: Path, separator: str) -> Table:
+def _csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Table:
     with _opened(file) as lines, _no_collection():
-        rows = _rows(lines, separator)
-        names = _names(next(rows, []))
-        columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    return {name: list(column) for name, column in zip(names, columns, strict=True)}
+        rows = _rows(lines, separator, quotes)
+        names = _names(next(rows, []) if columns is None else list(columns))
+        values = list(zip(*rows, strict=True)) or [()] * len(names)
+    if len(values) != len(names):
+        raise ValueError(f"its rows have {len(values)} fields, and {len(names)} columns are named")
+    return {name: list(column) for name, column in zip(names, values, strict=True)}
 
 
-def _rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
+def _rows(lines: Iterable[str], separator: str, quotes: bool) -> Iterator[list[str]]:
     """The header and every row, each on a line of its own and as long as the header.
 
     A quote left open takes what follows for its own, up to the next: fields, and whole rows, would go unseen.
     """
-    reader, width, before = csv.reader(_balanced(lines), delimiter=separator, strict=True), 0, 0
+    if quotes:
+        reader = csv.reader(_balanced(lines), delimiter=separator, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter=separator, strict=True, quoting=csv.QUOTE_NONE)
+    width, before = 0, 0
     try:
         for row in reader:
             line, before = before + 1, reader.line_num

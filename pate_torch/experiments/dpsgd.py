@@ -43,7 +43,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.build import claims, student_figures
+from pate_torch.reporting.build import claims, encoder_asset, student_figures
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
 from pate_torch.reporting.private import make_private_folder
@@ -303,7 +303,9 @@ class DpSgd:
             ledger_head=ledger.head(),
             class_names=spec.class_names,
             takes=spec.kind,
+            encoder=None if spec.encoder is None else spec.encoder.without_points,
             created=datetime.date.today().isoformat(),
+            assets=encoder_asset(spec),
             sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
             owner=owner,
         )

@@ -40,6 +40,7 @@ from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.moved import renamed
+from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
@@ -352,7 +353,8 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
             unknown = checks.fail("pilot.on", pilot.on, "is no data set here", fix)
             raise (unknown if before is None else ValueError(before)) from error
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
-    if type(source) is type(base.dataset) or source.name == base.dataset.name:
+    planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
+    if type(source) is type(planned) or source.name == planned.name:
         fix = "Use another public data set."
         raise checks.fail("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
     if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:

@@ -26,7 +26,7 @@ from pate_torch.protocols import Student
 from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import NO_ANSWER, Dataset, PublicAsset, Release
+from pate_torch.types import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.voters.description import VotersDescription
 
 EXAMPLES = 12
@@ -46,6 +46,7 @@ def build_report(
     seconds: Mapping[str, float],
     owner: OwnerFacts,
     baselines: tuple[Baseline, ...] = (),
+    encoder_here: bool = False,
 ) -> ReleaseReport:
     """Everything that may be published of a finished run.
 
@@ -60,6 +61,7 @@ def build_report(
         seconds: Time of every stage.
         owner: What only the owner can say of the data.
         baselines: Accuracies to compare with.
+        encoder_here: Whether the files of the data's encoder lie in the release folder.
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
@@ -96,6 +98,8 @@ def build_report(
         ledger_head=ledger.head(),
         class_names=data.spec.class_names,
         takes=data.spec.kind,
+        encoder=None if data.spec.encoder is None else data.spec.encoder.without_points,
+        encoder_here=encoder_here,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, name, release) if release.id in paid else (),
         student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
@@ -103,7 +107,7 @@ def build_report(
         baselines=baselines,
         created=datetime.date.today().isoformat(),
         sensitivity=record.get("sensitivity", {}),
-        assets=(pool_asset(name, record.get("pool_sha256"), owner), *_assets(record)),
+        assets=(pool_asset(name, record.get("pool_sha256"), owner), *encoder_asset(data.spec), *_assets(record)),
         owner=owner,
     )
 
@@ -117,6 +121,15 @@ def pool_asset(name: str, sha256: str | None, owner: OwnerFacts) -> PublicAsset:
         licence=owner.pool.get("licence"),
         source=owner.pool.get("source"),
     )
+
+
+def encoder_asset(spec: DataSpec) -> tuple[PublicAsset, ...]:
+    """The frozen encoder of the data, if there is one."""
+    card = spec.encoder
+    if card is None:
+        return ()
+    facts = {"licence": card.license, "source": card.file, "trained_on": card.trained_on}
+    return (PublicAsset(role="encoder", name=card.name, sha256=card.sha256, **facts),)
 
 
 def _assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:

@@ -23,12 +23,15 @@ from pate_torch.core.version import package_version
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.report import ChargedRelease, ReleaseReport
+from pate_torch.types import EncoderCard
 
 SUMMARY_SCHEMA = 2
 """2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
 
 STATEMENT_SCHEMA = 3
 """3: all that recomposing it takes, the owner's part, accuracies, public assets. What 2 held stands where it stood."""
+
+ENCODER_KEYS = ("name", "kind", "sha256", "file", "tokenizer_sha256", "module", "license", "trained_on", "disjoint")
 
 SUMMARY_KEYS = (
     *("dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
@@ -136,7 +139,12 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         },
         "assumptions": list(statement.assumptions(report)),
         "not_covered": list(statement.not_covered(report)),
-    }
+    } | ({} if report.encoder is None else {"encoder": _encoder(report.encoder)})
+
+
+def _encoder(card: EncoderCard) -> dict[str, Any]:
+    plain = {name: getattr(card, name) for name in ENCODER_KEYS}
+    return plain | {"options": dict(card.options)}
 
 
 def _listed(part: ChargedRelease) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.core import checks
 from pate_torch.reporting.intervals import Share, percent
-from pate_torch.types import LABEL_UNIT, PublicAsset
+from pate_torch.types import LABEL_UNIT, EncoderCard, PublicAsset
 from pate_torch.voters.description import VotersDescription, group_of, one_unit
 
 Scalar = bool | int | float | str | None
@@ -51,6 +51,7 @@ FILES = {
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
     "student.safetensors": "The student's weights.",
+    "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
     "SHA256SUMS": "The hash of each file but the curves: sha256sum -c SHA256SUMS; pate verify does it, and more.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
@@ -68,6 +69,7 @@ TUNING = {
 TAKES = {
     "rows": "an array [N, features]",
     "table": "a DataFrame with the columns of the data",
+    "text": "a list of texts",
     "images": "uint8 images [N, channels, height, width]",
 }
 """What a student takes (``DataSpec.kind``) -> in words."""
@@ -238,6 +240,8 @@ class ReleaseReport:
         owner: What only the owner can say.
         teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
         takes: What the student takes (TAKES).
+        encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
+        encoder_here: Whether its files lie in the folder.
         epsilon_curve: Price of the first q questions, q = 1..Q.
         account_curve: The account's total at the same moments.
         confusion: The student's test counts [truth, predicted].
@@ -283,6 +287,8 @@ class ReleaseReport:
     ledger_head: str | None = None
     class_names: tuple[str, ...] = ()
     takes: str = "rows"
+    encoder: EncoderCard | None = None
+    encoder_here: bool = False
     epsilon_curve: tuple[float, ...] = ()
     account_curve: tuple[float, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -316,6 +322,7 @@ class ReleaseReport:
         checks.one_of("takes", self.takes, TAKES)
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
+        checks.boolean("encoder_here", self.encoder_here)
         checks.between("split", self.split, 0, 1)
         grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not grouped:
@@ -434,6 +441,7 @@ class ReleaseReport:
         there = {
             "student.safetensors": self.student is not None,
             "tensorboard/": self.student is not None,
+            "encoder/": self.encoder_here,
             "release.json": not self.reused,
             **{name: name in self.answer_files and not self.reused for name in answers},
             "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
@@ -518,7 +526,9 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, Baseline | Examples | ChargedRelease | VotersDescription | PublicAsset | OwnerFacts):
+    elif isinstance(
+        value, Baseline | Examples | ChargedRelease | VotersDescription | PublicAsset | OwnerFacts | EncoderCard
+    ):
         for item in fields(value):
             inner = getattr(value, item.name)
             if not isinstance(inner, np.ndarray):  # checked by Examples

@@ -220,6 +220,10 @@ def run_facts(report: ReleaseReport) -> dict[str, str]:
         "Kind of student": report.student,
         "Release": report.release_id and f"labels={report.release_id} ({again})",
     }
+    if report.encoder is not None:
+        card = report.encoder
+        known = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""
+        facts["Encoder"] = f"{card.name} ({known}license: {card.license or 'not declared'})"
     if report.teachers_id and report.teachers_kept:
         facts["Teachers"] = f"teachers={report.teachers_id} (use again: charged)"
     elif report.teachers_id:

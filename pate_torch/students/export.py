@@ -13,14 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.protocols import Student
+from pate_torch.features.encoded import ENCODER
+from pate_torch.features.encoder import Encoder
+from pate_torch.protocols import PointEncoder, Student
 from pate_torch.students import store
 from pate_torch.types import DataSpec
 
@@ -43,9 +46,30 @@ def find(where: Path | str) -> Path:
     raise checks.fail("student", str(where), f"is neither a student's file nor a run that has one ({FILE})")
 
 
-def load_student(where: Path | str, device: torch.device | str = "cpu") -> Student:
-    """Load a released student, by its file or the folder of its run. No code in the file is run."""
-    return store.load(find(where), device)
+def load_student(
+    where: Path | str,
+    device: torch.device | str = "cpu",
+    encoder: PointEncoder | Mapping[str, Path | str] | None = None,
+) -> Student:
+    """Load a released student, by its file or the folder of its run. No code in the file is run.
+
+    Args:
+        where: The student's file, or a folder that has it.
+        device: Where it predicts.
+        encoder: What the student sees points through, where it needs one that was not published with it: an
+            ``Encoder``, or its files, {"weights": ..., "tokenizer": ...}.
+
+    Raises:
+        ValueError: There is no student, or the encoder is another than it needs.
+    """
+    file = find(where)
+    student = store.load(file, device)
+    card, folder = student.spec.encoder, file.parent / ENCODER
+    if isinstance(encoder, Mapping) and card is not None:
+        encoder = Encoder.of(card, {key: str(path) for key, path in encoder.items()})
+    elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
+        encoder = Encoder.of(card, Encoder.names(card, folder))
+    return student if encoder is None else student.with_encoder(cast(PointEncoder, encoder))
 
 
 class Deployed(nn.Module):

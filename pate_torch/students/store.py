@@ -20,7 +20,7 @@ from pate_torch.types import DataSpec
 
 FORMAT = "pate_torch.student/1"
 KEY = "pate_torch"
-BESIDE = ("schema", "resize")
+BESIDE = ("schema", "resize", "text", "encoder")
 """Facts of the data that stand beside the others: readers that do not know them still read the file."""
 
 

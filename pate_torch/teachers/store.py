@@ -145,7 +145,8 @@ class TeacherStore:
 
     def content_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
-        return self.keyed_digest(*(content(tensor) for tensor in (private.x, private.y)))
+        x = private.x if private.origin is None else private.origin
+        return self.keyed_digest(*(content(tensor) for tensor in (x, private.y)))
 
     def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""

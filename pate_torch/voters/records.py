@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import one_thread, side_by_side
 from pate_torch.data.partition import deal
 from pate_torch.data.units import take
 from pate_torch.features.contrastive import embed, encode, mean_shift
+from pate_torch.features.independently import map_independently
 from pate_torch.features.neighbors import placed
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Student, silent
@@ -137,52 +135,16 @@ def encode_public(
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
 
-_SLOTS = 8
-"""Records in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
-_BLOCK = 64
-"""Batches whose features are brought back together."""
-
-
 def map_records_independently(
     say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
 ) -> Tensor:
     """PRIVATE. Apply ``say`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
 
-    In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
-    Here all batches are of one shape, filled up with blanks, and a record's place in its batch follows from its content
-    alone. What is added in which order follows from shape, place and how the memory is aligned: so no record influences
-    the rounding of another's.
+    Each as if it were alone: see ``map_independently``.
     """
-    slots = [zlib.crc32(x.tobytes()) % _SLOTS for x in private.x.contiguous().numpy()]
-    record_BN = [np.flatnonzero(np.array(slots, dtype=np.int64) == slot) for slot in range(_SLOTS)]
-    record_RB = np.full((max(1, *map(len, record_BN)), _SLOTS), -1)  # -1: a blank
-    for slot, records in enumerate(record_BN):
-        record_RB[: len(records), slot] = records
 
-    def features(record_B: Tensor) -> Tensor:
-        # Gathered, not sliced: a part of a tensor is aligned as it comes.
-        x_B = private.x.new_zeros((_SLOTS, *private.x.shape[1:]))
-        x_B[record_B >= 0] = private.x[record_B[record_B >= 0]]
-        return embed(encoder, x_B, spec)
-
-    def answers(record_RB: Tensor) -> Tensor:
-        place_RBD = torch.stack([features(record_B) for record_B in record_RB]).cpu()  # a GPU is waited for once
+    def answers(batches: Iterator[Tensor]) -> Tensor:
+        place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # a GPU is waited for once
         return torch.stack([say(place_BD.clone()) for place_BD in place_RBD])
 
-    with one_thread():
-        first = answers(torch.full((1, _SLOTS), -1))[0]
-    # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
-    said_N = first.new_empty((len(private), *first.shape[1:]))
-
-    def ask(record_RB: Tensor, progress: Progress) -> None:
-        for begin in range(0, len(record_RB), _BLOCK):
-            block_RB = record_RB[begin : begin + _BLOCK]
-            said_N[block_RB[block_RB >= 0]] = answers(block_RB)[block_RB >= 0]
-            progress(min(begin + _BLOCK, len(record_RB)), len(record_RB))
-
-    def tell(done: int, total: int) -> None:
-        progress(100 * done // total, 100)  # per cent: how many records there are is private
-
-    shares = torch.from_numpy(record_RB).tensor_split(min(torch.get_num_threads(), len(record_RB)))
-    side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
-    return said_N
+    return map_independently(answers, private.x, progress)

@@ -16,7 +16,7 @@ RECOMMENDED = {
     *("num_teachers", "sigma", "screen_sigma", "threshold", "queries", "network", "steps", "batch_size"),
     *("augment", "student_network", "student_steps", "delta"),
 }
-PRIVATE_BY_NATURE = {"csv", "libsvm", "image_folder"}
+PRIVATE_BY_NATURE = {"csv", "libsvm", "image_folder", "text", "embeddings"}
 # What config.yaml recommends where a data set says nothing; a data set may.
 GENERAL = set(OmegaConf.load(CONF / "config.yaml").recommended)
 

@@ -21,9 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.shown import show_epsilon
@@ -184,7 +187,49 @@ def demo_votes(file: Path) -> None:
     np.save(file, np.where(wrong_KP, generator.integers(0, 10, (250, 300)), truth_P))
 
 
-MAKERS = {"demo_table": demo_table, "demo_votes": demo_votes}
+WORDS = {
+    "bill": ["invoice", "refund", "paid", "price", "charge"],
+    "help": ["broken", "login", "error", "crash", "slow"],
+}
+COMMON = ["my", "the", "is", "it", "please", "wrong", "today", "again"]
+
+
+def demo_mails(file: Path) -> None:
+    """mails.csv, and beside it public.csv and new.csv (without labels): on bills, or asking for help."""
+    generator = np.random.default_rng(0)
+    for name, count in ((file.name, 1200), ("public.csv", 400), ("new.csv", 5)):
+        lines = ["text,label" if name != "new.csv" else "text"]
+        for _ in range(count):
+            label = str(generator.choice(list(WORDS)))
+            said = [*generator.choice(WORDS[label], 2), *generator.choice(COMMON, 5)]
+            lines.append(" ".join(generator.permutation(said)) + (f",{label}" if name != "new.csv" else ""))
+        file.with_name(name).write_text("\n".join(lines) + "\n")
+
+
+def demo_table_of_tokens(file: Path) -> None:
+    """A table of token vectors, and beside it its tokenizer.json: words of one kind lie near each other."""
+    vocabulary = {word: place for place, word in enumerate(["?", *WORDS["bill"], *WORDS["help"], *COMMON])}
+    generator = torch.Generator().manual_seed(0)
+    table = 0.3 * torch.randn(len(vocabulary), 8, generator=generator)
+    table[1:6, 0] += 1
+    table[6:11, 1] += 1
+    save_file({"embedding.weight": table}, file)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(file.with_name("tokenizer.json")))
+
+
+def demo_vectors(file: Path) -> None:
+    """ids.csv, and beside it vectors.npy in the order of ids.txt: two clouds."""
+    generator = np.random.default_rng(0)
+    label = generator.integers(0, 2, 1500)
+    file.write_text("id,label\n" + "".join(f"r{i},{('no', 'yes')[y]}\n" for i, y in enumerate(label)))
+    order = generator.permutation(1500)
+    np.save(file.with_name("vectors.npy"), (generator.normal(size=(1500, 6)) + 2 * label[:, None])[order])
+    file.with_name("ids.txt").write_text("".join(f"r{i}\n" for i in order))
+
+
+MAKERS = {maker.__name__: maker for maker in (demo_table, demo_votes, demo_mails, demo_table_of_tokens, demo_vectors)}
 
 
 def furnish(page: Path, folder: Path) -> Path:

@@ -42,10 +42,10 @@ Case = dict[str, str]
 ROWS = worlds.rows()
 QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 
-RECORDS = ("form", "unit", "partition", "noise", "voters", "features")
+RECORDS = ("form", "unit", "partition", "noise", "voters", "features", "encoder")
 """What touches records."""
 
-PLAIN = {"selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
+PLAIN = {"encoder": "none", "selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
          "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3"}  # fmt: skip
 
@@ -306,12 +306,16 @@ def mechanism_for(case: Case, discrete: bool = True) -> str:
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:
-    """Every combination of what touches records, all else plain."""
+    """Every combination of what touches records, all else plain.
+
+    Features learnt of encoded points are features learnt of rows: the two meet at random alone.
+    """
     known = space()
     names = [name for name in RECORDS if form is None or name != "form"]
     for chosen in itertools.product(*(known[name] for name in names)):
         case = PLAIN | dict(zip(names, chosen, strict=True)) | ({} if form is None else {"form": form})
-        yield case | {"mechanism": mechanism_for(case)}
+        if "none" in (case["features"], case["encoder"]):
+            yield case | {"mechanism": mechanism_for(case)}
 
 
 def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Case:

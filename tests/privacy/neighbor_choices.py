@@ -17,6 +17,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
@@ -36,6 +37,23 @@ IMAGE = ("recommended.student_network=small_cnn", "++recommended.student_options
 SMALL = {"steps": 2, "batch_size": 8, "unlabeled_batch": 8, "restarts": 1, "epochs": 1, "workers": 1}
 """Whatever takes long, by the name of its field, wherever it stands."""
 
+
+class Shape(torch.nn.Module):
+    """A frozen encoder without weights: mean, largest and squares of a point's numbers, which overflow where these are
+    extreme."""
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return torch.stack([x.mean(1), x.amax(1), x.square().sum(1), x[:, 0]], 1)
+
+
+class Spelling(torch.nn.Module):
+    """A frozen encoder of texts without weights: a vector of each character, by its number."""
+
+    def forward(self, ids_BL, mask_BL):
+        return torch.cos(ids_BL[:, :, None] * torch.arange(1, 7))
+
+
 NEEDED: dict[str, dict[str, Any]] = {
     "Stability": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
     "SoftStability": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
@@ -45,6 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Sanitiser": {"at_a_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "TeacherRecipe": {"chunk": 2},
+    "Encoder": {"module": Shape()},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Confident": [{"max_answers": 2}],
@@ -52,6 +71,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Gradients": [{"neighbors": 3}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
+    "Encoder": [
+        {"batch_size": 4},
+        {"module": Spelling(), "tokenizer": "tests:privacy/characters.json"},
+        {"module": Spelling(), "tokenizer": "tests:privacy/characters.json", "batch_size": 4, "max_length": 12},
+    ],
     "TransductiveTeachers": [{"alpha": 0.0}],
 }
 

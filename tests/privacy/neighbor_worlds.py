@@ -18,11 +18,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pate_torch.core import texts
+from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
+from pate_torch.data.text import Text
 from pate_torch.protocols import DatasetSource
 
 CLASSES = ("0", "1", "2")
@@ -67,8 +70,8 @@ UNITS = ("record", "repeated", "content", "group", "label")
 
 def unit_of(row: Row, unit: str, form: str) -> object:
     """What tells a row's unit from others."""
-    if form.startswith("images") and unit == "record":
-        return row.id, row.x  # a file each
+    if form.startswith(("images", "embeddings")) and unit == "record":
+        return row.id, row.x  # a file each, or a vector
     return {"group": row.group, "content": (row.x, row.label)}.get(unit, row.id)
 
 
@@ -100,6 +103,27 @@ def _images(folder: Path, kept: list[Row], unit: str) -> str:
         x = np.clip(np.resize(np.nan_to_num(row.x), SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8)
         Image.fromarray(x.reshape(SIDE, SIDE)).save(file)
     return str(folder)
+
+
+def _texts(path: Path, kept: list[Row], unit: str) -> str:
+    names = {"record": ["id"], "repeated": ["id"], "group": ["group"]}.get(unit, [])
+    lines = [
+        ",".join([" ".join(f"{v:g}" for v in row.x), *(getattr(row, n) for n in names), row.label]) for row in kept
+    ]
+    path.write_text("\n".join([",".join(["text", *names, "label"]), *lines]) + "\n")
+    return str(path)
+
+
+def _named(path: Path, kept: list[Row], unit: str) -> str:
+    """A table of ids and labels; an id that occurs twice is two records."""
+    names = ["group"] if unit == "group" else []
+    lines = [",".join([_vector_id(row), *(getattr(row, n) for n in names), row.label]) for row in kept]
+    path.write_text("\n".join([",".join(["id", *names, "label"]), *lines]) + "\n")
+    return str(path)
+
+
+def _vector_id(row: Row) -> str:
+    return f"{row.id}-{zlib.crc32(repr(row.x).encode())}"
 
 
 Write = Callable[[Path, list[Row], str], str]
@@ -161,6 +185,27 @@ def images(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], par
     )  # fmt: skip
 
 
+def text(
+    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
+) -> DatasetSource:
+    return Text(
+        name="toy", **_files(_texts, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
+        id="id" if unit in ("record", "repeated") else None, group="group" if unit == "group" else None,
+        fractions=(0.5, 0.3, 0.2), max_bytes=40, **AGREED,
+    )  # fmt: skip
+
+
+def embeddings(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = ()) -> DatasetSource:
+    vectors = {_vector_id(row): row.x for row in kept}
+    np.save(folder / "vectors.npy", np.array(list(vectors.values()), dtype=np.float32))
+    (folder / "ids.txt").write_text("\n".join(vectors) + "\n")
+    return Embeddings(
+        name="toy", **_files(_named, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
+        vectors=str(folder / "vectors.npy"), ids=str(folder / "ids.txt"), group="group" if unit == "group" else None,
+        fractions=(0.5, 0.3, 0.2), **AGREED,
+    )  # fmt: skip
+
+
 FORMS: dict[str, Callable[[list[Row], str, Path, Sequence[str]], DatasetSource]] = {
     "tensors": tensors,
     "csv with a public file": lambda r, u, f, c: csv(r, u, f, c, OWN),
@@ -172,6 +217,10 @@ FORMS: dict[str, Callable[[list[Row], str, Path, Sequence[str]], DatasetSource]]
     "libsvm by position": lambda r, u, f, c: libsvm(r, u, f, c, roles="position"),
     "images with public ones": lambda r, u, f, c: images(r, u, f, c, OWN),
     "images by hash": images,
+    "text with a public file": lambda r, u, f, c: text(r, u, f, c, OWN),
+    "text by hash": text,
+    "embeddings with a public file": lambda r, u, f, c: embeddings(r, u, f, c, OWN),
+    "embeddings by hash": embeddings,
 }
 
 UNNAMED = ("libsvm with a public file", "libsvm by hash", "libsvm by position")
@@ -182,7 +231,7 @@ def fits(form: str, unit: str) -> bool:
     """Whether data of this form can have such units at all."""
     if form in UNNAMED:
         return unit in ("content", "group", "label")
-    if form.startswith("images"):
+    if form.startswith(("images", "embeddings")):
         return unit in ("record", "group", "label")
     return True
 
@@ -217,7 +266,9 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
     for i, row in enumerate(kept):
         if row.part in own:
             continue
-        if form.startswith("images"):
+        if form.startswith("text"):
+            x = texts.pack("text", [" ".join(f"{v:g}" for v in row.x)], 40)[0].double().numpy()
+        elif form.startswith("images"):
             x = np.clip(np.resize(row.x, SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8).astype(float)
         else:
             x = np.float32(row.x).astype(float)

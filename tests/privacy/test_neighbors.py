@@ -147,6 +147,14 @@ def test_roles_that_follow_content_are_found(monkeypatch):
 
 
 @pytest.mark.parametrize("case", [TEACHERS, GRADIENTS], ids=["teachers", "gradients"])
+def test_points_that_see_each_other_in_an_encoder_are_found(monkeypatch, case):
+    case = case | {"partition": "add_remove", "encoder": "encoder batch_size=4"}
+    monkeypatch.setattr(choices.Shape, "forward", lambda self, x: x.flatten(1) * (-1) ** x.flatten(1).argsort(0))
+    monkeypatch.setattr("pate_torch.features.encoder.Encoder.refuse_company", lambda *_: None)
+    assert "where it says" in faults(case, times=6)
+
+
+@pytest.mark.parametrize("case", [TEACHERS, GRADIENTS], ids=["teachers", "gradients"])
 def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
     made = pipeline.build_report
 

@@ -1,0 +1,162 @@
+"""Features that somebody computed already, joined to records by id: .npy, safetensors or Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.files import read_tensors
+from pate_torch.data import locations
+from pate_torch.data.labeled_tables import LabeledTable
+from pate_torch.data.tabular import Table
+from pate_torch.data.units import content_id
+from pate_torch.types import Dataset, EncoderCard
+
+KNOWN = ("name", "sha256", "license", "trained_on", "disjoint")
+"""What may be declared of whatever made the vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings(LabeledTable):
+    """A table of ids and labels, and the vector of each id. x: float32 [N, D], centered, and scaled as one.
+
+    Whoever made the vectors must have made each from its own record alone: a vector that another record moves has no
+    sensitivity that anybody could state.
+
+    Attributes:
+        vectors: .npy [N, D], .safetensors with ``embeddings`` [N, D] (and whole numbers ``id`` [N]), or .parquet with
+            the column of ids and either a column of lists, ``embedding``, or columns of numbers.
+        ids: A text file of ids, one a line, in the order of the vectors, where their file holds none.
+        encoder: What made them, for the statement: {name, sha256, license, trained_on, disjoint}, as far as known.
+    """
+
+    name: str = "embeddings"
+    id: str | None = "id"
+    vectors: str | None = None
+    ids: str | None = None
+    encoder: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.text("dataset.id", self.id)
+        if self.encoder is not None:
+            checks.mapping("dataset.encoder", self.encoder)
+        for key in self.encoder or ():
+            checks.one_of("dataset.encoder", key, KNOWN)
+        _ = self.card
+
+    @property
+    def card(self) -> EncoderCard:
+        """What the release says of what made the vectors."""
+        return EncoderCard(kind="given", **({"name": "an encoder that nobody declares"} | dict(self.encoder or {})))
+
+    @property
+    def needed(self) -> dict[str, str]:
+        assert self.id is not None
+        return {"dataset.id": self.id}
+
+    def load(self) -> Dataset:
+        data = super().load()
+        x_PD = data.pool.x.double()
+        std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
+        spec = replace(data.spec, mean=tuple(x_PD.mean(0).tolist()), std=(std,) * x_PD.shape[1], encoder=self.card)
+        return replace(data, spec=spec)
+
+    def points(self, table: Table, public_N: np.ndarray) -> tuple[Tensor, np.ndarray, str]:
+        assert self.id is not None
+        file = locations.existing("dataset.vectors", self.vectors, self.root)
+        ids, x = vectors(file, self.id, None if self.ids is None else self._ids())
+        place = {name: row for row, name in enumerate(ids)}
+        if len(place) < len(ids):
+            twice = next(name for row, name in enumerate(ids) if place[name] != row)
+            raise checks.fail("dataset.vectors", str(file), f"has several vectors of the id {twice!r}")
+        wanted = [name.strip() for name in table[self.id]]
+        lacking = [name for name in wanted if name not in place]
+        if lacking:
+            what = f"has no vector of {len(lacking)} records, such as {lacking[0]!r}"
+            raise checks.fail("dataset.vectors", str(file), what, "Every id of the tables needs one.")
+        rows = torch.tensor([place[name] for name in wanted])
+        return x[rows], np.ones(len(wanted), dtype=bool), ""
+
+    def _ids(self) -> list[str]:
+        file = locations.existing("dataset.ids", self.ids, self.root)
+        try:
+            return [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise checks.fail("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
+
+    def content(self, x_N: Tensor) -> list[str]:
+        return [content_id([row.numpy().tobytes()]) for row in x_N]
+
+
+def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str], Tensor]:
+    """Ids and vectors [N, D] of a file.
+
+    Args:
+        file: .npy, .safetensors or .parquet.
+        column: Of the ids, in a Parquet file.
+        named: The ids in order, where the file holds none.
+
+    Raises:
+        ValueError: It is damaged, its vectors are not finite rows of one length, or ids are missing.
+    """
+    key, what = "dataset.vectors", "must be .npy, .safetensors or .parquet"
+    readers = {".npy": _npy, ".safetensors": _safetensors, ".parquet": _parquet}
+    if file.suffix not in readers:
+        raise checks.fail(key, str(file), what)
+    try:
+        found, array = readers[file.suffix](file, column)
+    except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
+        raise checks.fail(key, str(file), f"is not readable ({error})", f"It {what}.") from error
+    ids = found if named is None else named
+    if ids is None:
+        fix = "Give dataset.ids=<file>, one id a line in their order."
+        raise checks.fail(key, str(file), "holds no ids to join its vectors by", fix)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        what = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
+        raise checks.fail(key, str(file), what)
+    if len(ids) != len(array):
+        what = f"has {len(array)} vectors, and there are {len(ids)} ids"
+        raise checks.fail(key, str(file), what, "One id for each vector, in their order.")
+    x = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    if not bool(x.isfinite().all()):
+        raise checks.fail(key, str(file), "has numbers that are not finite")
+    return ids, x
+
+
+def _npy(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+    return None, np.load(file, allow_pickle=False)
+
+
+def _safetensors(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+    tensors = read_tensors(file)
+    if "embeddings" not in tensors:
+        raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
+    found = tensors.get("id")
+    return None if found is None else [str(value) for value in found.tolist()], tensors["embeddings"].float().numpy()
+
+
+def _parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+    table = pq.read_table(file)
+    ids = None
+    if column in table.column_names:
+        ids = [str(value) for value in table.column(column).to_pylist()]
+        table = table.drop_columns([column])
+    if "embedding" in table.column_names:
+        rows = table.column("embedding").to_pylist()
+        if len({None if row is None else len(row) for row in rows}) > 1 or None in rows:
+            raise ValueError("its vectors are of several lengths")
+        return ids, np.array(rows, dtype=np.float32)
+    numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
+    if not numbers:
+        raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")
+    return ids, np.stack([table.column(name).to_numpy() for name in numbers], 1)

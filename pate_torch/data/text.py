@@ -1,0 +1,59 @@
+"""Texts of a user's own: a column of a CSV or Parquet file. They need an encoder (``features=encoder``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pate_torch.core import checks, texts
+from pate_torch.data.labeled_tables import LabeledTable
+from pate_torch.data.tabular import Table
+from pate_torch.data.units import content_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(LabeledTable):
+    """One text a record. x: UTF-8, uint8 [N, max_bytes] (``core.texts``).
+
+    Attributes:
+        column: The column of texts.
+        max_bytes: A longer text is cut there: public, so that no text says how long the others' rows are.
+        empty: What to do with records without a text: "error", or "drop" each by itself.
+    """
+
+    name: str = "text"
+    column: str = "text"
+    max_bytes: int = 2048
+    empty: str = "error"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.text("dataset.column", self.column)
+        checks.integer("dataset.max_bytes", self.max_bytes, low=4)
+        checks.one_of("dataset.empty", self.empty, ("error", "drop"))
+
+    @property
+    def text(self) -> str:
+        return self.column
+
+    @property
+    def needed(self) -> dict[str, str]:
+        return {"dataset.column": self.column}
+
+    def points(self, table: Table, public_N: np.ndarray) -> tuple[Tensor, np.ndarray, str]:
+        column = table[self.column]
+        has_N = np.array([bool(text.strip("\0 \t\r\n")) for text in column])
+        if not has_N.all() and self.empty == "error":
+            raise checks.fail(
+                "dataset.empty",
+                self.empty,
+                f"stops at {int((~has_N).sum())} records without a text in column {self.column!r}",
+                "Remove them, or drop them one by one (dataset.empty=drop).",
+            )
+        filled = [text if has else "-" for text, has in zip(column, has_N.tolist(), strict=True)]
+        return texts.pack(f"column {self.column}", filled, self.max_bytes), has_N, "without a text"
+
+    def content(self, x_N: Tensor) -> list[str]:
+        return [content_id([text.encode()]) for text in texts.unpack(x_N)]

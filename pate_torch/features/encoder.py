@@ -1,0 +1,393 @@
+r"""Bring your encoder: a frozen public network turns texts, images or rows into features, each point by itself.
+
+    python train.py dataset=text dataset.path=mails.csv features=encoder \
+        features.weights=table.safetensors features.tokenizer=tokenizer.json
+
+What it gives is what a run works on: teachers, voters and students see features alone, and the student that is
+published says which encoder it needs, by hash. Everything here is public but the points.
+
+Guarantee: a point's features are a function of that point, the encoder and nothing else, bit for bit: batches are of
+one shape, and a point's place in its batch follows from its content (``map_independently``). With ``batch_size=1``, the
+default, a point is alone in its batch. So one unit more or less changes the features of no other, and no sensitivity.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pate_torch.core import checks, texts
+from pate_torch.core.files import content, file_digest
+from pate_torch.features.independently import map_independently
+from pate_torch.features.runtimes import (
+    Points,
+    Runtime,
+    Tokens,
+    load_weights,
+    needed,
+    onnx_runtime,
+    static_runtime,
+    torch_runtime,
+)
+from pate_torch.networks import remove_head
+from pate_torch.protocols import Progress, silent
+from pate_torch.types import DataSpec, EncoderCard
+
+POOLING = ("mean", "first")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Encoder:
+    """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
+
+    Attributes:
+        name: As its makers call it.
+        weights: A .safetensors or .onnx file, or "package:path" for one in an installed package, whose code is not run;
+            None: the module brings its own.
+        module: A torch module; None: ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+        tokenizer: A tokenizer.json, for texts.
+        max_length: Tokens of a text; what is longer is cut.
+        special_tokens: Whether the tokenizer adds its marks of begin and end; None: where there is more than a table.
+        pooling: What stands for a text of the vectors of its tokens: their "mean", or the "first".
+        headless: Whether the module's last linear layer is taken away, whose inputs are then the features.
+        size: Height and width that images are resized to; None: they stay.
+        mean: Constants per channel that images are normalized by (in 0..1); None: those of the data.
+        std: Likewise.
+        batch_size: Points in a batch: more than one only where no point sees another, which is tried on public ones.
+        license: Under which it may be used, for the statement.
+        trained_on: What on, as far as declared.
+        disjoint: You know that no private record was among what it was trained on; else the statement warns.
+        publish: Put the files beside the student that is published, where the license admits that.
+        cache_gb: Most that encoded points may take on disk, in GB; 0: nothing is kept.
+
+    Raises:
+        ValueError: A choice cannot be; the message names its key.
+    """
+
+    name: str = "encoder"
+    weights: str | None = None
+    module: nn.Module | None = field(default=None, repr=False)
+    tokenizer: str | None = None
+    max_length: int = 256
+    special_tokens: bool | None = None
+    pooling: str = "mean"
+    headless: bool = False
+    size: int | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    batch_size: int = 1
+    license: str | None = None
+    trained_on: str | None = None
+    disjoint: bool = False
+    publish: bool = False
+    cache_gb: float = 4.0
+
+    def __post_init__(self) -> None:
+        EncoderCard(
+            name=self.name,
+            kind="given",
+            license=self.license,
+            trained_on=self.trained_on,
+            disjoint=self.disjoint,
+        )
+        checks.integer("features.max_length", self.max_length, low=2)
+        checks.integer("features.batch_size", self.batch_size, low=1)
+        checks.one_of("features.pooling", self.pooling, POOLING)
+        checks.non_negative("features.cache_gb", self.cache_gb)
+        for key in ("headless", "publish"):
+            checks.boolean(f"features.{key}", getattr(self, key))
+        if self.size is not None:
+            checks.integer("features.size", self.size, low=1)
+        if (self.mean is None) != (self.std is None):
+            raise checks.fail("features.std", self.std, "must be given together with features.mean")
+        if self.module is not None and not isinstance(self.module, nn.Module):
+            fix = "Give it a _target_ that makes one."
+            raise checks.fail("features.module", type(self.module).__name__, "must be a torch module", fix)
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """torch, onnx or static."""
+        if self.weights is None and self.module is None:
+            fix = "Set features.weights=<file>, and features.tokenizer=<file> for texts."
+            raise checks.fail("features.weights", None, "must name the encoder's weights", fix)
+        if self.module is not None:
+            return "torch"
+        assert self.weights is not None
+        if self.weights.endswith(".onnx"):
+            return "onnx"
+        if self.tokenizer is not None:
+            return "static"
+        what = "needs features.module, the network that they are of, or features.tokenizer"
+        raise checks.fail("features.weights", self.weights, what, "A file that needs neither ends in .onnx.")
+
+    @functools.cached_property
+    def files(self) -> dict[str, Path]:
+        """Where the weights and the tokenizer lie, of those that are files."""
+        given = {"weights": self.weights, "tokenizer": self.tokenizer}
+        return {key: located(f"features.{key}", value) for key, value in given.items() if value is not None}
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each; of a module that brings its own weights, of its tensors."""
+        found = {key: file_digest(path) for key, path in self.files.items()}
+        if "weights" not in found:
+            assert self.module is not None
+            found["weights"] = _digest(self.module)
+        return found
+
+    def published(self) -> dict[str, Path]:
+        """The files that are put beside the student, by the names that they get there."""
+        names = {"weights": self.files["weights"].name if "weights" in self.files else "", "tokenizer": TOKENIZER}
+        return {names[key]: path for key, path in self.files.items()} if self.publish else {}
+
+    def card(self, points: DataSpec) -> EncoderCard:
+        """What the release says of it. points: what it takes.
+
+        Raises:
+            ValueError: It cannot take them, or a file is missing.
+        """
+        if points.kind == "text" and self.tokenizer is None:
+            raise checks.fail(
+                "features.tokenizer", None, "must be given: points are texts", "Set it to a tokenizer.json."
+            )
+        if points.kind != "text" and self.tokenizer is not None:
+            fix = "Leave it out, or use dataset=text."
+            raise checks.fail("features.tokenizer", self.tokenizer, f"is for texts, and points are {points.kind}", fix)
+        kind = self.kind
+        options: dict[str, Any] = {"batch_size": self.batch_size}
+        if points.kind == "text":
+            marks = kind != "static" if self.special_tokens is None else self.special_tokens
+            options |= {"max_length": self.max_length, "special_tokens": marks, "pooling": self.pooling}
+        if points.is_image:
+            mean, std = (None if v is None else list(map(float, v)) for v in (self.mean, self.std))
+            options |= {"size": self.size, "mean": mean, "std": std}
+        if self.headless:
+            options |= {"headless": True}
+        module = None if self.module is None else f"{type(self.module).__module__}.{type(self.module).__qualname__}"
+        return EncoderCard(
+            name=self.name,
+            kind=kind,
+            sha256=self.digests["weights"],
+            file=self.files["weights"].name if "weights" in self.files else None,
+            tokenizer_sha256=self.digests.get("tokenizer"),
+            module=module,
+            options=options,
+            license=self.license,
+            trained_on=self.trained_on,
+            disjoint=self.disjoint,
+            points=points,
+        )
+
+    @classmethod
+    def of(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
+        """The encoder that a student names, of files that are here: a module's code is not, and must be given.
+
+        Args:
+            card: The student's.
+            files: weights, tokenizer.
+
+        Raises:
+            ValueError: It is a module, or there are no such files.
+        """
+        if card.kind not in ("onnx", "static"):
+            fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
+            raise checks.fail("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
+        if unknown := sorted(set(files) - {"weights", "tokenizer"}):
+            raise checks.fail("encoder", unknown[0], "must be weights or tokenizer")
+        return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
+
+    @staticmethod
+    def names(card: EncoderCard, folder: Path) -> dict[str, str]:
+        """The files of a published encoder."""
+        names = {"weights": card.file, "tokenizer": TOKENIZER if card.tokenizer_sha256 else None}
+        return {key: str(folder / name) for key, name in names.items() if name is not None}
+
+    @property
+    def architecture(self) -> str:
+        """What decides the features besides files and options: for the cache's key alone."""
+        versions = f"torch {torch.__version__}"
+        return versions if self.module is None else f"{versions} {self.module!r}"
+
+    # ---- what it gives ---------------------------------------------------------------------------------------------
+
+    def encode(
+        self, x: Any, points: DataSpec | None = None, *, device: torch.device | str = "cpu", progress: Progress = silent
+    ) -> Tensor:
+        """Features of points, float32 [N, D] on the CPU, each by itself.
+
+        Args:
+            x: A list of texts, or a tensor of points as ``points`` describes them.
+            points: What they are; None: texts.
+            device: Where a torch module runs.
+            progress: Told per cent.
+
+        Raises:
+            ValueError: It cannot take them.
+        """
+        if points is None:
+            points = TEXTS
+        x = self.read(x, points)
+        run = self.runner(points, device)
+
+        def say(batches: Iterator[Tensor]) -> Tensor:
+            return torch.stack([run(x_B) for x_B in batches]).cpu()  # a GPU is waited for once
+
+        return map_independently(say, x, progress, self.batch_size)
+
+    def read(self, x: Any, points: DataSpec) -> Tensor:
+        """Points as a tensor: texts as a list or a column of a table, tables by their schema, others as they are.
+
+        Raises:
+            ValueError: They are none of these, or of another shape.
+        """
+        table = isinstance(x, Mapping) or hasattr(x, "columns")
+        if points.kind == "text" and not isinstance(x, Tensor):
+            if table:
+                checks.one_of("text", points.text, [str(name) for name in x])
+                x = x[points.text]
+            if isinstance(x, str):
+                raise checks.fail("texts", "one text", "must be a list of texts")
+            return texts.pack("texts", list(x), points.input_shape[0])
+        if table and points.schema is not None:
+            return torch.from_numpy(points.schema.encode(x))
+        x = torch.as_tensor(x)
+        if tuple(x.shape[1:]) != tuple(points.input_shape):
+            want = ", ".join(map(str, points.input_shape))
+            raise checks.fail("points", tuple(x.shape), f"must be {points.kind} of shape (N, {want})")
+        return x
+
+    def runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+        """From a batch of raw points to features.
+
+        Raises:
+            ValueError: The weights do not fit, or it cannot take points of this shape.
+        """
+        card = self.card(points)
+        run = self._runtime(card, device)
+        ready = self._tokenizer(card) if points.kind == "text" else functools.partial(self._normalized, points)
+        dtype = torch.uint8 if points.is_image or points.kind == "text" else torch.float32
+        blank = torch.zeros(self.batch_size, *points.input_shape, dtype=dtype)
+        try:
+            run(ready(blank))
+        except Exception as error:  # whatever a module of the user's raises
+            why = " ".join(str(error).split())[:200]
+            what = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({why})"
+            raise checks.fail("features.name", self.name, what, "Give it points as it was trained on.") from error
+        return lambda x_B: run(ready(x_B))
+
+    def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+        """Raise ValueError where a public point is not encoded the same twice, or not the same in company.
+
+        Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it.
+        """
+        run, x_B = self.runner(points, device), x_P[: self.batch_size].clone()
+        if len(x_B) < self.batch_size:
+            x_B = x_B[torch.arange(self.batch_size) % len(x_B)]
+        together = run(x_B)
+        if not bool(together.isfinite().all()):
+            raise checks.fail("features.name", self.name, "gives numbers that are not finite, of public points")
+        if not torch.equal(run(x_B.clone()), together):
+            raise checks.fail("features.name", self.name, "gives other features of the same point the second time")
+        for place in range(self.batch_size if self.batch_size > 1 else 0):
+            alone = torch.zeros_like(x_B)
+            alone[place] = x_B[place]
+            if not torch.equal(run(alone)[place], together[place]):
+                what = "lets points see each other: one has other features beside others than alone"
+                raise checks.fail("features.batch_size", self.batch_size, what, "Use features.batch_size=1.")
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
+        weights = self.files.get("weights")
+        if card.kind == "static":
+            assert weights is not None
+            return static_runtime(weights)[0]
+        if card.kind == "onnx":
+            assert weights is not None
+            return onnx_runtime(weights, self.pooling)
+        module = copy.deepcopy(self.module)
+        assert module is not None
+        if weights is not None:
+            load_weights(module, weights)
+        return torch_runtime(remove_head(module) if self.headless else module, None, self.pooling, device)
+
+    def _normalized(self, points: DataSpec, x_B: Tensor) -> Tensor:
+        if not points.is_image:
+            return points.normalize(x_B)
+        z = points.normalize(x_B) if self.mean is None else x_B.float() / 255
+        if self.size is not None and tuple(z.shape[2:]) != (self.size, self.size):
+            z = F.interpolate(z, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        if self.mean is not None and self.std is not None:
+            mean, std = (torch.tensor(list(v), dtype=torch.float32).view(-1, 1, 1) for v in (self.mean, self.std))
+            z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # grey ones as three alike
+        return z
+
+    def _tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
+        path = self.files["tokenizer"]
+        tokenizers = needed("tokenizers", "text", "features.tokenizer", str(path))
+        try:
+            made = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package has no errors of its own
+            raise checks.fail("features.tokenizer", str(path), f"is not a readable tokenizer.json ({error})") from error
+        fill = (made.padding or {}).get("pad_id", 0)
+        made.no_padding()
+        made.enable_truncation(self.max_length)
+        marks = bool(card.options["special_tokens"])
+
+        def tokenize(x_B: Tensor) -> Tokens:
+            said = [made.encode(text, add_special_tokens=marks).ids for text in texts.unpack(x_B)]
+            # Alone a text is as long as it is; in company all are of one length, which is public.
+            length = max(1, len(said[0])) if self.batch_size == 1 else self.max_length
+            ids_BL = torch.tensor([ids + [fill] * (length - len(ids)) for ids in said], dtype=torch.int64)
+            count_B = torch.tensor([len(ids) for ids in said])
+            return Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
+
+        return tokenize
+
+
+TOKENIZER = "tokenizer.json"
+TEXTS = DataSpec(
+    name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
+)
+"""Texts that belong to no data set."""
+
+
+def located(key: str, given: str) -> Path:
+    """A file, or "package:path" for one in an installed package (found without running its code).
+
+    Raises:
+        ValueError: There is none.
+    """
+    path = Path(checks.text(key, given)).expanduser()
+    if path.is_file():
+        return path
+    package, colon, inside = str(given).partition(":")
+    if colon and package.isidentifier():
+        found = importlib.util.find_spec(package)
+        for folder in (found.submodule_search_locations or ()) if found is not None else ():
+            if (Path(folder) / inside).is_file():
+                return Path(folder) / inside
+        why = f"has no file {inside}" if found is not None else "is not installed"
+        raise checks.fail(key, given, f"the package {package} {why}", f"pip install {package}.")
+    raise checks.fail(key, given, "must be a file that is there", f"Looked for {path.absolute()}.")
+
+
+def _digest(module: nn.Module) -> str:
+    """SHA-256 of a module's tensors, with their names."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        state.update(content(tensor))
+    return state.hexdigest()

@@ -1,0 +1,162 @@
+"""What runs a frozen encoder: a torch module, an ONNX file, or a table of token vectors. Each takes one batch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pate_torch.core import checks
+from pate_torch.core.files import read_tensors, replacing
+
+PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+
+
+class Tokens(NamedTuple):
+    """Texts as tokens: ids int64 [B, L], and 1 where there is one, int64 [B, L]."""
+
+    ids_BL: Tensor
+    mask_BL: Tensor
+
+
+Points = Tensor | Tokens
+Runtime = Callable[[Points], Tensor]
+"""From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
+
+
+def torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
+    """A module in evaluation mode, with the weights of a safetensors file.
+
+    Raises:
+        ValueError: The weights do not fit.
+    """
+    if weights is not None:
+        load_weights(module, weights)
+    module = module.to(device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def run(points: Points) -> Tensor:
+        given = points if isinstance(points, Tokens) else (points,)
+        said = module(*(tensor.to(device) for tensor in given))
+        said = getattr(said, "last_hidden_state", said)  # as transformers' models have it
+        said = said[0] if isinstance(said, tuple | list) else said
+        return pooled(said, points, pooling)
+
+    return run
+
+
+def load_weights(module: nn.Module, weights: Path) -> None:
+    """Load a safetensors file into a module, every tensor of it.
+
+    Raises:
+        ValueError: Another kind of file, or tensors of other names or shapes.
+    """
+    if weights.suffix in PICKLES:
+        fix = (
+            'Convert it once, without running code of it: python -c "from pate_torch.features.runtimes import convert; '
+            f"convert('{weights.name}', '{weights.stem}.safetensors')\"."
+        )
+        raise checks.fail("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
+    tensors, wanted = read_tensors(weights), module.state_dict()
+    missing, spare = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    other = sorted(name for name in wanted.keys() & tensors.keys() if wanted[name].shape != tensors[name].shape)
+    fix = f"They must be those of {type(module).__name__}."
+    for what, names in (("lack", missing), ("hold, beside what fits,", spare), ("have another shape of", other)):
+        if names:
+            several = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise checks.fail("features.weights", str(weights), f"{what} {names[0]}{several}", fix)
+    module.load_state_dict(tensors)
+
+
+def convert(pickle: Path | str, weights: Path | str) -> None:
+    """Write the tensors of a pickle, which torch reads without running any code of it, as safetensors."""
+    tensors = torch.load(pickle, map_location="cpu", weights_only=True)
+    tensors = tensors.get("state_dict", tensors)
+    with replacing(Path(weights)) as temporary:
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
+
+
+def static_runtime(weights: Path) -> tuple[Runtime, int]:
+    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone; and D.
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    tensors = read_tensors(weights)
+    if len(tensors) != 1 or next(iter(tensors.values())).dim() != 2:
+        fix = "Give features.module, the network that they are of."
+        raise checks.fail("features.weights", str(weights), "is not one table of token vectors", fix)
+    table_VD = next(iter(tensors.values())).float()
+
+    def run(points: Points) -> Tensor:
+        assert isinstance(points, Tokens)
+        return pooled(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
+
+    return run, table_VD.shape[1]
+
+
+def onnx_runtime(weights: Path, pooling: str) -> Runtime:
+    """An ONNX file, run by onnxruntime on one thread of the CPU.
+
+    Raises:
+        ValueError: onnxruntime is not installed, or the file is none of its kind.
+    """
+    ort = needed("onnxruntime", "onnx", "features.weights", str(weights))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(str(weights), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of a base class of its own
+        raise checks.fail("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
+    inputs = session.get_inputs()
+
+    def run(points: Points) -> Tensor:
+        feed = {given.name: _fed(given, points) for given in inputs}
+        return pooled(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
+
+    return run
+
+
+def _fed(given: Any, points: Points) -> np.ndarray:
+    """What an input of an ONNX file gets, by its name and type."""
+    kind = np.float32 if "float" in given.type else np.int32 if "int32" in given.type else np.int64
+    if not isinstance(points, Tokens):
+        value = points
+    elif "mask" in given.name:
+        value = points.mask_BL
+    else:
+        value = torch.zeros_like(points.ids_BL) if "type" in given.name else points.ids_BL
+    return np.ascontiguousarray(value.cpu().numpy().astype(kind))
+
+
+def needed(module: str, extra: str, key: str, value: str) -> Any:
+    """A package that an extra brings.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        fix = f"pip install 'pate-torch[{extra}]'."
+        raise checks.fail(key, value, f"needs the package {module}", fix) from error
+
+
+def pooled(said: Tensor, points: Points, pooling: str) -> Tensor:
+    """Features of a batch, float32 [B, D]: of tokens' vectors [B, L, D] the mean or the first; of a map its mean."""
+    said = said.float()
+    if isinstance(points, Tokens) and said.dim() == 3:
+        if pooling == "first":
+            return said[:, 0]
+        mask_BL1 = points.mask_BL[:, :, None].to(said)
+        return (said * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
+    if said.dim() == 4:
+        said = said.mean((2, 3))
+    return said.flatten(1)

@@ -1,0 +1,369 @@
+"""Data sets through a frozen encoder: cached, named, carried by the student, and nothing private beside them."""
+
+import csv
+import dataclasses
+import json
+import os
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pate_torch import PATEClassifier, load_student, pipeline
+from pate_torch.cli import main as cli
+from pate_torch.core.files import file_digest
+from pate_torch.core.progress import Stages
+from pate_torch.data.tabular import Csv
+from pate_torch.data.tensors import Tensors
+from pate_torch.data.text import Text
+from pate_torch.features.encoded import Encoded
+from pate_torch.features.encoder import Encoder
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.reporting.render import privacy_schema
+from tests.features import encoder_worlds as worlds
+from tests.reporting.json_schema import faults
+from tests.run_configs import changed
+from tests.tiny_runs import again, tiny
+
+CPU = torch.device("cpu")
+
+
+def mails(folder, private=300, public=80):
+    """Two files of texts: of low digits, or of high ones."""
+    draw = np.random.default_rng(3)
+    for name, count in (("private", private), ("public", public)):
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "label"])
+            for _ in range(count):
+                high = draw.random() < 0.5
+                said = draw.choice(list("56789" if high else "01234"), draw.integers(4, 20))
+                rows.writerow(["".join(said), "high" if high else "low"])
+    return Text(
+        name="mails",
+        path=str(folder / "private.csv"),
+        public_path=str(folder / "public.csv"),
+        fractions=(0.4, 0.4, 0.2),
+        nominal_size=300,
+    )
+
+
+def texts_of(name):
+    return pd.read_csv(name, dtype=str)["text"].tolist()
+
+
+def encoded(folder, source=None, encoder=None):
+    encoder = worlds.static(folder) if encoder is None else encoder
+    return Encoded(source=source or mails(folder), encoder=encoder, root=folder / "home", device=CPU)
+
+
+class Counted:
+    """An encoder that is told when it works."""
+
+    def __init__(self, encoder):
+        self.encoder, self.sides = encoder, 0
+
+    def __getattr__(self, name):
+        return getattr(self.encoder, name)
+
+    def encode(self, *given, **more):
+        self.sides += 1
+        return self.encoder.encode(*given, **more)
+
+
+# ---- what is loaded --------------------------------------------------------------------------------------------------
+
+
+def test_every_side_is_encoded_and_all_else_stays(tmp_path):
+    source, encoder = mails(tmp_path), worlds.static(tmp_path)
+    before, after = source.load(), encoded(tmp_path, source, encoder).load()
+    for one, other in (
+        (before.private, after.private),
+        (before.pool, after.pool),
+        (before.evaluation, after.evaluation),
+    ):
+        assert torch.equal(other.x, encoder.encode(one.x, before.spec))
+    assert torch.equal(after.private.y, before.private.y)
+    assert after.private.unit_id.tolist() == before.private.unit_id.tolist()
+    assert after.pool.names.names == before.pool.names.names and after.adjacencies == before.adjacencies
+    spec = after.spec
+    assert spec.input_shape == (worlds.WIDTH,) and spec.kind == "text" and spec.text is None
+    assert spec.encoder.name == "table" and spec.encoder.points == before.spec
+    # Public points alone are centered, and scaled as one.
+    z = spec.normalize(after.pool.x).double()
+    assert torch.allclose(z.mean(0), torch.zeros(worlds.WIDTH).double(), atol=1e-5) and len(set(spec.std)) == 1
+    assert z.square().mean() == pytest.approx(1, abs=1e-5)
+
+
+def test_what_the_data_set_declares_is_declared_still(tmp_path):
+    data = encoded(tmp_path)
+    assert (data.name, data.nominal_size, data.classes, data.benchmark) == ("mails", 300, None, False)
+    with pytest.raises(AttributeError):
+        _ = data.num_classes
+
+
+def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
+    x = torch.randn(40, 4).abs()
+    given = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
+    x[7, 2] = -5.0
+    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **given)
+
+    class Root(torch.nn.Module):
+        def forward(self, x):
+            return x.sqrt()
+
+    data = encoded(tmp_path, source, Encoder(name="root", module=Root())).load()
+    assert data.private.x[7, 2] == 0 and bool(data.private.x.isfinite().all())
+    assert torch.allclose(data.private.x[8], x[8].sqrt())
+    public = dataclasses.replace(source, pool_x=x[5:9])
+    with pytest.raises(ValueError, match=r"features\.name='root': gives numbers that are not finite, of public points"):
+        encoded(tmp_path, public, Encoder(name="root", module=Root())).load()
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+def test_points_are_encoded_once_and_found_again_until_something_changes(tmp_path):
+    source = mails(tmp_path)
+    counted = Counted(worlds.static(tmp_path))
+    first = encoded(tmp_path, source, counted).load()
+    assert counted.sides == 3
+    second = encoded(tmp_path, source, counted).load()
+    assert counted.sides == 3 and torch.equal(first.private.x, second.private.x)
+    shorter = Counted(worlds.static(tmp_path, max_length=3))
+    assert not torch.equal(encoded(tmp_path, source, shorter).load().private.x, first.private.x) and shorter.sides == 3
+    worlds.table(tmp_path / "table.safetensors", seed=1)  # other weights of the same name
+    again = Encoder(name="table", weights=str(tmp_path / "table.safetensors"), tokenizer=worlds.WORDS)
+    other = Counted(again)
+    assert not torch.equal(encoded(tmp_path, source, other).load().private.x, first.private.x) and other.sides == 3
+    with open(tmp_path / "private.csv", "a") as file:
+        file.write("12345,low\n")
+    longer = Counted(again)
+    assert len(encoded(tmp_path, source, longer).load().private) == len(first.private) + 1 and longer.sides == 1
+
+
+def test_encoded_points_are_closed_to_others_and_named_by_their_data_set(tmp_path):
+    encoded(tmp_path).load()
+    folder = tmp_path / "home/features"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and (folder / "README").read_text().startswith("PRIVATE")
+    files = sorted(folder.glob("*.safetensors"))
+    assert [file.name.rsplit("-", 1)[0] for file in files] == ["mails-private", "mails-public", "mails-test"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert {file.name for file in folder.iterdir()} == {"README", *(file.name for file in files)}
+
+
+def test_the_limit_drops_what_was_not_used_for_longest(tmp_path):
+    source = mails(tmp_path)
+    size = 300 * worlds.WIDTH * 4 + 200
+    encoder = worlds.static(tmp_path, cache_gb=2.5 * size / 1e9)
+    encoded(tmp_path, source, encoder).load()
+    folder = tmp_path / "home/features"
+    old = {file.name for file in folder.glob("*-private-*")}
+    for age, file in enumerate(sorted(folder.glob("*.safetensors"))):
+        os.utime(file, (age, age))
+    encoded(tmp_path, source, dataclasses.replace(encoder, max_length=5)).load()
+    kept = {file.name for file in folder.glob("*.safetensors")}
+    assert not old & kept and sum(f.stat().st_size for f in folder.glob("*.safetensors")) <= 2.5 * size + 400
+    none = dataclasses.replace(encoder, cache_gb=0, max_length=4)
+    encoded(tmp_path, source, none).load()
+    assert {file.name for file in folder.glob("*.safetensors")} == kept
+    small = dataclasses.replace(encoder, cache_gb=1e-9, max_length=6)
+    encoded(tmp_path, source, small).load()
+    assert {file.name for file in folder.glob("*.safetensors")} == kept
+
+
+def test_a_damaged_file_is_made_anew(tmp_path):
+    first = encoded(tmp_path).load()
+    for file in (tmp_path / "home/features").glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:40])
+    assert torch.equal(encoded(tmp_path).load().private.x, first.private.x)
+
+
+def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
+    encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
+    said = capsys.readouterr().err
+    assert "Encoding the private records" in said and "ms each" in said and "317" not in said
+    assert "Nobody declares what it was trained on" in said
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """(folder, plan): a run of teachers on texts."""
+    folder = tmp_path_factory.mktemp("texts")
+    encoder = worlds.static(folder, license="MIT", trained_on="old mails", max_length=30)
+    plan = changed(tiny(folder / "home"), dataset=mails(folder), encoder=encoder)
+    pipeline.run(plan)
+    return folder, plan
+
+
+def files_of(folder):
+    return {"weights": folder / "table.safetensors", "tokenizer": "tests/privacy/characters.json"}
+
+
+def test_a_student_learns_from_texts_and_predicts_them(ran):
+    folder, plan = ran
+    truth = pd.read_csv(folder / "private.csv", dtype=str)
+    student = load_student(plan.folder, encoder=files_of(folder))
+    said = student.predict_names(truth["text"].tolist())
+    assert np.mean([one == other for one, other in zip(said, truth["label"], strict=True)]) > 0.9
+    assert student.predict_names(truth) == said
+    rows = worlds.static(folder, max_length=30).encode(truth["text"].tolist())
+    assert load_student(plan.folder).predict_names(rows) == said  # whoever has the features needs no encoder
+
+
+def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_path):
+    folder, plan = ran
+    digest = file_digest(folder / "table.safetensors")
+    with pytest.raises(ValueError, match=rf"needs the encoder table: weights table\.safetensors with SHA-256 {digest}"):
+        load_student(plan.folder).predict(["123"])
+    worlds.table(tmp_path / "table.safetensors", seed=1)
+    other = files_of(tmp_path)
+    with pytest.raises(ValueError, match=rf"encoder sha256=.*must be the student's, '{digest}'"):
+        load_student(plan.folder, encoder=other)
+    with pytest.raises(ValueError, match=r"encoder options=.*max_length"):
+        load_student(plan.folder, encoder=worlds.static(folder))
+    with pytest.raises(ValueError, match=r"encoder='wheels': must be weights or tokenizer"):
+        load_student(plan.folder, encoder={"wheels": "x"})
+
+
+def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
+    folder, plan = ran
+    release = plan.folder / "release"
+    said = json.loads((release / "privacy.json").read_text())
+    assert not faults(said, privacy_schema())
+    card = said["encoder"]
+    assert (card["name"], card["license"], card["trained_on"]) == ("table", "MIT", "old mails")
+    assert card["sha256"] == file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
+    told = " ".join(said["assumptions"] + said["not_covered"])
+    assert f"SHA-256 {card['sha256']}" in told and "license: MIT" in told and "may overlap with them" in told
+    for page in ("README.md", "report.html"):
+        text = (release / page).read_text()
+        assert card["sha256"] in text and "may overlap with them" in text and "old mails" in text
+    assert (
+        'encoder={"weights": "table.safetensors", "tokenizer": "tokenizer.json"}' in (release / "README.md").read_text()
+    )
+    assert json.loads((release / "release.json").read_text())["encoder"]["sha256"] == card["sha256"]
+
+
+def test_an_encoder_declared_apart_from_the_records_brings_no_warning(ran):
+    folder, plan = ran
+    encoder = worlds.static(folder, disjoint=True, publish=True)
+    other = again(plan, "apart", dataset=mails(folder), encoder=encoder)
+    pipeline.run(other)
+    release = other.folder / "release"
+    text = (release / "README.md").read_text()
+    assert "may overlap" not in text and "No private record was among what it was trained on" in text
+    assert "encoder/" in text and 'load_student(".")' in text
+    assert {file.name for file in (release / "encoder").iterdir()} == {"table.safetensors", "tokenizer.json"}
+    assert load_student(release).predict_names(["56789", "01234"]) == ["high", "low"]
+
+
+def test_no_private_text_and_no_place_of_a_file_leaves(ran):
+    folder, plan = ran
+    private = texts_of(folder / "private.csv")
+    released = b"".join(file.read_bytes() for file in (plan.folder / "release").rglob("*") if file.is_file())
+    long = [text for text in private if len(text) > 9 and text not in set(texts_of(folder / "public.csv"))]
+    assert len(long) > 50 and not [text for text in long if text.encode() in released]
+    assert str(folder).encode() not in released
+
+
+def test_the_same_run_again_costs_nothing_and_encodes_nothing(ran, monkeypatch):
+    folder, plan = ran
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
+    encoder = Encoder(
+        name="table", weights=str(folder / "table.safetensors"), tokenizer=worlds.WORDS, max_length=30, license="MIT",
+        trained_on="old mails",
+    )  # fmt: skip
+    other = again(plan, "second", dataset=plan.dataset.source, encoder=encoder)
+    pipeline.run(other)
+    one, two = (json.loads((p.folder / "release/summary.json").read_text()) for p in (plan, other))
+    assert two["epsilon_charged"] == one["epsilon_charged"] and two["release_id"] == one["release_id"]
+
+
+def test_the_predict_command_reads_texts(ran, tmp_path, capsys):
+    folder, plan = ran
+    (tmp_path / "new.csv").write_text("text\n56789\n01234\n")
+    command = ["predict", str(plan.folder), str(tmp_path / "new.csv")]
+    assert cli.main(command) == 2 and "needs the encoder table" in capsys.readouterr().err
+    files = [f"--{key}={value}" for key, value in files_of(folder).items()]
+    assert cli.main([*command, *files]) == 0
+    assert [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())] == ["high", "low"]
+
+
+def test_texts_without_an_encoder_are_refused_before_anything_is_charged(tmp_path):
+    plan = changed(tiny(tmp_path / "home"), dataset=mails(tmp_path))
+    with pytest.raises(ValueError, match=r"features=None: must be an encoder: points are texts\. Use features=encoder"):
+        pipeline.run(plan)
+    assert not (tmp_path / "home/ledger.sqlite").exists()
+
+
+def test_the_same_records_through_another_encoder_are_known_again(ran):
+    folder, plan = ran
+    other = dataclasses.replace(plan.dataset.source, name="other")
+    with pytest.raises(ValueError, match=r"dataset\.name='other': these very records are charged to account 'mails'"):
+        pipeline.run(again(plan, "other", dataset=other, encoder=worlds.static(folder, max_length=7)))
+
+
+def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tmp_path):
+    mails(tmp_path, private=600)
+    private, public = (pd.read_csv(tmp_path / f"{name}.csv", dtype=str) for name in ("private", "public"))
+    encoder = worlds.static(tmp_path, license="MIT")
+    model = PATEClassifier(
+        epsilon=8, account="mails", num_records_about=600, classes=["high", "low"], encoder=encoder, method="gradients",
+        home=tmp_path / "home", verbose=False,
+    )  # fmt: skip
+    model.fit(private["text"].tolist(), private["label"], public=public["text"].tolist())
+    assert model.score(public["text"].tolist(), public["label"]) > 0.8
+    assert model.privacy_["encoder"]["license"] == "MIT"
+    student = load_student(model.release_, encoder=encoder)
+    assert student.predict_names(public["text"].tolist()) == model.predict(public["text"].tolist()).tolist()
+
+
+def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_path):
+    x = worlds.points(worlds.IMAGES, 300)
+    x[::2] //= 3  # darker
+    images = Tensors(
+        name="shades", x=x[:200], y=torch.arange(200) % 2, pool_x=x[200:260], test_x=x[260:],
+        test_y=torch.arange(40) % 2, class_names=("dark", "light"),
+    )  # fmt: skip
+    eye = worlds.eye(tmp_path, headless=True)
+    plan = changed(tiny(tmp_path / "home"), dataset=images, encoder=eye, num_queries=30)
+    pipeline.run(plan)
+    with pytest.raises(ValueError, match=r"encoder='eye': is tests\.features\.encoder_worlds\.Eye, whose code no file"):
+        load_student(plan.folder, encoder={"weights": eye.weights})
+    student = load_student(plan.folder, encoder=eye)
+    assert student.predict_names(x[260:].numpy()) == student.predict_names(eye.encode(x[260:], images.load().spec))
+    with pytest.raises(ValueError, match=r"points=\(2, 3, 8, 8\): must be images of shape"):
+        student.predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+    rows = pd.DataFrame({"size": np.arange(400.0), "kind": ["a", "b"] * 200, "label": ["no", "yes"] * 200})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    table = Csv(name="rows", path=str(tmp_path / "rows.csv"), publish_split=True, fractions=(0.6, 0.2, 0.2))
+    flat = Encoder(name="flat", module=torch.nn.Flatten())
+    plan = changed(plan, dataset=table, encoder=flat, folder=plan.folder.parent / "rows")
+    pipeline.run(plan)
+    student = load_student(plan.folder, encoder=flat)
+    new = rows.drop(columns="label")[:50]
+    assert student.predict_names(new) == rows["label"].tolist()[:50] and student.spec.kind == "table"
+
+
+def test_teachers_on_features_are_found_again(ran):
+    _, plan = ran
+    before = sorted(path.name for path in (plan.root / "teachers").iterdir())
+    kept = json.loads((plan.folder / "release/summary.json").read_text())["teachers_id"]
+    other = again(
+        plan,
+        "more",
+        dataset=plan.dataset.source,
+        encoder=plan.dataset.encoder,
+        teachers=kept,
+        mechanism=Gaussian(sigma=9),
+    )
+    pipeline.run(other)
+    assert json.loads((other.folder / "release/summary.json").read_text())["teachers_id"] == kept
+    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == before
