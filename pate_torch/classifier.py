@@ -276,7 +276,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _refuse(self) -> None:
         """Raise ValueError for what cannot work, whatever the data."""
         learner = self.student
-        sklearns = hasattr(learner, "__sklearn_tags__") and is_classifier(learner)
+        sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
         makes = callable(learner) and not isinstance(learner, nn.Module)
         if learner is not None and not isinstance(learner, StudentAlgorithm) and not sklearns and not makes:
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
@@ -447,7 +447,7 @@ def _described(terms: dict[str, Any], facts: methods.Facts, pool: Tensor) -> Dat
 
 
 def _makes_modules(student: Any) -> bool:
-    return callable(student) and not isinstance(student, StudentAlgorithm) and not hasattr(student, "__sklearn_tags__")
+    return callable(student) and not isinstance(student, StudentAlgorithm) and not isinstance(student, BaseEstimator)
 
 
 def _trained(

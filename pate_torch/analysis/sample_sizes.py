@@ -201,9 +201,35 @@ def lzcw21_theorem_19(m: int, T: float, d: int, *, approximation: float, constan
     return approximation + 2 * T / m + constant * math.sqrt(d / m)
 
 
+def lzcw21_vote_dimension(d: int, K: int) -> int:
+    """Upper bound on the VC dimension of majority votes of K hypotheses: the largest m with C(s + K - 1, K) >= 2^m.
+
+    A vote on m points is decided by which of their s <= sum_{i<=d} C(m, i) dichotomies vote, how often each. (Printed
+    without a proof: K d, which no theorem gives; what is known is O(K d ln(K d)).)
+    """
+
+    def log_votes(m: int) -> float:
+        terms = [math.lgamma(m + 1) - math.lgamma(i + 1) - math.lgamma(m - i + 1) for i in range(min(m, d) + 1)]
+        log_s = max(terms) + math.log(sum(math.exp(term - max(terms)) for term in terms))
+        # C(s + K - 1, K) <= (e (s + K - 1)/K)^K, and it is at most s^K.
+        apart = 1 + log_s + math.log1p((K - 1) * math.exp(-log_s)) - math.log(K)
+        return K * min(log_s, apart)
+
+    low, high = d, 2 * d
+    while log_votes(high) >= high * math.log(2):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if log_votes(middle) >= middle * math.log(2) else (low, middle)
+    return low
+
+
 def lzcw21_theorem_20(m: int, T: float, d: int, K: int, *, gamma: float) -> float:
-    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (K d + ln(4/gamma))/m."""
-    return 4 * T / m + 5 * (K * d + math.log(4 / gamma)) / m
+    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (V + ln(4/gamma))/m.
+
+    V is the votes' VC dimension (``lzcw21_vote_dimension``), for which the paper puts K d.
+    """
+    return 4 * T / m + 5 * (lzcw21_vote_dimension(d, K) + math.log(4 / gamma)) / m
 
 
 def lzcw21_theorem_22(
@@ -290,3 +316,64 @@ def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalt
 def wlf16_theorem_18(failure: float) -> int:
     """Number a = ceil(ln(3/failure)) of folds for candidates; one more chooses among them."""
     return math.ceil(math.log(3 / failure))
+
+
+def wlf16_example_3(num_hypotheses: int) -> tuple[float, float]:
+    """(rho, log K) of the sublevel-set condition for finitely many hypotheses: (0, ln M)."""
+    return 0.0, math.log(num_hypotheses)
+
+
+def wlf16_example_4(
+    dimension: int, *, lipschitz: float, log_volume: float, regular: float = 1.0, p: float = 2.0
+) -> tuple[float, float]:
+    """(rho, log K) for a loss, convex or not, that is Lipschitz in D parameters: rho = D.
+
+    log K = ln mu(H) - ln beta - ln V + D ln L. (Printed without V, the volume of the unit ball.)
+
+    Args:
+        dimension: Number D of parameters.
+        lipschitz: L, in the p-norm.
+        log_volume: ln mu(H).
+        regular: beta: the least share of a small ball around a hypothesis that lies in H.
+        p: Of the norm; math.inf for the largest coordinate.
+    """
+    return float(dimension), log_volume - math.log(regular) - log_unit_ball(dimension, p) + dimension * math.log(
+        lipschitz
+    )
+
+
+def log_unit_ball(dimension: int, p: float = 2.0) -> float:
+    """Log of the volume (2 Gamma(1 + 1/p))^D/Gamma(1 + D/p) of the unit ball of the p-norm."""
+    if math.isinf(p):
+        return dimension * math.log(2)
+    return dimension * (math.log(2) + math.lgamma(1 + 1 / p)) - math.lgamma(1 + dimension / p)
+
+
+def wlf16_example_5(n: int, dimension: int, sparsity: int, *, epsilon: float, lipschitz: float) -> float:
+    """Expected excess risk of best subset selection: s of D coordinates chosen, then their values in the unit ball.
+
+    Half of epsilon for the choice among C(D, s) supports, by the least error that each allows, half for the values
+    (Example 4 in s dimensions, on the unit ball, which holds 2^-s of any small ball around a point of it); the
+    stability of both together is e^epsilon - 1.
+
+    Args:
+        n: Private records.
+        dimension: Number D of coordinates.
+        sparsity: Most that are not 0.
+        epsilon: Of both stages.
+        lipschitz: L of the loss in the values, in the 2-norm.
+    """
+    supports = math.log(math.comb(dimension, sparsity))
+    rho, log_K = wlf16_example_4(
+        sparsity, lipschitz=lipschitz, log_volume=log_unit_ball(sparsity), regular=_rim(sparsity)
+    )
+    rate = 2 * 9 / (n * epsilon)
+    return rate * (supports + 2 * math.log(n) + log_K + (rho + 2) * math.log(n)) + math.expm1(epsilon)
+
+
+def _rim(dimension: int) -> float:
+    """Share of a ball, of radius up to 1/2 around a point of the unit ball's rim, that surely lies in the unit ball.
+
+    It holds the ball of half the radius, moved inwards.
+    """
+    return 0.5**dimension

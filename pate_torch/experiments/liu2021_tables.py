@@ -213,6 +213,8 @@ def text(facts: Sequence[Facts], cells: Sequence[Cell]) -> str:
         ]
     if any(row.rule == "printed" for row in table):
         lines += ["", "* at the noise that Algorithm 1 prints; all others are calibrated exactly."]
+    if any(row.paper is not None for row in table):
+        lines += _wrapped("The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/errata.md).")
     return "\n".join(lines)
 
 

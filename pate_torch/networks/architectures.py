@@ -19,7 +19,18 @@ import torch
 from torch import nn
 
 from pate_torch.core import checks
-from pate_torch.networks.modules import Flatten, Fourier, L2Normalize, MeanShift, Residual, Voting, feature_extractor
+from pate_torch.networks.modules import (
+    AxisRules,
+    BoostedStumps,
+    Flatten,
+    Fourier,
+    HalfPlaneRules,
+    L2Normalize,
+    MeanShift,
+    Residual,
+    Voting,
+    feature_extractor,
+)
 
 Description = dict[str, Any]
 
@@ -254,7 +265,25 @@ def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 25
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {**NETWORKS, "voting": voting, "probe": probe, "fourier": fourier}
+def boosted_stumps(input_shape: tuple[int, ...], num_classes: int, *, iterations: int = 50) -> nn.Module:
+    """A vote of so many decision stumps; a student only (``students.adaboost``)."""
+    return BoostedStumps(iterations, num_classes)
+
+
+def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A hypothesis on single features, released as it is: one rule, or one for each of many classes."""
+    return AxisRules(1 if num_classes == 2 else num_classes)
+
+
+def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A half-plane of two features, or one for each of many classes."""
+    return HalfPlaneRules(1 if num_classes == 2 else num_classes)
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    **NETWORKS,
+    **{builder.__name__: builder for builder in (voting, probe, fourier, boosted_stumps, axis_rules, half_plane_rules)},
+}
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

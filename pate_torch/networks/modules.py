@@ -35,7 +35,7 @@ class Flatten(nn.Flatten):
 
 
 class Voting(nn.Module):
-    """Mean log-probabilities of its members: a class of votes (LZCW21 Theorem 20), whose softmax is their pool."""
+    """Mean log-probabilities of its members, whose softmax is their pool."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -97,6 +97,94 @@ class MeanShift(nn.Module):
         weight_BK = (near.values - near.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
         return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
+
+
+class BoostedStumps(nn.Module):
+    """The weighted votes of stumps x_feature <= cut, [B, ...] -> [B, C].
+
+    Cuts are float64, since they lie between neighboring float32 values of a feature.
+    """
+
+    def __init__(self, stumps: int, num_classes: int) -> None:
+        super().__init__()
+        self.cut_K = nn.Parameter(torch.zeros(stumps, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("feature_K", torch.zeros(stumps, dtype=torch.int64))
+        self.register_buffer("low_KC", torch.zeros(stumps, num_classes, dtype=torch.float64))
+        self.register_buffer("high_KC", torch.zeros(stumps, num_classes, dtype=torch.float64))
+        self.register_buffer("bias_C", torch.zeros(num_classes, dtype=torch.float64))
+        self.feature_K: Tensor
+        self.low_KC: Tensor
+        self.high_KC: Tensor
+        self.bias_C: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        low_BK = (x.flatten(1).double()[:, self.feature_K] <= self.cut_K).double()
+        return (low_BK @ self.low_KC + (1 - low_BK) @ self.high_KC + self.bias_C).float()
+
+
+CERTAIN = 40.0
+"""Logit of a class that a hypothesis names: all of the probability, in float32."""
+
+
+class _Rules(nn.Module):
+    """Rules that say yes or no of a point, bool [B, R]: one decides between two classes, of several each has its own.
+
+    Of several that say yes the rarest counts, of none the commonest: ``share_R`` is how often each says yes of public
+    points.
+    """
+
+    def __init__(self, rules: int) -> None:
+        super().__init__()
+        self.register_buffer("share_R", torch.zeros(rules))
+        self.share_R: Tensor
+
+    def says(self, x_BD: Tensor) -> Tensor:
+        """Whether each rule says yes."""
+        raise NotImplementedError
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        says_BR = self.says(x_BD)
+        if says_BR.shape[1] == 1:
+            return CERTAIN * torch.cat([~says_BR, says_BR], 1).float()
+        return CERTAIN * (says_BR + 0.25 * torch.where(says_BR, -self.share_R, self.share_R))
+
+
+class AxisRules(_Rules):
+    """Rules low <= x_feature < high, or their complements, [B, D] -> [B, C]: thresholds, intervals and stumps.
+
+    Cuts are float64, since they lie between neighboring float32 values of a feature.
+    """
+
+    def __init__(self, rules: int) -> None:
+        super().__init__(rules)
+        self.low_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
+        self.high_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("feature_R", torch.zeros(rules, dtype=torch.int64))
+        self.register_buffer("inside_R", torch.ones(rules, dtype=torch.bool))
+        self.feature_R: Tensor
+        self.inside_R: Tensor
+
+    def says(self, x_BD: Tensor) -> Tensor:
+        value_BR = x_BD.double()[:, self.feature_R]
+        return ((value_BR >= self.low_R) & (value_BR < self.high_R)) == self.inside_R
+
+
+class HalfPlaneRules(_Rules):
+    """Rules "left of tail -> head, or on it and not beyond the tail", or always or never, [B, 2] -> [B, C]."""
+
+    def __init__(self, rules: int) -> None:
+        super().__init__(rules)
+        self.tail_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
+        self.head_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("always_R", torch.zeros(rules, dtype=torch.bool))
+        self.always_R: Tensor
+
+    def says(self, x_BD: Tensor) -> Tensor:
+        along_RD, towards_BRD = self.head_RD - self.tail_RD, x_BD.double()[:, None] - self.tail_RD
+        side_BR = along_RD[:, 0] * towards_BRD[..., 1] - along_RD[:, 1] * towards_BRD[..., 0]
+        beyond_BR = (along_RD * towards_BRD).sum(2) > 0
+        says_BR = (side_BR > 0) | ((side_BR == 0) & ~beyond_BR)
+        return torch.where((along_RD == 0).all(1), self.always_R, says_BR)
 
 
 def last_linear(network: nn.Module) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ def smallest(holds: Callable[[int], bool], low: int = 1) -> int:
     return high
 
 
+@lru_cache(maxsize=256)
 def net_size(eta: float, beta: float, vc_dimension: int) -> int:
     """Number of points N_net(eta, beta) that are an eta-net for a class with probability at least 1 - beta.
 
@@ -44,6 +46,7 @@ def net_size(eta: float, beta: float, vc_dimension: int) -> int:
     return smallest(is_net, low=math.ceil(8 / eta))
 
 
+@lru_cache(maxsize=256)
 def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
     """Number of examples that make every consistent hypothesis alpha-accurate with probability 1 - beta.
 
@@ -59,6 +62,7 @@ def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
     return smallest(enough, low=math.ceil(8 / alpha))
 
 
+@lru_cache(maxsize=256)
 def uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: bool = False) -> int:
     """Number of examples that make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
 

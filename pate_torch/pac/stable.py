@@ -17,6 +17,7 @@ from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import error_counts, representatives
+from pate_torch.pac.covers import alpha_cover
 from pate_torch.pac.exponential import gumbel_max, log_law
 from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
 from pate_torch.pac.sample import (
@@ -106,9 +107,13 @@ def stable_law(hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Fl
     return law @ np.stack([hypotheses.predict(h, x_Q) for h in candidates])
 
 
-def _candidates(hypotheses: HypothesisClass, sample: Sample, index: Ints) -> tuple[Sequence[Any], Ints]:
-    """One hypothesis per dichotomy of the subset, and minus their errors on the whole sample."""
+def _candidates(
+    hypotheses: HypothesisClass, sample: Sample, index: Ints, cover: float = 0.0
+) -> tuple[Sequence[Any], Ints]:
+    """One hypothesis per dichotomy of the subset, or a cover of them, and minus their errors on the whole sample."""
     candidates = representatives(hypotheses, sample.x[index])
+    if cover:
+        candidates = alpha_cover(hypotheses, candidates, sample.x[index], cover)
     return candidates, -error_counts(hypotheses, candidates, sample.x, sample.y)
 
 
@@ -123,12 +128,18 @@ def _subset_size(sample: Sample, hypotheses: HypothesisClass, gamma: float, alph
 
 
 def _stable_draws(
-    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, gamma: float, subset: int, noise: NoiseSource
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    gamma: float,
+    subset: int,
+    noise: NoiseSource,
+    cover: float = 0.0,
 ) -> Bools:
     label_Q = np.empty(len(x_Q), dtype=bool)
     for q, x in enumerate(x_Q):
         index = without_replacement(sample.n, subset, noise)
-        candidates, utility = _candidates(hypotheses, sample, index)
+        candidates, utility = _candidates(hypotheses, sample, index, cover)
         label_Q[q] = hypotheses.predict(candidates[gumbel_max(utility, gamma / 2, noise)], x[None])[0]
     return label_Q
 
@@ -147,6 +158,7 @@ def stable_predictor(
     budget: Door,
     subset: int | None = None,
     constants: str = "paper",
+    cover: bool = False,
 ) -> Predicted:
     """Predicts h(x), h drawn from a random subset's dichotomies by its errors on all of S.
 
@@ -162,6 +174,8 @@ def stable_predictor(
         budget: Pays, and gives the noise.
         subset: n' <= gamma n; None: the smaller of that and ``net_size(alpha, alpha, d)``.
         constants: "paper" or "sharp".
+        cover: Draw among a cover of the dichotomies within alpha (``covers.alpha_cover``, DF20 Remark 1): fewer, and as
+            good but for alpha. It looks at no label, so the price stays.
 
     Guarantee: ``stability``-uniformly stable, i.e. (0, stability)-DP, per prediction; charged as Delta. Replace-one.
     Source: DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there.
@@ -177,7 +191,7 @@ def stable_predictor(
     _warn_stable("stable predictor", hypotheses, sample, gamma, alpha, size, 0.0)
     events: tuple[Event, ...] = (Delta(delta=moved, count=len(x_Q)),)
     with pay(budget, events, "stable predictor") as spending:
-        label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise)
+        label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise, alpha if cover else 0.0)
     return Predicted(label_Q, events, ("stability", moved))
 
 
@@ -293,7 +307,8 @@ def plan_private_predictor(
     eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, open_=True)
     subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
     if n <= subset:
-        fix = "Its constants are large: see private_predictor_size."
+        needed = private_predictor_size(vc_dimension, epsilon=1.0, alpha=alpha, constants=constants)
+        fix = f"By default at alpha={alpha:g} a prediction of epsilon 1 takes n >= {needed:,}."
         raise checks.fail("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
     teachers = min(n, math.ceil(2 * eta * n * math.log(1 / alpha)))
     epsilon = private_predictor_epsilon(n, subset, eta, constants)

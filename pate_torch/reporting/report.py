@@ -440,10 +440,10 @@ class ReleaseReport:
         answers = ("labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
         there = {
             "student.safetensors": self.student is not None,
-            "tensorboard/": self.student is not None,
+            "tensorboard/": self.student is not None and self.voters is not None,
             "encoder/": self.encoder_here,
-            "release.json": not self.reused,
-            **{name: name in self.answer_files and not self.reused for name in answers},
+            "release.json": not self.reused and self.voters is not None,
+            **{name: name in self.answer_files and not self.reused and self.voters is not None for name in answers},
             "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
         }
         return {name: what for name, what in FILES.items() if there.get(name, True)}

@@ -1,6 +1,8 @@
-"""A voting student: several students of one kind on resampled labels, pooled (LZCW21 Theorem 20).
+"""A voting student by bagging: several students of one kind on resampled labels, pooled (Breiman 1996).
 
-The ensemble's plurality need not lie near any single hypothesis of the class; votes of several come nearer.
+The ensemble's plurality need not lie near any single hypothesis of the class; votes of several come nearer. LZCW21's
+Theorem 20 is about the empirical risk minimizer over such votes, which bagging is not; for boosting, which it suggests,
+see ``adaboost``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pate_torch.types import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Several fits of ``member``; the module returns their mean log-probabilities.
+    """Bagging: several fits of ``member``; the module returns their mean log-probabilities.
 
     The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
     Answers are public, so members cost no privacy.

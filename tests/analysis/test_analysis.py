@@ -352,7 +352,8 @@ def test_the_rest_by_hand():
         (10 * math.log(1000) + math.log(100)) / 1000
     )
     assert sizes.lzcw21_theorem_19(100, 5, 1, approximation=0.1) == pytest.approx(0.3)
-    assert sizes.lzcw21_theorem_20(1000, 5, 2, 10, gamma=0.1) == pytest.approx(0.02 + 5 * (20 + math.log(40)) / 1000)
+    voters = sizes.lzcw21_vote_dimension(2, 10)
+    assert sizes.lzcw21_theorem_20(1000, 5, 2, 10, gamma=0.1) == pytest.approx(0.02 + (voters + math.log(40)) / 200)
     queries, K = sizes.lzcw21_theorem_22(2, **PRIVACY, n=1000, alpha=0.1, gamma=0.1, theta=3.0)
     assert math.isclose(K, sizes.lzcw21_theorem_28(queries, 1000, **PRIVACY))
     assert queries == pytest.approx(3 * (1 + math.log(10)) * (2 * math.log(3) + math.log(20 * math.log(10))))

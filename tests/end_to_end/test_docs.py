@@ -279,6 +279,15 @@ def test_a_wrong_command_would_be_noticed(line, tmp_path):
         understood(line, tmp_path)
 
 
+def test_programs_of_pages_keep_their_ledger_where_the_home_is():
+    """Commands of a page follow PATE_HOME: a program beside them that does not would miss their accounts."""
+    programs = [
+        block for page in PAGES for block in blocks(page) if block.language == "python" and block.mark == "file"
+    ]
+    assert sum("Ledger(" in block.text for block in programs) >= 3
+    assert not any(re.search(r"(Ledger|journal)\W+.outputs", block.text) for block in programs)
+
+
 def test_slurm_is_composed():
     """No Slurm is needed to see what would be submitted."""
     settings = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]

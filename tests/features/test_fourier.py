@@ -1,6 +1,7 @@
 """Random Fourier features: against the kernel that they approach, and where a linear model needs them."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -85,14 +86,15 @@ def test_a_model_of_other_features_is_refused(tmp_path):
     pate = Pate("rings", classes=2, mechanism=descent, delta=1e-5, home=tmp_path, teacher=Gradients(size=500))
     pate.fit_teachers(x, y).label(pool, 100, features=FourierFeatures(cosines=64))
     for other in (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)):
-        with pytest.raises(ValueError, match="other features"):
+        with pytest.raises(ValueError, match="must be those in which the model is fitted"):
             pate.fit_student(ReleasedModel(features=other))
 
 
+@dataclass(frozen=True)
 class Anonymous:
     """A recipe that does not say of which network its encoder is a part."""
 
-    name = "anonymous"
+    name: str = "anonymous"
 
     def learn(self, x_P, spec, **_):
         return torch.nn.Flatten()
@@ -102,9 +104,10 @@ def test_a_recipe_without_a_design_cannot_carry_the_model(tmp_path):
     (x, y), (pool, _) = rings(500, 0), rings(100, 1)
     descent = GradientDescent(sigma=20.0, adjacency="add_remove")
     pate = Pate("rings", classes=2, mechanism=descent, delta=1e-5, home=tmp_path, teacher=Gradients(size=500))
-    pate.fit_teachers(x, y).label(pool, 100)
+    own = Anonymous()
+    pate.fit_teachers(x, y).label(pool, 100, features=own)
     with pytest.raises(ValueError, match="design"):
-        pate.fit_student(ReleasedModel(features=Anonymous()))
+        pate.fit_student(ReleasedModel(features=own))
 
 
 def test_designs_build_the_network_whose_lower_part_the_encoder_is():

@@ -1,0 +1,182 @@
+r"""Learn by an algorithm of the papers on hypothesis classes, and release the hypothesis.
+
+    pate learn sspp people.csv dataset.label=income dataset.name=people dataset.publish_split=true \
+        --epsilon .5 --below-guarantee
+    pate learn private-predictor dataset=mushroom --epsilon 1       # says how many records it would take
+    pate learn bounds --dimension 10                                # all of them, reading no record
+    pate learn sspp --audit 20000                                   # what the executed algorithm is proven to spend
+
+Settings (key=value) are those of train.py: the data set, the account, the run's folder. Neighbors differ in one record
+that is replaced, and the number of records is public (partition=replace_one). Several classes are learnt one against
+the rest, each charged, at an equal share of epsilon. ``pate predict`` applies what is released. Exit codes: 0 done; 1
+an audit proved more than is claimed; 2 a bad choice of the user's, with nothing charged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.audit.command import AuditResult
+from pate_torch.cli import hydra_config
+from pate_torch.cli.train import configuration, explain
+from pate_torch.config import RunConfig
+from pate_torch.core import checks, run_folders
+from pate_torch.learn import bounds
+from pate_torch.learn.algorithms import ALGORITHMS
+from pate_torch.learn.audit import audit
+from pate_torch.learn.problem import CLASSES, Choices
+from pate_torch.learn.release import Learning, learn
+
+REPLACE_ONE = "partition=replace_one"
+_AUDIT_DELTA = 1e-5
+
+
+def composed(name: str, settings: Sequence[str]) -> RunConfig:
+    """The configuration of a run of this algorithm.
+
+    Args:
+        name: Of the algorithm.
+        settings: A table's path (or none), and key=value settings.
+    """
+    tables = [word for word in settings if "=" not in word]
+    keys = [word.partition("=")[0] for word in settings]
+    given = [word for word in settings if "=" in word]
+    if len(tables) > 1:
+        raise checks.fail("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
+    if tables:
+        given = ["dataset=csv", f"dataset.path={tables[0]}", *given]
+        if "dataset.public_path" not in keys and "dataset.roles" not in keys:
+            given.append("dataset.roles=position")
+    elif "dataset" not in keys:
+        fix = "pate learn ALGORITHM table.csv dataset.label=..., or dataset=<name>."
+        raise checks.fail("table", None, "must be given: records to learn from", fix)
+    if "partition" in keys and REPLACE_ONE not in given:
+        what = "these algorithms are private for a record that is replaced, with a public number of records"
+        (said,) = (word for word in given if word.startswith("partition="))
+        raise checks.fail("partition", said.partition("=")[2], what, f"Leave it out, or say {REPLACE_ONE}.")
+    cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE, *given])
+    folder = Path(run_folders.run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.run_id()
+    return hydra_config.run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = "\n".join(f"  {name:<20}{algorithm.what}" for name, algorithm in ALGORITHMS.items())
+    parser = argparse.ArgumentParser(
+        prog="pate learn",
+        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs, and LZCW21's Table 1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
+    parser.add_argument("settings", nargs="*", metavar="TABLE | key=value")
+    parser.add_argument("--hypotheses", default="stumps", choices=CLASSES, help="the class (default: stumps)")
+    parser.add_argument("--epsilon", type=float, default=1.0, help="of the whole release (default: 1)")
+    parser.add_argument("--delta", type=float, help="of the whole release (default: half of the account's)")
+    parser.add_argument("--alpha", type=float, default=0.1, help="excess error of the promise (default: .1)")
+    parser.add_argument("--beta", type=float, default=0.1, help="probability that it is larger (default: .1)")
+    parser.add_argument("--points", type=int, help="public points used, or asked about (default: by algorithm)")
+    parser.add_argument(
+        "--constants", default="paper", choices=("paper", "sharp"), help="as printed, or as proved here"
+    )
+    parser.add_argument("--cuts", type=int, default=20, help="of each feature, for a finite class (default: 20)")
+    parser.add_argument("--gamma", type=float, default=0.05, help="of stable, averaging (default: .05)")
+    parser.add_argument("--shard", type=int, default=30, help="records of a teacher: relabeled, sub-samp (default: 30)")
+    parser.add_argument("--failures", type=int, default=1, help="of the sparse vector: sub-samp (default: 1)")
+    parser.add_argument("--first", type=int, help="queries before SSPP: unv-priv-cl (default: the paper's)")
+    parser.add_argument("--radius", type=float, default=3.0, help="of the parameters: convex (default: 3)")
+    parser.add_argument("--ridge", type=float, default=0.05, help="of their penalty: convex (default: .05)")
+    parser.add_argument("--cover", action="store_true", help="stable: among a cover (DF20 Remark 1)")
+    parser.add_argument("--below-guarantee", action="store_true", help="go on where no accuracy is promised")
+    parser.add_argument("--audit", type=int, metavar="RUNS", help="run it so often on two neighbors, and prove epsilon")
+    parser.add_argument("--json", action="store_true", help="bounds and --audit: unrounded")
+    for flag, kind, value, what in (
+        ("--dimension", int, 1, "VC dimension, or parameters"),
+        ("--records", int, 10_000, "private records, for Table 1"),
+        ("--public", int, 1000, "public points, for Table 1"),
+        ("--tau", float, 0.5, "Tsybakov's noise exponent, for Table 1"),
+        ("--theta", float, 2.0, "disagreement coefficient, for Table 1"),
+        ("--best", float, 0.05, "error of the best hypothesis, for Table 1"),
+    ):
+        parser.add_argument(flag, type=kind, default=value, help=f"bounds: {what} (default: {value:g})")
+    return parser
+
+
+def _choices(options: argparse.Namespace) -> Choices:
+    return Choices(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Choices)})
+
+
+def _show_bounds(options: argparse.Namespace) -> None:
+    """Print both tables, or their numbers."""
+    c, d = _choices(options), checks.integer("dimension", options.dimension, low=1)
+    delta = _AUDIT_DELTA if c.delta is None else c.delta
+    m, asked = c.points or 50, {"epsilon": c.epsilon, "delta": delta}
+    records = bounds.records_needed(
+        d, m, **asked, alpha=c.alpha, beta=c.beta, gamma=c.gamma, finite=2 * c.cuts, radius=c.radius
+    )
+    given: dict[str, Any] = {"tau": options.tau, "theta": options.theta, "best": options.best}
+    table = bounds.lzcw21_table_1(options.records, options.public, d, **asked, **given)
+    if options.json:
+        rows = [dict(zip(("setting", "algorithm", "bound", "queries"), row, strict=True)) for row in table]
+        needed = {name: {"records": n, "for": what} for name, (n, what) in records.items()}
+        print(json.dumps({"records": needed, "lzcw21_table_1": rows}, indent=1))
+        return
+    terms = f"epsilon {c.epsilon:g}, delta {show_delta(delta)}, replace_one, unit record; dimension {d}, {m} points"
+    print(f"Private records that each algorithm asks for ({terms})\n")
+    for name, (n, what) in records.items():
+        print(f"  {name:<30}{bounds.shown(n):>16}  {what}")
+    print(
+        f"\nLZCW21 Table 1: excess error at n = {options.records:,}, {options.public:,} public points (constants 1)\n"
+    )
+    for setting, name, bound, queries in table:
+        said = f"{bound:.3g}" if bound < 1 else f"{bound:.3g} (says nothing)"
+        print(f"  {setting:<22}{name:<24}{said:<24}{queries:>8,} labeled")
+
+
+def _show_audit(result: AuditResult, as_json: bool) -> int:
+    """Print what was proved; the exit code."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result) | {"sound": result.sound}, indent=1))
+    else:
+        print(
+            f"{result.mechanism}: {result.runs:,} runs on each of two neighbors prove epsilon >= {result.proven:.4g}, "
+            f"claimed: {show_epsilon(result.claimed)} (delta {show_delta(result.delta)}, replace_one, unit record; "
+            f"confidence {result.confidence:g}). {'No fault was found.' if result.sound else 'THE CLAIM IS REFUTED.'}"
+        )
+    return 0 if result.sound else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        if options.algorithm == "bounds":
+            _show_bounds(options)
+            return 0
+        if options.audit is not None:
+            if options.settings:
+                raise checks.fail("audit", options.settings[0], "reads no table: it makes a world of its own")
+            delta = _AUDIT_DELTA if options.delta is None else options.delta
+            return _show_audit(
+                audit(options.algorithm, _choices(options), runs=options.audit, delta=delta), options.json
+            )
+        learning = Learning(name=options.algorithm, choices=_choices(options), below_guarantee=options.below_guarantee)
+        with initialize_config_dir(version_base="1.3", config_dir=configuration()):
+            config = composed(options.algorithm, options.settings)
+        learn(config, learning)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        ours = isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException)
+        print(f"error: {error if ours else explain(error, options.settings)}", file=sys.stderr)
+        return 2
+    return 0

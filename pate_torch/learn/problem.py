@@ -1,0 +1,187 @@
+"""A problem of two classes as the papers state it, and a data set cut into such: one class against the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pate_torch.core import checks
+from pate_torch.core.rng import numpy_stream
+from pate_torch.pac.classes import Enumerable, HalfPlanes, Intervals, Stump, Stumps, Thresholds, cuts
+from pate_torch.pac.sample import Floats, Sample
+from pate_torch.types import LABEL_UNIT, Dataset
+
+CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What every algorithm may be told; each takes what it knows.
+
+    Attributes:
+        hypotheses: Name of the class.
+        epsilon: Of the whole release.
+        delta: Of the whole release; None: half of the account's.
+        alpha: Excess error.
+        beta: Probability that it is larger.
+        points: Public points that are used, or asked about; None: as many as the algorithm has by default.
+        constants: "paper" or "sharp".
+        cuts: Candidates of a feature, for a finite class.
+        gamma: Of the stable predictor and of averaging.
+        shard: Records of a teacher.
+        failures: Unstable queries after which the sparse vector stops.
+        first: Queries that UnvPrivCl answers one by one; None: as the paper has it.
+        radius: Of the ball of parameters.
+        ridge: Of the penalty on them.
+        cover: Whether the stable predictor draws among a cover.
+    """
+
+    hypotheses: str = "stumps"
+    epsilon: float = 1.0
+    delta: float | None = None
+    alpha: float = 0.1
+    beta: float = 0.1
+    points: int | None = None
+    constants: str = "paper"
+    cuts: int = 20
+    gamma: float = 0.05
+    shard: int = 30
+    failures: int = 1
+    first: int | None = None
+    radius: float = 3.0
+    ridge: float = 0.05
+    cover: bool = False
+
+    def __post_init__(self) -> None:
+        checks.one_of("hypotheses", self.hypotheses, CLASSES)
+        checks.one_of("constants", self.constants, ("paper", "sharp"))
+        for key in ("epsilon", "radius", "ridge"):
+            checks.positive(key, getattr(self, key))
+        if self.delta is not None:
+            checks.delta("delta", self.delta)
+        for key in ("alpha", "beta", "gamma"):
+            checks.between(key, getattr(self, key), 0, 1, open_=True)
+        for key in ("cuts", "shard", "failures"):
+            checks.integer(key, getattr(self, key), low=1)
+        for key in ("points", "first"):
+            if getattr(self, key) is not None:
+                checks.integer(key, getattr(self, key), low=1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Problem:
+    """PRIVATE. Records of two classes, public points, and what is asked for.
+
+    Attributes:
+        hypotheses: The class.
+        sample: PRIVATE. The records.
+        public_x: Public points, raw, [P, D].
+        scaled: PRIVATE. The records with normalized features and an intercept, at most 1 long, for linear models.
+        choices: What was asked; epsilon and delta are this problem's share.
+        delta: Its share of delta.
+        seed: Of public draws.
+    """
+
+    hypotheses: Enumerable
+    sample: Sample
+    public_x: Floats
+    scaled: Sample
+    choices: Choices
+    delta: float
+    seed: int = 0
+
+    def points(self, default: int) -> Floats:
+        """The public points that are used: those asked for, or so many by default."""
+        wanted = self.choices.points
+        if wanted is not None and wanted > len(self.public_x):
+            raise checks.fail("points", wanted, f"there are {len(self.public_x)} public points only")
+        return self.public_x[: default if wanted is None else wanted]
+
+    def finite(self) -> Sequence[Any]:
+        """A finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
+        grid = np.quantile(self.public_x, np.linspace(0, 1, self.choices.cuts + 1), axis=0)
+        if not isinstance(self.hypotheses, Stumps):
+            return self.hypotheses.representatives(np.unique(grid, axis=0))
+        found = [Stump(0, -np.inf, above) for above in (True, False)]
+        for feature in range(grid.shape[1]):
+            found += [Stump(feature, float(t), above) for t in cuts(grid[:, feature])[1:-1] for above in (True, False)]
+        return found
+
+
+def hypothesis_class(name: str, num_features: int) -> Enumerable:
+    """The class of that name.
+
+    Raises:
+        ValueError: The records have more features than it speaks of.
+    """
+    wanted = {"thresholds": 1, "intervals": 1, "half-planes": 2}.get(name, num_features)
+    if num_features != wanted:
+        fix = "Choose them by dataset.features=[...], or take --hypotheses stumps."
+        raise checks.fail("hypotheses", name, f"takes {wanted} feature(s), and there are {num_features}", fix)
+    made: dict[str, Callable[[], Enumerable]] = {
+        "thresholds": Thresholds,
+        "intervals": Intervals,
+        "half-planes": HalfPlanes,
+        "stumps": lambda: Stumps(num_features),
+    }
+    return made[name]()
+
+
+def problems(data: Dataset, choices: Choices, delta: float, seed: int) -> list[Problem]:
+    """One problem of two classes, or of more classes each against the rest, at an equal share of epsilon and delta.
+
+    Records stand in an order that a permutation of positions decides: folds and shards are blocks of it.
+
+    Args:
+        data: PRIVATE.
+        choices: What is asked of all of them together.
+        delta: The release's share of the account's delta.
+        seed: Of the order, and of public draws.
+
+    Raises:
+        ValueError: Images, units of several records, or features that the class does not take.
+    """
+    if data.private.unit not in ("record", LABEL_UNIT):
+        what = f"protects single records, but the privacy unit is {data.private.unit}"
+        raise checks.fail("partition", "replace_one", what, "Leave out dataset.group.")
+    if len(data.spec.input_shape) != 1:
+        what = "holds no rows of features, which these algorithms take"
+        raise checks.fail("dataset.name", data.spec.name, what, "Train networks by pate train.")
+    order = numpy_stream(seed, "learn", "order").permutation(len(data.private))
+    private_x = data.private.x.double().numpy()[order]
+    label_N = data.private.y.numpy()[order]
+    public_x = data.pool.x.double().numpy()
+    hypotheses = hypothesis_class(choices.hypotheses, private_x.shape[1])
+    told = [1] if data.spec.num_classes == 2 else list(range(data.spec.num_classes))
+    share = replace(choices, epsilon=choices.epsilon / len(told))
+    scaled_x = scaled(data, private_x)
+    return [
+        Problem(
+            hypotheses=hypotheses,
+            sample=Sample(private_x, label_N == label),
+            public_x=public_x,
+            scaled=Sample(scaled_x, label_N == label),
+            choices=share,
+            delta=delta / len(told),
+            seed=seed,
+        )
+        for label in told
+    ]
+
+
+def length(data: Dataset) -> float:
+    """Length of the longest public point with its intercept, in normalized features."""
+    return float(np.linalg.norm(_with_one(data, data.pool.x.double().numpy()), axis=1).max())
+
+
+def scaled(data: Dataset, x: Floats) -> Floats:
+    """Normalized features and an intercept, in units of the longest public point's length."""
+    return _with_one(data, x) / length(data)
+
+
+def _with_one(data: Dataset, x: Floats) -> Floats:
+    normal = (x - np.array(data.spec.mean)) / np.array(data.spec.std)
+    return np.concatenate([normal, np.ones((len(x), 1))], axis=1)

@@ -1,0 +1,168 @@
+"""From private records to a released hypothesis: quoted, charged, learnt, written and reported as every release is."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from dataclasses import dataclass
+
+from pate_torch import release_store
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting.events import Event
+from pate_torch.accounting.filters import Filter
+from pate_torch.accounting.shown import show_delta
+from pate_torch.config import RunConfig, refuse_adjacency
+from pate_torch.context import holding, open_budget
+from pate_torch.core import checks
+from pate_torch.core.progress import Clock, Stages
+from pate_torch.learn import student as students
+from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
+from pate_torch.learn.problem import Choices, Problem, problems
+from pate_torch.ledger import Ledger
+from pate_torch.pac.sample import BelowGuarantee
+from pate_torch.protocols import Student
+from pate_torch.reporting.build import claims, student_figures
+from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.private import make_private_folder
+from pate_torch.reporting.render import write_release
+from pate_torch.reporting.report import ReleaseReport
+from pate_torch.students.store import save
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What is to be learnt.
+
+    Attributes:
+        name: Of the algorithm.
+        choices: What it is told.
+        below_guarantee: Whether to go on where the theorem promises no accuracy for so few records.
+    """
+
+    name: str
+    choices: Choices
+    below_guarantee: bool = False
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """By its name."""
+        return ALGORITHMS[self.name]
+
+
+def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
+    """Charge the account, learn, and write the files of a release.
+
+    Raises:
+        ValueError: A choice cannot work, or promises nothing for so few records; nothing has been charged.
+        BudgetExceeded: The account's cap would be passed; nothing has been drawn.
+    """
+    clock = Clock()
+    with Stages(quiet=config.quiet) as stages:
+        with clock("data"):
+            data = config.dataset.load()
+        refuse_adjacency(data, config.partition.adjacency)
+        choices, terms = learning.choices, config.privacy
+        delta = terms.delta / 2 if choices.delta is None else choices.delta
+        parts = problems(data, choices, delta, config.seed)
+        planned = _planned(learning, parts, terms.noise, stages)
+        _refuse_dear(config, learning, planned)
+        with holding(config), Ledger(config.ledger_path) as ledger:
+            release_store.refuse_used_folder(config.folder)
+            fingerprint = TeacherStore(config.root).content_fingerprint(data.private)
+            budget = open_budget(config, ledger, data, planned, fingerprint)
+            budget.check(planned)  # all of it: what is charged for some classes alone would be lost
+            before = set(ledger.charges(data.spec.name))
+            progress = stages(f"Learning by {learning.name}")
+            found = []
+            with clock("learning"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", BelowGuarantee)  # told already
+                for done, part in enumerate(parts, start=1):
+                    found.append(learning.algorithm.learn(part, budget))
+                    progress(done, len(parts))
+            paid = [charge for charge in ledger.charges(data.spec.name) if charge not in before]
+            make = students.of_parameters if learning.algorithm.linear else students.of_hypotheses
+            student = make(data, found)
+            release = config.folder / "release"
+            release.mkdir(parents=True, exist_ok=True)
+            save(student, release / "student.safetensors")
+            report = _report(config, learning, data, student, ledger, paid)
+            make_private_folder(config.folder / "private")
+            owner = OwnerSummary(**withheld_figures(data, student), records=count_records(data), seconds=clock.seconds)
+            write_owner_summary(owner, config.folder / "private" / "summary.json")
+            write_release(release, report)
+    if not config.quiet:
+        show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+    return report
+
+
+def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages) -> tuple[Event, ...]:
+    """What all parts will be charged. Says, or refuses, what the theorem does not promise for so few records.
+
+    Raises:
+        ValueError: Likewise.
+    """
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", BelowGuarantee)
+        for part in parts:
+            events += quote(learning.algorithm, part, kind)
+    told = list(dict.fromkeys(str(one.message) for one in said if issubclass(one.category, BelowGuarantee)))
+    if told and not learning.below_guarantee:
+        fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise (--below-guarantee)."
+        raise ValueError(f"{' '.join(told)} {fix}")
+    for one in told:
+        stages.say(one)
+    return tuple(events)
+
+
+def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[Event, ...]) -> None:
+    """Raise ValueError for what no account of this delta can hold, in words that name its own choices."""
+    delta = config.privacy.delta
+    if (told := total_delta(planned)) >= delta:
+        fix = "Take --delta below the account's, or fewer --points."
+        if learning.name in ("stable", "averaging"):
+            fix = (
+                "It is stability without an epsilon: take private-prediction, or fewer --points and a smaller --gamma."
+            )
+        what = f"of this release alone is {told:.3g}, and the account's is {show_delta(delta)}"
+        raise checks.fail("delta", told, what, fix)
+    if config.privacy.budget_epsilon is not None and not Filter.would_open(
+        planned, epsilon=config.privacy.budget_epsilon, delta=delta
+    ):
+        alone = accounting.epsilon(planned, delta)
+        what = f"this release alone may cost epsilon {alone.epsilon:.6g} at delta {delta:g} ({alone.route})"
+        raise checks.fail("privacy.budget_epsilon", config.privacy.budget_epsilon, what, "Take a smaller --epsilon.")
+
+
+def _report(
+    config: RunConfig, learning: Learning, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
+) -> ReleaseReport:
+    """The report of a release without teachers and questions."""
+    spec, choices = data.spec, learning.choices
+    measured = student_figures(data, student) if data.evaluation.public else {}
+    kind = "linear" if learning.algorithm.linear else choices.hypotheses
+    return ReleaseReport(
+        dataset=spec.name,
+        mechanism=learning.name,
+        student=kind,
+        num_teachers=0,
+        queries_asked=0,
+        queries_answered=0,
+        delta=config.privacy.delta,
+        adjacency=config.partition.adjacency,
+        unit=data.private.unit,
+        **claims(ledger, spec.name, paid, now=paid),
+        parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": choices.alpha},
+        noise="torch",
+        split=data.pool.split,
+        reused=False,
+        seconds={},  # the work grows with the records and with what they are
+        **measured,
+        ledger_head=ledger.head(),
+        class_names=spec.class_names,
+        takes=spec.kind,
+        created=datetime.date.today().isoformat(),
+    )

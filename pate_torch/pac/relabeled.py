@@ -1,0 +1,177 @@
+"""A practical AgPrivCl: relabel a sub-sample by its best hypothesis, then GNMax on the votes of its shards."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pate_torch.accounting import gdp
+from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.budget import Door
+from pate_torch.core import checks
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.noise.source import NoiseSource
+from pate_torch.pac.agnostic import RELABEL_FACTOR, relabel, votes_of_shards
+from pate_torch.pac.nets import realizable_size
+from pate_torch.pac.sample import Floats, Sample, pay, points, require_replace_one, warn_below, without_replacement
+from pate_torch.protocols import HypothesisClass
+from pate_torch.types import Answers, Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelabeledPlan:
+    """Every number that the practical AgPrivCl runs with, all public.
+
+    Attributes:
+        subset: n' records drawn without replacement.
+        inner: (epsilon*, delta*) of GNMax with regard to the relabeled sample.
+        num_teachers: Number K of teachers.
+        sigma: Noise of GNMax, in votes.
+        total: The (epsilon, delta) proved for the whole, at most what was asked.
+    """
+
+    subset: int
+    inner: tuple[float, float]
+    num_teachers: int
+    sigma: float
+    total: tuple[float, float]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What is charged: ``total``."""
+        return PureDP(epsilon=self.total[0]), Delta(delta=self.total[1])
+
+
+@functools.lru_cache(maxsize=64)
+def plan_relabeled(n: int, num_queries: int, *, epsilon: float, delta: float, shard: int = 30) -> RelabeledPlan:
+    """The share of records at which the teachers' lead is largest in units of the noise.
+
+    A share q leaves epsilon* = ln((1 + (e^epsilon - 1)/q)/F), F = (1 + e^{1/2})^2 for the relabeling, and delta/q;
+    GNMax takes sigma = sqrt(2 m)/mu*, exactly. K/sigma is made largest over a grid of shares.
+
+    Args:
+        n: Private records.
+        num_queries: Number m of queries.
+        epsilon: Asked for all answers together.
+        delta: Delta of the same.
+        shard: Records of a teacher.
+
+    Raises:
+        ValueError: No share leaves two teachers; says what n would.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.delta("delta", delta)
+    m = checks.integer("num_queries", num_queries, low=1)
+    checks.integer("shard", shard, low=1)
+    largest = min(1.0, math.expm1(epsilon) / (RELABEL_FACTOR - 1))  # above it nothing is left for the votes
+    plans = [
+        plan
+        for q in largest * np.geomspace(0.01, 1.0, 60)
+        if (plan := _at_share(float(q), n, m, epsilon, delta, shard)) is not None
+    ]
+    if not plans:
+        fix = f"At epsilon={epsilon:g} take n >= {math.ceil(2 * shard / largest) + 1:,}."
+        raise checks.fail("n", n, f"leaves less than two teachers of {shard} records in a sub-sample", fix)
+    return max(plans, key=lambda plan: plan.num_teachers / plan.sigma)
+
+
+def _at_share(q: float, n: int, m: int, epsilon: float, delta: float, shard: int) -> RelabeledPlan | None:
+    subset = math.floor(q * n)
+    if subset < 2 * shard:
+        return None
+    share = subset / n
+    # Less a rounding: what is proved for it must not come out above what was asked.
+    inner = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) - 1e-12, min(0.5, delta / share)
+    if inner[0] <= 0:
+        return None
+    sigma = math.sqrt(2 * m) / gdp.mu(*inner)
+    total = math.log1p(share * (RELABEL_FACTOR * math.exp(inner[0]) - 1)), share * inner[1]
+    assert total[0] <= epsilon and total[1] <= delta * (1 + 1e-12)
+    return RelabeledPlan(
+        subset=subset, inner=inner, num_teachers=subset // shard, sigma=sigma, total=(total[0], min(total[1], delta))
+    )
+
+
+def relabeled_gnmax(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    x_Q: Floats,
+    *,
+    epsilon: float,
+    delta: float,
+    alpha: float,
+    budget: Door,
+    shard: int = 30,
+) -> Answers:
+    """Answers every query: sub-sample, relabel, and GNMax on the votes of ERMs on the relabeled sub-sample's shards.
+
+    Warns where a teacher's records do not bring it within alpha/3 of the relabeling hypothesis, or where the noise is
+    above a lead of a third of the teachers.
+
+    Args:
+        hypotheses: The class.
+        sample: PRIVATE.
+        x_Q: [m, D]; not chosen by earlier answers of the same call.
+        epsilon: Epsilon of all answers together.
+        delta: Delta of the same.
+        alpha: Excess error of the warning.
+        budget: Pays, and gives the noise.
+        shard: Records of a teacher.
+
+    Guarantee: (epsilon, delta)-DP for all answers together; charged: the plan's ``total``. Replace-one, n public. A
+        replaced record of the relabeled sample changes one teacher's votes, so GNMax is (e, d(e))-DP for every e with
+        regard to it, d the exact Gaussian curve; ``relabel`` makes that (e + ln F, d(e)) with regard to the sub-sample
+        (its docstring has the proof, for any algorithm); sub-sampling without replacement amplifies that to
+        (ln(1 + (n'/n)(F e^e - 1)), (n'/n) d(e)) (Balle, Barthe & Gaboardi 2018). The plan fixes e beforehand.
+    Source: NB20 Algorithm 3, with LZCW21's Algorithm 1 in the place of its Algorithm 5.
+    """
+    require_replace_one(sample, "AgPrivCl")
+    checks.between("alpha", alpha, 0, 1, open_=True)
+    x_Q = points("x_Q", x_Q)
+    plan = plan_relabeled(sample.n, len(x_Q), epsilon=epsilon, delta=delta, shard=shard)
+    enough = realizable_size(alpha / 6, alpha / 6, hypotheses.vc_dimension)
+    lead = _teachers(plan, len(x_Q), alpha)
+    needed, _ = needed_records(len(x_Q), hypotheses.vc_dimension, epsilon=epsilon, delta=delta, alpha=alpha)
+    short = shard < enough or plan.num_teachers < lead
+    warn_below(
+        "practical AgPrivCl",
+        sample.n,
+        [(f"the relabeling hypothesis but for {2 * alpha:g} of the points", needed)] if short else [],
+        [("records of a teacher", shard, enough), ("teachers", plan.num_teachers, lead)],
+    )
+    with pay(budget, plan.events, "practical AgPrivCl") as spending:
+        return replace(_answer(hypotheses, sample, x_Q, plan, spending.noise), events=plan.events)
+
+
+def _answer(
+    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, plan: RelabeledPlan, noise: NoiseSource
+) -> Answers:
+    chosen = sample.take(without_replacement(sample.n, plan.subset, noise))
+    votes = votes_of_shards(hypotheses, relabel(hypotheses, chosen, noise=noise), plan.num_teachers, x_Q)
+    return Gaussian(sigma=plan.sigma).release(votes, noise, Context(num_queries=len(x_Q)))
+
+
+def _teachers(plan: RelabeledPlan, num_queries: int, alpha: float) -> float:
+    """K from which two thirds outvote a third, but with probability alpha on some query: 3 sqrt(2) sigma z."""
+    return 3 * math.sqrt(2) * plan.sigma * math.sqrt(2 * math.log(num_queries / alpha))
+
+
+def needed_records(
+    num_queries: int, vc_dimension: int, *, epsilon: float, delta: float, alpha: float
+) -> tuple[int, int]:
+    """(n, records of a teacher) at which ``relabeled_gnmax`` warns no more."""
+    shard = realizable_size(alpha / 6, alpha / 6, vc_dimension)
+    n = 4 * shard
+    while True:
+        try:
+            plan = plan_relabeled(n, num_queries, epsilon=epsilon, delta=delta, shard=shard)
+        except ValueError:
+            n *= 2
+            continue
+        lead = _teachers(plan, num_queries, alpha)
+        if plan.num_teachers >= lead:
+            return n, shard
+        n = math.ceil(n * max(1.02, lead / plan.num_teachers))

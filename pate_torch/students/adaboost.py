@@ -1,0 +1,111 @@
+"""Boosted stumps: scikit-learn's AdaBoost as a network, the ensemble that LZCW21 suggests after Theorem 19.
+
+The plurality of teachers is a vote, and votes of simple hypotheses, each fitted where those before it erred, come near
+it. (``student=ensemble`` is bagging: students fitted side by side.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.ensemble import AdaBoostClassifier
+
+from pate_torch import networks
+from pate_torch.core import checks, rng
+from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.students.training import prepare
+
+_UNSEEN = -30.0  # logit of a class without labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaBoost:
+    """AdaBoost (SAMME) over decision stumps on the answered points, in float32 features as they are normalized.
+
+    Attributes:
+        iterations: Most stumps; fewer where one of them makes no error.
+        learning_rate: Weight of a stump, as a share of what it would have.
+    """
+
+    name: str = "adaboost"
+    iterations: int = 50
+    learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer("student.iterations", self.iterations, low=1)
+        checks.positive("student.learning_rate", self.learning_rate)
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = silent,
+        log: Log = silent,
+    ) -> Student:
+        """Fit the vote of stumps.
+
+        Raises:
+            ValueError: There are no labels.
+        """
+        problem = prepare(task, seed, torch.device("cpu"))
+        spec, label_Q = task.spec, problem.label_Q.numpy()
+        x_QD = spec.normalize(problem.x_P[problem.query_Q]).flatten(1).numpy()
+        x_SD, label_S, share_S = x_QD, label_Q, None
+        if problem.soft:  # every class of every point, weighted by its share
+            label_S = np.tile(np.arange(spec.num_classes), len(x_QD))
+            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+            x_SD, label_S, share_S = x_SD[share_S > 0], label_S[share_S > 0], share_S[share_S > 0]
+        seen = np.unique(label_S)
+        stumps: list[tuple[int, float, np.ndarray, np.ndarray]] = []
+        if len(seen) > 1:
+            random_state = rng.derive(seed, "student", "adaboost") % 2**32
+            model = AdaBoostClassifier(
+                n_estimators=self.iterations, learning_rate=self.learning_rate, random_state=random_state
+            ).fit(x_SD, label_S, share_S)
+            total = float(model.estimator_weights_[: len(model.estimators_)].sum())
+            for stump, weight in zip(model.estimators_, model.estimator_weights_, strict=False):
+                stumps.append(_votes(stump, float(weight) / total, seen, spec.num_classes))
+        description = networks.describe(
+            "boosted_stumps", spec.input_shape, spec.num_classes, iterations=max(1, len(stumps))
+        )
+        module = networks.rebuild(description)
+        bias_C = np.full(spec.num_classes, _UNSEEN)
+        bias_C[seen] = 0.0
+        if stumps:
+            feature_K, cut_K, low_KC, high_KC = map(np.array, zip(*stumps, strict=True))
+            state = {"feature_K": feature_K, "cut_K": cut_K, "low_KC": low_KC, "high_KC": high_KC}
+            module.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()}, strict=False)
+        module.get_buffer("bias_C").copy_(torch.as_tensor(bias_C))
+        progress(1, 1)
+        student = Student(description, module.eval().to(device), spec)
+        with torch.no_grad():
+            fitted_Q = module(torch.from_numpy(x_QD).to(device)).argmax(1).cpu().numpy()
+        error = float(np.mean(fitted_Q != label_Q))
+        log("student/training_error", error, 0)
+        student.curves["student/training_error"] = [(0, error)]
+        return student
+
+
+def _votes(
+    stump: object, weight: float, seen: np.ndarray, num_classes: int
+) -> tuple[int, float, np.ndarray, np.ndarray]:
+    """(feature, cut, votes at or below it, votes above it) of a fitted stump, in all classes."""
+    tree = stump.tree_  # type: ignore[attr-defined]
+    if tree.node_count == 1:
+        both = _vote(tree.value[0, 0], weight, seen, num_classes)
+        return 0, 0.0, both, both
+    sides = [_vote(tree.value[node, 0], weight, seen, num_classes) for node in (1, tree.children_right[0])]
+    return int(tree.feature[0]), float(tree.threshold[0]), sides[0], sides[1]
+
+
+def _vote(value: np.ndarray, weight: float, seen: np.ndarray, num_classes: int) -> np.ndarray:
+    """SAMME's votes of one leaf, over the number of classes less one: as scikit-learn turns them to probabilities."""
+    others = len(seen) - 1
+    vote_C = np.zeros(num_classes)
+    vote_C[seen] = -weight / others
+    vote_C[seen[int(np.argmax(value))]] = weight
+    return vote_C / others

@@ -1,0 +1,321 @@
+"""``pate learn``: what is charged, what is released and what is refused; the released rules; the audit; the numbers."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch.accounting import epsilon as accounting
+from pate_torch.analysis import sample_sizes
+from pate_torch.cli import predict
+from pate_torch.learn import bounds
+from pate_torch.learn import student as students
+from pate_torch.learn.algorithms import ALGORITHMS, quote
+from pate_torch.learn.audit import audit, world
+from pate_torch.learn.command import main
+from pate_torch.learn.problem import Choices, problems
+from pate_torch.ledger import Ledger
+from pate_torch.pac import exponential, semi_private
+from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
+from pate_torch.students.export import load_student
+from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from tests import ROOT
+from tests.end_to_end.documents import table as table_of
+
+LOOSE = ("--below-guarantee", "--constants", "sharp")
+
+
+def table(path, count, names, labeled=True):
+    """Points in the unit square, whose class the first coordinate decides."""
+    generator = np.random.default_rng(len(names) + count)
+    lines = ["age,dose" + ",ill" * labeled]
+    for x, z in generator.random((count, 2)).round(3):
+        lines.append(f"{x},{z}" + (f",{names[min(int(x * len(names)), len(names) - 1)]}" if labeled else ""))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def settings(names=("no", "yes"), private=3000):
+    """Arguments of a table of so many private records, with public and test points in files of their own."""
+    from pathlib import Path
+
+    table(Path("people.csv"), private, names)
+    table(Path("public.csv"), 60, names, labeled=False)
+    table(Path("test.csv"), 200, names)
+    return [
+        "people.csv", "dataset.label=ill", "dataset.name=people", "dataset.public_path=public.csv",
+        "dataset.test_path=test.csv", f"dataset.classes=[{','.join(names)}]", "privacy.delta=1e-4", "quiet=true",
+    ]  # fmt: skip
+
+
+def charges(home):
+    with Ledger(home / "ledger.sqlite") as ledger:
+        return list(ledger.charges("people").values()) if ledger.accounts() else []
+
+
+def release(home):
+    (folder,) = (home / "runs" / "people").glob("*/*/release")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name,asked",
+    [
+        ("sspp", {"epsilon": 1.0}),
+        ("relabeled", {"epsilon": 3.0}),
+        ("convex", {"epsilon": 2.0}),
+        *(
+            pytest.param(name, {"epsilon": epsilon}, marks=pytest.mark.slow)
+            for name, epsilon in [
+                *(("exponential", 1.0), ("boosted", 1.0), ("representation", 1.0)),
+                *(("df18", 4.0), ("unv-priv-cl", 2.0), ("private-prediction", 8.0)),
+            ]
+        ),
+    ],
+)
+def test_it_charges_what_it_quoted_and_releases_what_predict_applies(name, asked, home, capsys):
+    flags = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
+    assert main([name, *settings(), *flags, *LOOSE, "--first", "5"]) == 0
+    (charge,) = charges(home)
+    assert charge.committed and charge.what == "hypothesis or its answers"
+    statement = json.loads((release(home) / "privacy.json").read_text())
+    guarantee = statement["guarantee"]
+    assert statement["private"] and guarantee["adjacency"] == "replace_one" and guarantee["unit"] == "record"
+    assert guarantee["epsilon"] == accounting.epsilon(charge.planned, 1e-4).epsilon <= asked["epsilon"] * (1 + 1e-9)
+    assert statement["mechanism"]["name"] == name
+    capsys.readouterr()
+    import sys
+
+    sys.argv = ["pate predict"]
+    assert predict.main([str(release(home).parent), "test.csv"]) == 0
+    told = [row["label"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    with open("test.csv") as file:
+        truth = [row["ill"] for row in csv.DictReader(file)]
+    assert np.mean([a == b for a, b in zip(told, truth, strict=True)]) > (0.6 if name == "private-prediction" else 0.85)
+
+
+def test_several_classes_are_charged_one_by_one_at_equal_shares(home):
+    assert main(["sspp", *settings(("a", "b", "c")), "--epsilon", "3", *LOOSE]) == 0
+    found = charges(home)
+    assert len(found) == 3 and all(charge.planned[0].eta == pytest.approx(1.0) for charge in found)
+    statement = json.loads((release(home) / "privacy.json").read_text())
+    assert len(statement["composition"]["parts"]) == 3 and statement["guarantee"]["epsilon"] <= 3
+    assert json.loads((release(home) / "summary.json").read_text())["student_accuracy"] > 0.6
+    student = load_student(release(home).parent)
+    assert student.predict_names({"age": [0.05, 0.95], "dose": [0.5, 0.5]}) == ["a", "c"]
+
+
+def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_charged(home, capsys):
+    given = settings()
+    for name in ("sspp", "ag-priv-cl", "relabeled", "private-predictor"):
+        assert main([name, *given]) == 2
+        said = capsys.readouterr().err
+        assert "n >= " in said and said.count("\n") == 1, said
+    assert not (home / "ledger.sqlite").exists()
+    assert main(["exponential", *given, "--alpha", ".2"]) == 0  # promised for so many: nothing to wave through
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        (["partition=add_remove"], "partition='add_remove'"),
+        (["dataset.group=dose"], "partition"),
+        (["other.csv"], "is a second table"),
+        (["--points", "1000"], "points=1000: there are 60 public points only"),
+        (["--hypotheses", "thresholds"], "takes 1 feature"),
+        (["--delta", ".5", "--epsilon", "3"], "and the account's is 1e-4"),
+        (["privacy.budget_epsilon=.1"], "Take a smaller --epsilon"),
+        (["noise=discrete"], "noise"),
+        (["--alpha", "2"], "alpha=2"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused_before_a_charge(change, said, home, capsys):
+    assert main(["relabeled", *settings(private=1500), *change, "--below-guarantee"]) == 2
+    assert said in capsys.readouterr().err
+    assert charges(home) == []
+
+
+def test_stability_is_no_epsilon_and_a_data_set_is_needed(home, capsys):
+    assert main(["stable", *settings(), "--below-guarantee"]) == 2
+    assert "stability without an epsilon" in capsys.readouterr().err
+    assert main(["sspp", "--epsilon", "1"]) == 2 and "table=None" in capsys.readouterr().err
+    assert main(["sspp", "dataset=digits"]) == 2 and "no rows of features" in capsys.readouterr().err
+    assert not (home / "ledger.sqlite").exists()
+
+
+def test_seeded_noise_protects_nobody(home):
+    assert main(["sspp", *settings(private=300), "--below-guarantee", "insecure_noise_seed=1"]) == 0
+    statement = json.loads((release(home) / "privacy.json").read_text())
+    assert statement["private"] is False and statement["guarantee"]["epsilon"] is None
+
+
+def test_a_release_lists_the_files_that_are_there(home):
+    assert main(["exponential", *settings(private=300), "--below-guarantee"]) == 0
+    folder = release(home)
+    card = (folder / "README.md").read_text()
+    assert {file.name for file in folder.iterdir()} == {
+        "README.md", "privacy.json", "report.html", "student.safetensors", "summary.json"
+    }  # fmt: skip
+    assert "labels.csv" not in card and "release.json" not in card and "trained by exponential" in card
+
+
+# --- problems -------------------------------------------------------------------------------------------------------
+
+
+def data_of(x, y, num_classes=2):
+    width = x.shape[1]
+    spec = DataSpec(
+        name="points", num_classes=num_classes, input_shape=(width,), class_names=tuple(map(str, range(num_classes))),
+        mean=(0.5,) * width, std=(0.3,) * width,
+    )  # fmt: skip
+    pool = torch.rand(40, width, generator=torch.Generator().manual_seed(1))
+    private = PrivateData(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str))
+    return Dataset(spec, private, PublicPool(pool), Evaluation(pool, torch.zeros(40, dtype=torch.int64)))
+
+
+def test_a_replaced_record_moves_no_other():
+    """The same order, the same public points; in every problem one record differs."""
+    generator = np.random.default_rng(0)
+    x, y = generator.random((30, 2)), generator.integers(0, 3, 30)
+    other_x, other_y = x.copy(), y.copy()
+    other_x[7], other_y[7] = [0.9, 0.1], (y[7] + 1) % 3
+    pairs = [problems(data_of(a, b, 3), Choices(), 1e-5, 0) for a, b in ((x, y), (other_x, other_y))]
+    assert len(pairs[0]) == 3
+    changed = set()
+    for left, right in zip(*pairs, strict=True):
+        differ = (left.sample.x != right.sample.x).any(1) | (left.sample.y != right.sample.y)
+        assert differ.sum() == 1 and np.array_equal(left.public_x, right.public_x)
+        assert ((left.scaled.x != right.scaled.x).any(1) == (left.sample.x != right.sample.x).any(1)).all()
+        changed.add(int(differ.argmax()))
+    assert len(changed) == 1
+    assert sum(p.choices.epsilon for p in pairs[0]) == pytest.approx(1.0)
+    assert sum(p.delta for p in pairs[0]) == pytest.approx(1e-5)
+
+
+def test_a_finite_class_has_cuts_of_every_feature():
+    """Features whose public values have the same quantiles are two features all the same."""
+    generator = np.random.default_rng(0)
+    data = data_of(generator.random((30, 3)), np.arange(30) % 2)
+    (part,) = problems(data, Choices(cuts=4), 1e-5, 0)
+    part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
+    found = part.finite()
+    assert {(h.feature, h.above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
+    assert len(found) == 2 + 3 * 4 * 2
+    assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"private-predictor"}))
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+def test_a_quote_draws_nothing_and_is_what_is_charged(name):
+    from tests.pac.pac_audit import Spy
+
+    side = world(1024, True, Choices(constants="sharp", points=4, first=2, alpha=0.3, shard=5), 1e-5)
+    events, spy = quote(ALGORITHMS[name], side, "torch"), Spy()
+    assert events
+    try:
+        ALGORITHMS[name].learn(side, spy)
+    except ValueError as nothing:
+        assert "none of the" in str(nothing)
+    assert spy.charged == events and spy.log[0] == "charge" and spy.log.count("charge") == 1
+
+
+# --- released rules -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "hypotheses,width", [(Thresholds(), 1), (Intervals(), 1), (Stumps(3), 3), (HalfPlanes(), 2)], ids=lambda h: str(h)
+)
+def test_a_released_rule_says_what_the_hypothesis_says(hypotheses, width):
+    """Every dichotomy of points on a coarse grid, where ties and edges are common, and of random ones."""
+    generator = np.random.default_rng(0)
+    x = np.concatenate([generator.integers(0, 3, (8, width)) / 4, generator.random((6, width))]).astype(np.float32)
+    x = x.astype(np.float64)
+    data = data_of(x, np.arange(len(x)) % 2)
+    for hypothesis in hypotheses.representatives(x):
+        student = students.of_hypotheses(data, [hypothesis])
+        said = student.probabilities(torch.as_tensor(x, dtype=torch.float32))
+        assert (said.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis
+        assert (said.max(1).values == 1).all()
+
+
+def test_a_released_linear_model_is_the_one_that_was_drawn():
+    generator = np.random.default_rng(0)
+    x = generator.random((50, 3))
+    data = data_of(x, np.arange(50) % 2)
+    (part,) = problems(data, Choices(), 1e-5, 0)
+    theta = generator.normal(size=4)
+    student = students.of_parameters(data, [theta])
+    order = [int(np.flatnonzero((part.sample.x == row).all(1))[0]) for row in data.private.x.double().numpy()]
+    logit = student.logits(data.private.x)
+    assert torch.allclose(logit[:, 1] - logit[:, 0], torch.tensor(part.scaled.x[order] @ theta).float(), atol=1e-5)
+    many = students.of_parameters(data_of(x, np.arange(50) % 3, 3), [theta, -theta, 0 * theta])
+    assert many.logits(data.private.x).shape == (50, 3)
+
+
+# --- audit ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_keeps_a_sound_claim_and_refutes_six_times_the_rate(monkeypatch, capsys):
+    choices = Choices(hypotheses="thresholds", epsilon=1.0)
+    sound = audit("sspp", choices, runs=1500, delta=1e-5)
+    assert sound.sound and 0.1 < sound.proven <= sound.claimed <= 1.0
+    right = exponential.gumbel_max
+    monkeypatch.setattr(exponential, "gumbel_max", lambda u, rate, noise: right(u, 6 * rate, noise))
+    assert not audit("sspp", choices, runs=500, delta=1e-5).sound
+    assert main(["sspp", "--audit", "500", "--hypotheses", "thresholds"]) == 1
+    assert "THE CLAIM IS REFUTED" in capsys.readouterr().out
+    assert main(["sspp", "people.csv", "--audit", "500"]) == 2
+    assert main(["private-predictor", "--audit", "500", "--hypotheses", "thresholds"]) == 2
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bounds_are_the_theorems_and_the_table_is_optimal_in_the_queries(capsys):
+    assert main(["bounds", "--dimension", "3", "--json", "--records", "20000", "--public", "500", "--tau", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["records"]["sspp"]["records"] == semi_private.sspp_private_size(3, epsilon=1.0, alpha=0.1, beta=0.1)
+    lower = found["records"]["(lower bound, DF20 Theorem 4)"]["records"]
+    assert lower < found["records"]["stable"]["records"] < found["records"]["averaging"]["records"]
+    rows = {(row["setting"], row["algorithm"]): row for row in found["lzcw21_table_1"]}
+    for (setting, algorithm), row in rows.items():
+        if setting != "realizable" or algorithm != "Gaussian":
+            continue
+        every = [(sample_sizes.lzcw21_theorem_28_error(q, 3, 20_000, epsilon=1.0, tau=1.0), q) for q in range(1, 501)]
+        assert row["bound"] == pytest.approx(min(every)[0], rel=1e-3)
+    # With tau = 1 the noise condition's rows are the realizable ones, as in the table.
+    assert rows[("noise, tau = 1", "active")]["bound"] == rows[("realizable", "active")]["bound"]
+    assert main(["bounds"]) == 0 and "LZCW21 Table 1" in capsys.readouterr().out
+
+
+def test_table_1_has_the_exponents_that_are_printed():
+    """With public points in plenty: (n eps)^-2/3 by Gaussian noise and before, 1/(n eps) by the others."""
+
+    def at(n):
+        rows = bounds.lzcw21_table_1(n, 10**12, 2, epsilon=1.0, delta=1e-5, tau=0.5, theta=2.0, best=0.0)
+        return {(setting, name): bound for setting, name, bound, _ in rows}
+
+    low, high = at(10**6), at(10**8)
+    slope = {key: math.log(low[key] / high[key]) / math.log(100) for key in low}
+    printed = {"Gaussian": 2 / 3, "sparse vector": 1.0, "active": 1.0, "sparse vector (BTT18)": 2 / 3}
+    for name, exponent in printed.items():
+        assert slope[("realizable", name)] == pytest.approx(exponent, abs=0.02), name
+    # tau = 1/2: 2 tau/(4 - tau) = 2/7 and tau/(2 - tau) = 1/3
+    noisy = {name: slope[("noise, tau = 0.5", name)] for name in ("Gaussian", "sparse vector", "active")}
+    assert noisy == pytest.approx({"Gaussian": 2 / 7, "sparse vector": 1 / 3, "active": 1 / 3}, abs=0.02)
+
+
+def test_the_page_lists_every_algorithm():
+    listed = {row[0].strip("`") for row in table_of(ROOT / "docs" / "learn.md", "algorithms")[1:]}
+    assert listed == set(ALGORITHMS)
