@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
 
-.PHONY: install demo test test-all lint clean
+.PHONY: install demo test test-all lint wheel notebooks docs clean
 
 install: .venv/.installed
 
@@ -25,6 +25,24 @@ test-all: install
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# Every notebook run anew and written with its outputs: some minutes.
+notebooks: install
+	$(BIN)/python notebooks/render.py
+
+# A searchable site, of these documents, the notebooks and the docstrings: python -m http.server -d build/site
+docs: install
+	$(BIN)/python -m pip install --quiet 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
+	$(BIN)/python docs/pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# A wheel, installed with all it needs (a download of some gigabytes) into an empty environment, and used there.
+wheel: install
+	rm -rf dist build
+	$(BIN)/python -m hatchling build -t wheel
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/pip install --quiet dist/*.whl
+	cd build && PATE_HOME=home fresh/bin/pate demo && fresh/bin/pate verify home/runs/digits/gaussian/* --ledger home/ledger.sqlite
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

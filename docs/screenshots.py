@@ -19,9 +19,9 @@ from pathlib import Path
 
 from PIL import Image
 
-# Without the WebGL switches TensorBoard's Time Series lines stay blank in a remove_head browser.
+# Without the WebGL switches TensorBoard's Time Series lines stay blank in a headless browser.
 SWITCHES = (
-    *("--remove_head", "--no-sandbox", "--disable-gpu", "--disable-webgl", "--disable-3d-apis", "--disable-quic"),
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-webgl", "--disable-3d-apis", "--disable-quic"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--hide-scrollbars",
 )
@@ -47,7 +47,7 @@ def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = 
 
 
 def framed(page: Path, width: int, height: int) -> str:
-    """A page that shows ``page`` at a phone's width: a remove_head window is never narrower than 500 pixels."""
+    """A page that shows ``page`` at a phone's width: a headless window is never narrower than 500 pixels."""
     frame = page.with_name(".frame.html")
     style = f"border:0;width:{width}px;height:{height}px;display:block"
     frame.write_text(f'<body style="margin:0"><iframe src="{page.name}" style="{style}"></iframe></body>')

@@ -29,7 +29,9 @@ from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Ledger
 from pate_torch.plan import chance
 from pate_torch.protocols import Log, Student, silent
+from pate_torch.reporting import owner_file
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
+from pate_torch.reporting.report import OwnerFacts
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.store import TeacherStore
@@ -79,6 +81,7 @@ class RunContext:
         budget: The account's budget; None where nothing is charged.
         reused: The release that is learnt from in place of new labels; None: labels are to be bought.
         paid: The reservations that this run has made.
+        owner: What only the owner can say of the data, for the statement.
         forecast: A forecast of the labels from public values, where noise drowns the votes.
         opened: Closes with the run; None outside a run's folder.
     """
@@ -91,6 +94,7 @@ class RunContext:
     budget: Budget | None = None
     reused: LabelRelease | None = None
     paid: list[str] = field(default_factory=list)
+    owner: OwnerFacts = field(default_factory=OwnerFacts)
     forecast: str | None = None
     opened: contextlib.ExitStack | None = None
 
@@ -182,6 +186,7 @@ class RunContext:
             with clock("data"):
                 loaded = Loaded.of(config, stages)
             config = config.for_data(loaded.data, stages)
+            owner = owner_file.read(config.root, loaded.data.spec.name)
             planned = config.worst_case_events(loaded.data.spec.num_classes)
             reused = forecast = None
             if config.labels is None:
@@ -205,6 +210,7 @@ class RunContext:
                 stages=stages,
                 clock=clock,
                 reused=reused,
+                owner=owner,
                 forecast=forecast,
                 opened=opened,
             )

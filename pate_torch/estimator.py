@@ -42,6 +42,7 @@ from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.plan import chance
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
+from pate_torch.reporting import owner_file
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.owner import attack_student
 from pate_torch.reporting.private import make_private_folder
@@ -348,6 +349,7 @@ class Pate:
                 student_name=name,
                 ledger=ledger,
                 seconds=self._clock.seconds,
+                owner=owner_file.read(self.home, self.name),
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_release(self.folder, report)

@@ -10,6 +10,7 @@ was drawn.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.encoded import ENCODER, Encoded
-from pate_torch.protocols import Student, StudentAlgorithm
+from pate_torch.protocols import Mechanism, Student, StudentAlgorithm
 from pate_torch.reporting import owner
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.console import show_closing
@@ -34,7 +35,7 @@ from pate_torch.students.store import save as save_student
 from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
-from pate_torch.types import Release
+from pate_torch.types import PublicAsset, Release
 from pate_torch.voters.base import FittedVoters
 
 
@@ -153,6 +154,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     if config.is_guided:
         asking["refit"] = _configuration(config.guide)
     declared = config.voters.declared(data)
+    asset: PublicAsset | None = getattr(config.features, "asset", None)
     pool = tensor_digest(data.pool.x)
     same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
     # A switch is named where it is on, so that a mechanism that gets a new one leaves the same record as before.
@@ -176,8 +178,17 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "unit": data.private.unit,
         **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.without_points.to_dict()}),
         **({} if declared is None else {"declared_size": declared}),
+        "sensitivity": _sensitivity(config.mechanism),
+        **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
         "answered_by": config.voters.description(data.private.unit, config).facts(),
     }
+
+
+def _sensitivity(mechanism: Mechanism) -> dict[str, Any]:
+    """How far one unit moves what the mechanism opens, and per what; null: not bounded, or no part of the price."""
+    priced = mechanism.priced_for
+    bounded = {norm: value if math.isfinite(value := getattr(priced, norm)) else None for norm in ("l1", "l2", "linf")}
+    return {**bounded, "per": getattr(mechanism, "per", "question")}
 
 
 def _configuration(component: Any) -> dict[str, Any]:
@@ -292,6 +303,7 @@ def _report(
         student_name=name,
         ledger=run.ledger,
         seconds=run.clock.seconds,
+        owner=run.owner,
         baselines=baselines,
         encoder_here=(run.release_dir / ENCODER).is_dir(),
     )

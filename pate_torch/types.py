@@ -283,6 +283,31 @@ class Evaluation:
         return "Evaluation(labels withheld)"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublicAsset:
+    """Something public that the release was made with: where it comes from. None: nobody said.
+
+    Attributes:
+        role: What it was used for: "public points", "encoder", ...
+        name: What it is called.
+        sha256: Of its content.
+        licence: Under which it may be used.
+        source: Where it was had from.
+        trained_on: For what was learnt: from which data. Private records among them would break the promise.
+    """
+
+    role: str
+    name: str
+    sha256: str | None = None
+    licence: str | None = None
+    source: str | None = None
+    trained_on: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("asset.role", self.role)
+        checks.text("asset.name", self.name)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """PRIVATE, as its private side is. What a source loads.

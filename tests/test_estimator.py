@@ -79,7 +79,7 @@ def test_from_tensors_to_a_reported_student(make, teacher):
     assert report.student_accuracy == pytest.approx(float((student.predict(TEST) == TEST_Y).float().mean()))
     assert report.label_accuracy > 0.8 and report.student == "supervised"
     assert {f.name for f in pate.folder.iterdir()} == {
-        *("labels.csv", "release.json", "summary.json", "privacy.json", "README.md", "report.html"),
+        *("labels.csv", "release.json", "summary.json", "privacy.json", "README.md", "report.html", "SHA256SUMS"),
         *("student.safetensors", "tensorboard"),
     }
     assert torch.equal(load_student(pate.folder).predict(TEST), student.predict(TEST))

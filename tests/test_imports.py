@@ -1,6 +1,9 @@
 """The import table: which module may know which. A student that cannot import votes cannot see them."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,7 @@ ALLOWED = {
         *("types", "core", "accounting.shown", "voters.description"),
         *("reporting.report", "reporting.statement", "reporting.intervals", "reporting.figures", "reporting.render"),
     },
+    "verify": {"verify", "core.checks"},  # it shares nothing with what it checks
     "pac": {"pac", "types", "sensitive", "core", "noise", "budget", "ledger", "protocols", "accounting", "mechanisms"},
 }
 EXCEPTIONS = {
@@ -81,7 +85,7 @@ EXCEPTIONS = {
     "cli.list_runs": {"accounting.shown"},
 }
 """What single modules may import beside what their part may; of a part that is not listed, what they may at all."""
-NEVER = {part: {"torch", "hydra", "omegaconf"} for part in ("accounting", "ledger")}
+NEVER = {part: {"torch", "hydra", "omegaconf"} for part in ("accounting", "ledger", "verify")}
 # Released reports are built from released values: votes, shards and private data are not even named there.
 SIGHTED = {"reporting.private", "reporting.owner", "students.selection"}
 PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateData"}
@@ -136,6 +140,27 @@ def test_the_table_would_catch_a_breach():
     assert violations("reporting.render", [("pate_torch.reporting.owner", "OwnerSummary")])
     assert violations("queries.uncertainty", [("pate_torch.sensitive", "Votes")])
     assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
+
+
+BROUGHT = {
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
+    "markupsafe": "jinja2",
+    "PIL": "torchvision",
+    "yaml": "pyyaml",
+}
+"""Modules by another name than their requirement, or that come with one."""
+
+
+def test_what_is_imported_is_required():
+    """An empty environment lacks what only the development environment has."""
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[<>=\[ ]", text)[0].replace("-", "_") for text in facts["dependencies"]}
+    required |= {"sklearn"} if "scikit_learn" in required else set()
+    found = {module.split(".")[0] for _, file in modules() for module, _ in imports(file)}
+    outside = {name for name in found if name not in sys.stdlib_module_names and name != "pate_torch"}
+    named = {BROUGHT.get(name, name).replace("-", "_") for name in outside}
+    assert {"torch", "numpy"} <= named <= required, named - required
 
 
 def test_no_test_imports_another():

@@ -35,6 +35,8 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
+from pate_torch.core.files import write_whole
+from pate_torch.core.version import package_version
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, Context
@@ -338,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", type=Path, help="also write that object to this file, as owner.yaml names it")
     args = parser.parse_intermixed_args(arguments)
     try:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
@@ -357,16 +360,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             confidence=args.confidence,
             independent=setting.independent(mechanism),
         )
-    except ValueError as error:
+        if args.output is not None:
+            write_whole(args.output, json.dumps(describe(result, mechanism)) + "\n")
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(describe(result)) if args.json else text(result, mechanism))
+    print(json.dumps(describe(result, mechanism)) if args.json else text(result, mechanism))
     return 0 if result.sound else 1
 
 
-def describe(result: AuditResult) -> dict[str, Any]:
-    """The result as plain values."""
-    return {**asdict(result), "sound": result.sound}
+def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
+    """The result as plain values, with what was audited, and by which version."""
+    return {**asdict(result), "sound": result.sound, "audited": str(mechanism), "version": package_version()}
 
 
 def text(result: AuditResult, mechanism: Mechanism) -> str:

@@ -42,12 +42,13 @@ from pate_torch.data.units import one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
-from pate_torch.reporting.build import claims, student_figures
+from pate_torch.reporting import owner_file
+from pate_torch.reporting.build import claims, encoder_asset, student_figures
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
-from pate_torch.reporting.report import ReleaseReport
+from pate_torch.reporting.report import OwnerFacts, ReleaseReport
 from pate_torch.students.store import save
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
@@ -121,6 +122,7 @@ class DpSgd:
             events = (sampled_gaussian(rate, multiplier, self.steps),)
             if not plan.quiet:  # Opacus takes some seconds
                 stages.say(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
+            facts = owner_file.read(plan.root, data.spec.name)
             root = self._root(plan, data, stages)
             plan = dataclasses.replace(plan, root=root)
             with holding(plan), Ledger(plan.ledger_path) as ledger:
@@ -139,7 +141,7 @@ class DpSgd:
                     student = Student(network, module.cpu().eval(), data.spec)
                     release.mkdir(parents=True, exist_ok=True)
                     save(student, release / "student.safetensors")
-                report = self.report(plan, data, student, batch, multiplier, ledger, spending.id)
+                report = self.report(plan, data, student, batch, multiplier, ledger, spending.id, facts)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
                     **withheld_figures(data, student),
@@ -269,9 +271,10 @@ class DpSgd:
         multiplier: float,
         ledger: Ledger,
         release_id: str,
+        owner: OwnerFacts,
     ) -> ReleaseReport:
         """The report of a run of teachers, without teachers and questions."""
-        spec = data.spec
+        spec, rate = data.spec, batch / (data.spec.nominal_size or 1)
         measured = student_figures(data, student) if data.evaluation.public else {}
         return ReleaseReport(
             dataset=spec.name,
@@ -289,6 +292,7 @@ class DpSgd:
                 "clip": self.clip,
                 "steps": self.steps,
                 "batch_size": batch,
+                "sampling_rate": rate,
             },
             noise="torch",
             declared_size=spec.nominal_size,
@@ -301,4 +305,7 @@ class DpSgd:
             takes=spec.kind,
             encoder=None if spec.encoder is None else spec.encoder.without_points,
             created=datetime.date.today().isoformat(),
+            assets=encoder_asset(spec),
+            sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
+            owner=owner,
         )

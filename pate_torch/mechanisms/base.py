@@ -30,6 +30,7 @@ class VoteMechanism:
         kinds: Which of them the mechanism has.
         guided: Whether ``draw`` looks at ``context.student_QC``.
         soft: Whether it takes teachers' probabilities, where they can be had, rather than votes.
+        per: What it is priced for (``priced_for``) is of one of these: a question, a round, a step.
     """
 
     takes: ClassVar[Any] = Votes
@@ -39,6 +40,7 @@ class VoteMechanism:
     kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
     guided: ClassVar[bool] = False
     soft: ClassVar[bool] = False
+    per: ClassVar[str] = "question"
 
     def __post_init__(self) -> None:
         checks.one_of("mechanism.name", self.name, (type(self).name,))

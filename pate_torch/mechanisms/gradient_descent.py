@@ -45,6 +45,7 @@ class GradientDescent(RecordMechanism):
     voters: ClassVar[str] = "gradients"
     makes: ClassVar[str] = "sums gradients"
     takes: ClassVar[Any] = GradientSums
+    per: ClassVar[str] = "step"
     name: str = "gradient_descent"
     early_noise_multiplier: float = 1.0
     clip_norm: float = 1.0

@@ -35,6 +35,7 @@ class Histogram(RecordMechanism):
     voters: ClassVar[str] = "reverse_knn"
     makes: ClassVar[str] = "makes a histogram"
     takes: ClassVar[Any] = CellHistogram
+    per: ClassVar[str] = "round"
     name: str = "histogram"
 
     @property

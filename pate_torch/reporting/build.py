@@ -8,7 +8,7 @@ change; the account's from all that was ever reserved. What was incurred is repo
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import Event, to_json
+from pate_torch.core import checks
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import CHOICE, Account, Ledger
 from pate_torch.protocols import Student
-from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, ReleaseReport
+from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import NO_ANSWER, Dataset, Release
+from pate_torch.types import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.voters.description import VotersDescription
 
 EXAMPLES = 12
@@ -43,6 +44,7 @@ def build_report(
     student_name: str,
     ledger: Ledger,
     seconds: Mapping[str, float],
+    owner: OwnerFacts,
     baselines: tuple[Baseline, ...] = (),
     encoder_here: bool = False,
 ) -> ReleaseReport:
@@ -57,6 +59,7 @@ def build_report(
         student_name: As the configuration calls it.
         ledger: The ledger that holds the account.
         seconds: Time of every stage.
+        owner: What only the owner can say of the data.
         baselines: Accuracies to compare with.
         encoder_here: Whether the files of the data's encoder lie in the release folder.
     """
@@ -103,7 +106,39 @@ def build_report(
         examples=examples(data, release),
         baselines=baselines,
         created=datetime.date.today().isoformat(),
+        sensitivity=record.get("sensitivity", {}),
+        assets=(pool_asset(name, record.get("pool_sha256"), owner), *encoder_asset(data.spec), *_assets(record)),
+        owner=owner,
     )
+
+
+def pool_asset(name: str, sha256: str | None, owner: OwnerFacts) -> PublicAsset:
+    """The public points of an account, by what their owner says of them."""
+    return PublicAsset(
+        role="public points",
+        name=owner.pool.get("name", f"public points of {name}"),
+        sha256=sha256,
+        licence=owner.pool.get("licence"),
+        source=owner.pool.get("source"),
+    )
+
+
+def encoder_asset(spec: DataSpec) -> tuple[PublicAsset, ...]:
+    """The frozen encoder of the data, if there is one."""
+    card = spec.encoder
+    if card is None:
+        return ()
+    facts = {"licence": card.license, "source": card.file, "trained_on": card.trained_on}
+    return (PublicAsset(role="encoder", name=card.name, sha256=card.sha256, **facts),)
+
+
+def _assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
+    """What else the release's record names, such as an encoder."""
+    for facts in record.get("assets", ()):
+        try:
+            yield PublicAsset(**facts)
+        except (TypeError, ValueError) as error:
+            raise checks.fail("release.json", facts, f"was edited: assets cannot be read ({error})") from error
 
 
 def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
@@ -178,7 +213,12 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Charged
     if guarantee is None:
         return ChargedRelease(release_id=identity, what=f"{what}, {NOT_PRIVATE}: seeded noise", now=now)
     return ChargedRelease(
-        release_id=identity, what=what, epsilon=guarantee.epsilon, accountant=guarantee.route, now=now
+        release_id=identity,
+        what=what,
+        epsilon=guarantee.epsilon,
+        accountant=guarantee.route,
+        now=now,
+        events=to_json(charge.planned),
     )
 
 

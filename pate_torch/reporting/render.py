@@ -6,8 +6,10 @@ Templates lay out the facts of ``report`` and the sentences of ``statement``; ev
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,19 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from pate_torch.core.files import write_whole
+from pate_torch.core.files import file_digest, write_whole
 from pate_torch.core.progress import clock
+from pate_torch.core.version import package_version
 from pate_torch.reporting import figures, statement
-from pate_torch.reporting.intervals import percent
+from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.report import ChargedRelease, ReleaseReport
 from pate_torch.types import EncoderCard
 
-SCHEMA_VERSION = 2
+SUMMARY_SCHEMA = 2
 """2: every epsilon is of what was reserved (1: the account's was of what was used), of all that lies in the folder."""
+
+STATEMENT_SCHEMA = 3
+"""3: all that recomposing it takes, the owner's part, accuracies, public assets. What 2 held stands where it stood."""
 
 ENCODER_KEYS = ("name", "kind", "sha256", "file", "tokenizer_sha256", "module", "license", "trained_on", "disjoint")
 
@@ -33,6 +39,8 @@ SUMMARY_KEYS = (
     *("epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon", "student_accuracy", "label_accuracy"),
     *("private", "teachers_id", "release_id", "ledger_head"),
 )
+OWNERS = ("contact", "collection", "consent", "access", "retention", "period", "renewal")
+"""What the owner says, as the statement has it."""
 
 
 def write_release(folder: Path, report: ReleaseReport) -> None:
@@ -43,20 +51,37 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
         "README.md": card(report),
         "summary.json": strict_json(summary(report)),  # last: it says that a run has finished here
     }
+    written = {SUMS: sums(folder, written), **written}
     for name, content in written.items():
         write_whole(folder / name, content)
+
+
+SUMS = "SHA256SUMS"
+CURVES = "tensorboard"
+"""A board is open, and grows, while the others are written."""
+
+
+def sums(folder: Path, written: Mapping[str, str]) -> str:
+    """The SHA-256 of what is about to be written, and of all else that lies there but the curves."""
+    found = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in written.items()}
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder)
+        if file.is_file() and CURVES not in name.parts and not name.name.startswith(".") and name.name != SUMS:
+            found.setdefault(name.as_posix(), file_digest(file))
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(found.items()))
 
 
 def summary(report: ReleaseReport) -> dict[str, Any]:
     """The fixed keys of summary.json, unrounded. Every epsilon of a run that is not private is null."""
     facts = {key: getattr(report, key) for key in SUMMARY_KEYS}
-    return {"schema_version": SCHEMA_VERSION, **facts, "seconds": dict(report.seconds)}
+    return {"schema_version": SUMMARY_SCHEMA, **facts, "seconds": dict(report.seconds)}
 
 
 def privacy(report: ReleaseReport) -> dict[str, Any]:
     """The content of privacy.json, the statement for machines; ``privacy_schema`` describes it."""
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": STATEMENT_SCHEMA,
+        "software": {"name": "pate_torch", "version": package_version(), "date": report.created},
         "private": report.private,
         "headline": statement.headline(report),
         "guarantee": {
@@ -65,6 +90,7 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
             "delta": report.delta,
             "adjacency": report.adjacency,
             "unit": report.unit,
+            "records_per_unit": None if report.group else 1,
             "route": report.accountant,
             "symbols": statement.symbols(report),
             "plain_words": list(statement.plain_words(report)),
@@ -72,7 +98,9 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         "mechanism": {
             "name": report.mechanism,
             "parameters": dict(report.parameters),
+            "sensitivity": dict(report.sensitivity) or None,
             "noise": report.noise,
+            "rounds": report.rounds,
             "num_teachers": report.num_teachers,
             "queries_asked": report.queries_asked,
             "queries_answered": report.queries_answered,
@@ -90,6 +118,25 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
             "labels_reused": report.reused,
         },
         "other_releases": [_listed(other) for other in report.other_releases],
+        "utility": {
+            "student": _measured(report.student_share),
+            "labels": _measured(report.label_share),
+            "classes": [
+                {"class": name, **(_measured(None if row is None else row.share) or {})}
+                for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
+            ],
+            "subgroups": None,
+        },
+        "trust": {"model": "central", "in_words": statement.trust(report)},
+        "tuning": {"parameters": report.owner.tuning, "student": "charged" if report.chosen else "none"},
+        "public_assets": [asdict(asset) for asset in report.assets],
+        "owner": {name: getattr(report.owner, name) for name in OWNERS},
+        "missing": list(statement.missing(report)),
+        "verification": {
+            "release_id": report.release_id,
+            "ledger_head": report.ledger_head,
+            "audit": {**report.audit, "faults": list(report.audit["faults"])} if report.audit else None,
+        },
         "assumptions": list(statement.assumptions(report)),
         "not_covered": list(statement.not_covered(report)),
     } | ({} if report.encoder is None else {"encoder": _encoder(report.encoder)})
@@ -106,7 +153,16 @@ def _listed(part: ChargedRelease) -> dict[str, Any]:
         "what": part.what,
         "epsilon": part.epsilon,
         "route": part.accountant or None,
+        "events": json.loads(part.events),
     }
+
+
+def _measured(share: Share | None) -> dict[str, Any] | None:
+    """An accuracy with its 95 % interval; None: it was not measured."""
+    if share is None:
+        return None
+    low, high = share.interval or (None, None)
+    return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
 
 
 def privacy_schema() -> dict[str, Any]:

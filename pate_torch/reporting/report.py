@@ -16,7 +16,7 @@ import numpy as np
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.core import checks
 from pate_torch.reporting.intervals import Share, percent
-from pate_torch.types import LABEL_UNIT, EncoderCard
+from pate_torch.types import LABEL_UNIT, EncoderCard, PublicAsset
 from pate_torch.voters.description import VotersDescription, group_of, one_unit
 
 Scalar = bool | int | float | str | None
@@ -53,10 +53,18 @@ FILES = {
     "student.safetensors": "The student's weights.",
     "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
+    "SHA256SUMS": "The hash of each file but the curves: sha256sum -c SHA256SUMS; pate verify does it, and more.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
 
+
+TUNING = {
+    "public": "on public data, or a public stand-in",
+    "charged": "by private records, and charged to the account",
+    "none": "fixed before anybody looked at anything",
+}
+"""How the parameters of a release may have been chosen."""
 
 TAKES = {
     "rows": "an array [N, features]",
@@ -99,6 +107,7 @@ class ChargedRelease:
         epsilon: Its own guarantee at the report's delta and adjacency; None if it has none.
         accountant: The route that gave epsilon.
         now: Whether the run that reports was charged for it.
+        events: What it reserved, as ``accounting.events`` writes it: enough to compose it anew.
     """
 
     release_id: str
@@ -106,12 +115,54 @@ class ChargedRelease:
     epsilon: float | None = None
     accountant: str = ""
     now: bool = False
+    events: str = "[]"
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             checks.non_negative("reservation.epsilon", self.epsilon)
             if not self.accountant:
                 raise checks.fail("reservation.accountant", self.accountant, "must name the route that gave epsilon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerFacts:
+    """What only the owner of the data can say of them, in the owner's words; published as it stands. None: not said.
+
+    Attributes:
+        contact: Whom to ask.
+        collection: How, where and when the records were collected.
+        consent: On what ground they are used.
+        access: Who can reach the records, and how they are secured.
+        retention: How long they, teachers and votes are kept.
+        period: The time for which the account's cap holds.
+        renewal: What happens to the cap after that.
+        tuning: How the parameters were chosen (TUNING).
+        pool: Name, licence and source of the public points.
+        audit: The result of an audit of the mechanism, as ``pate audit --output`` writes it.
+    """
+
+    contact: str | None = None
+    collection: str | None = None
+    consent: str | None = None
+    access: str | None = None
+    retention: str | None = None
+    period: str | None = None
+    renewal: str | None = None
+    tuning: str | None = None
+    pool: Mapping[str, str] = field(default_factory=dict)
+    audit: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
+            elif value is not None:
+                checks.text(item.name, value)
+        if self.tuning is not None:
+            checks.one_of("tuning", self.tuning, TUNING)
+        for key, value in self.pool.items():
+            checks.text(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,6 +234,10 @@ class ReleaseReport:
         seconds: Time of each stage that may be shown.
         student_size: How many points ``student_accuracy`` was measured on.
         label_size: How many points ``label_accuracy`` was measured on.
+        sensitivity: How far one unit moves what the mechanism opens: l1, l2, linf in its own numbers (None: no bound,
+            or no part of the price), and ``per`` what; empty: not known.
+        assets: Everything public that it was made with: the public points, encoders.
+        owner: What only the owner can say.
         teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
         takes: What the student takes (TAKES).
         encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
@@ -241,9 +296,12 @@ class ReleaseReport:
     examples: Examples | None = None
     baselines: tuple[Baseline, ...] = ()
     created: str = ""
+    sensitivity: Mapping[str, Scalar] = field(default_factory=dict)
+    assets: tuple[PublicAsset, ...] = ()
+    owner: OwnerFacts = field(default_factory=OwnerFacts)
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "parameters", "student_curves"):
+        for name in ("seconds", "parameters", "student_curves", "sensitivity"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
         for item in fields(self):
@@ -300,7 +358,9 @@ class ReleaseReport:
         for name in ("epsilon_curve", "account_curve"):
             object.__setattr__(self, name, ())
         for name in ("parts", "other_releases"):
-            object.__setattr__(self, name, tuple(replace(part, epsilon=None) for part in getattr(self, name)))
+            object.__setattr__(
+                self, name, tuple(replace(part, epsilon=None, events="[]") for part in getattr(self, name))
+            )
 
     # ---- the terms of an epsilon, without which it means nothing
 
@@ -354,6 +414,16 @@ class ReleaseReport:
         return self.reused and not any(part.now for part in self.parts)
 
     @property
+    def chosen(self) -> bool:
+        """Whether private records chose the student."""
+        return any(part.what.startswith("choice of a student") for part in self.parts)
+
+    @property
+    def audit(self) -> Mapping[str, Any]:
+        """The owner's audit, where it is of this mechanism; else nothing."""
+        return self.owner.audit if self.owner.audit.get("mechanism") == self.mechanism else {}
+
+    @property
     def mechanism_words(self) -> str:
         """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
@@ -379,18 +449,28 @@ class ReleaseReport:
         return {name: what for name, what in FILES.items() if there.get(name, True)}
 
     @property
+    def student_share(self) -> Share | None:
+        """The student's accuracy on the test points; None: it may not be published, or was not measured."""
+        size = self.student_size or sum(map(sum, self.confusion)) or None
+        return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=size)
+
+    @property
+    def label_share(self) -> Share | None:
+        """The accuracy of the released labels; None: nobody knows the truth."""
+        size = self.label_size or self.queries_answered or None
+        return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=size)
+
+    @property
     def accuracies(self) -> tuple[Accuracy, ...]:
         """All that were measured: the student's, the labels', those to compare with."""
         rows = []
-        if self.student_accuracy is not None:
-            size = self.student_size or sum(map(sum, self.confusion)) or None
+        if self.student_share is not None:
+            size = self.student_share.size
             of = f"{self.student}, on {size} test points" if size else f"{self.student}"
-            share = Share(value=self.student_accuracy, size=size)
-            rows.append(Accuracy(name="Student", share=share, of=of, strong=True))
-        if self.label_accuracy is not None:
+            rows.append(Accuracy(name="Student", share=self.student_share, of=of, strong=True))
+        if self.label_share is not None:
             of = f"{self.queries_answered} of {self.queries_asked} questions answered"
-            share = Share(value=self.label_accuracy, size=self.label_size or self.queries_answered or None)
-            rows.append(Accuracy(name="Released labels", share=share, of=of))
+            rows.append(Accuracy(name="Released labels", share=self.label_share, of=of))
         rows += [Accuracy(name=base.name, share=base.share, of=BECAUSE[base.because]) for base in self.baselines]
         return tuple(rows)
 
@@ -446,7 +526,9 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, Baseline | Examples | ChargedRelease | VotersDescription | EncoderCard):
+    elif isinstance(
+        value, Baseline | Examples | ChargedRelease | VotersDescription | PublicAsset | OwnerFacts | EncoderCard
+    ):
         for item in fields(value):
             inner = getattr(value, item.name)
             if not isinstance(inner, np.ndarray):  # checked by Examples

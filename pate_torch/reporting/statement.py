@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pate_torch.accounting.shown import show_delta, show_epsilon
-from pate_torch.reporting.report import ReleaseReport, show_route
+from pate_torch.reporting.report import TUNING, ReleaseReport, show_route
 from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -117,6 +117,40 @@ def assumptions(report: ReleaseReport) -> tuple[str, ...]:
 def not_covered(report: ReleaseReport) -> tuple[str, ...]:
     """What the guarantee says nothing about."""
     return _sentences("not_covered", report)
+
+
+def trust(report: ReleaseReport) -> str:
+    """Who sees what no noise protects, and what has to be taken on trust."""
+    return _sentence("trust", report)
+
+
+MISSING = "not stated"
+
+
+def documentation(report: ReleaseReport) -> dict[str, str]:
+    """What a reader of a release asks of its owner: name -> what was said, or MISSING."""
+    owner = report.owner
+    said = {
+        name.capitalize(): getattr(owner, name) for name in ("contact", "collection", "consent", "access", "retention")
+    }
+    said |= {"Period of the cap": owner.period, "Renewal of the cap": owner.renewal}
+    said["Choice of parameters"] = owner.tuning and TUNING[owner.tuning]
+    for asset in report.assets:
+        facts = (("licence", asset.licence), ("source", asset.source), ("SHA-256", asset.sha256))
+        trained = (("trained on", asset.trained_on),) if asset.role == "encoder" else ()
+        words = "; ".join(f"{name}: {value or MISSING}" for name, value in (*facts, *trained))
+        said[asset.role.capitalize()] = f"{asset.name}; {words}"
+    found = report.audit
+    said["Audit"] = found and (
+        f"of {found['audited']} in {found['runs']} runs, by pate_torch {found['version']}: "
+        + ("no fault found" if found["sound"] else "REFUTED")
+    )
+    return {name: value or MISSING for name, value in said.items()}
+
+
+def missing(report: ReleaseReport) -> tuple[str, ...]:
+    """The names of what nobody stated."""
+    return tuple(name for name, value in documentation(report).items() if MISSING in value)
 
 
 @dataclass(frozen=True)

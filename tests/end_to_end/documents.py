@@ -5,7 +5,7 @@ A mark is an HTML comment before a block or a table; readers do not see it:
     <!-- file: PATH -->            the block is a file that the page's commands need
     <!-- file: PATH from NAME -->  no block: NAME of test_docs makes the file
     <!-- composed: WHY -->         the commands cannot be run here; they are composed only
-    <!-- fails: TEXT -->           the commands end with exit code 1 or 2 and TEXT in the error
+    <!-- fails: TEXT -->           the commands end with exit code 1 or 2, and say TEXT
     <!-- table: WHAT -->           the table is held against the code
 """
 
@@ -16,7 +16,14 @@ from pathlib import Path
 from tests import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, ROOT / "NOTATION.md", ROOT / "CHANGELOG.md", ROOT / "LOG.md"]
+LINKED = [
+    *PAGES,
+    ROOT / "NOTATION.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "LOG.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
+]
 
 _MARK = re.compile(r"<!-- (file|composed|fails|table): (.*?) -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")

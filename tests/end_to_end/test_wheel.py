@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -58,7 +59,13 @@ def test_it_holds_the_package_the_configuration_and_the_licence(names):
     assert committed("pate_torch") <= names
     assert {f"pate_torch/{name}" for name in committed("conf")} <= names
     page = "reporting/templates/report.html.jinja"
-    for needed in ("py.typed", "reporting/privacy.schema.json", page, "conf/config.yaml"):
+    for needed in (
+        "py.typed",
+        "reporting/privacy.schema.json",
+        "reporting/privacy.schema.2.json",
+        page,
+        "conf/config.yaml",
+    ):
         assert f"pate_torch/{needed}" in names
     assert any(re.fullmatch(r"pate_torch-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
 
@@ -126,6 +133,26 @@ def test_it_runs_from_elsewhere(installed):
         done = run(script, *words, env=environment, cwd=elsewhere)
         assert done.returncode == 0, f"{words}: {done.stderr}"
     assert not (elsewhere / "outputs").exists()
+
+
+def test_an_empty_environment_runs_the_demo_and_checks_it(built, tmp_path):
+    """Only the wheel is installed there; what it requires is lent by path, for it would be a download of gigabytes."""
+    assert run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")).returncode == 0
+    (site,) = (tmp_path / "fresh").glob("lib/python*/site-packages")
+    (site / "required.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")  # by path: no editable install is seen
+    python = str(tmp_path / "fresh" / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    done = run(*pip, "--disable-pip-version-check", str(built["wheel"]))
+    assert done.returncode == 0, done.stderr
+    clean = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
+    pate = str(tmp_path / "fresh" / "bin" / "pate")
+    done = run(pate, "demo", env=clean, cwd=tmp_path)
+    assert done.returncode == 0 and "Guarantee" in done.stdout, done.stderr
+    (made,) = (tmp_path / "outputs" / "runs" / "digits" / "gaussian").iterdir()
+    done = run(pate, "verify", str(made), "--ledger", "outputs/ledger.sqlite", env=clean, cwd=tmp_path)
+    assert done.returncode == 0 and "FAILS" not in done.stdout, done.stdout + done.stderr
+    where = run(python, "-c", "import pate_torch; print(pate_torch.__file__)", env=clean, cwd=tmp_path).stdout
+    assert Path(where.strip()).is_relative_to(site)
 
 
 def test_what_it_ships_is_typed(installed, tmp_path):

@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,7 +252,7 @@ def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
 
 
 def released(home: Path) -> dict[str, Any]:
-    """Every releasable file of a home, by name: bytes, but for the ledger's head and TensorBoard's times."""
+    """Every releasable file of a home, by name: bytes, but for the ledger's head, hashes and TensorBoard's times."""
     heads = set()
     for path in home.rglob("ledger.sqlite"):
         with Ledger(path, readonly=True, create=False) as ledger:
@@ -267,6 +268,8 @@ def released(home: Path) -> dict[str, Any]:
             found[str(name.parent)].sort()
             continue
         content = file.read_bytes()
+        if file.name == "SHA256SUMS":  # of files that are compared themselves, and hold the head
+            content = re.sub(rb"^[0-9a-f]{64}", b"", content, flags=re.MULTILINE)
         for head in heads:
             content = content.replace(head, b"HEAD")
         found[str(name)] = content

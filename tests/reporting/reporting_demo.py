@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, ReleaseReport
+from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
+from pate_torch.types import PublicAsset
 from pate_torch.voters.teachers import describe
 
 QUERIES = 286
 EPSILON = 2.4353597494239
+
+
+AUDIT = {
+    **{"mechanism": "gaussian", "audited": "Gaussian(sigma=2.0)", "version": "0.1.0", "claimed": 4.37, "proven": 2.39},
+    **{"delta": 1e-5, "confidence": 0.95, "runs": 500, "queries": 2, "faults": (), "sound": True},
+}
 
 
 def examples(count: int = 24) -> Examples:
@@ -82,5 +89,11 @@ def demo(**changes: Any) -> ReleaseReport:
             ),
         ),
         created="made-up figures, for tests",
+        sensitivity={"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
+        assets=(
+            PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
+            PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
+        ),
+        owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
     )
     return ReleaseReport(**(fields | changes))

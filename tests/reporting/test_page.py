@@ -164,6 +164,7 @@ def test_a_bare_report_has_no_empty_sections():
         "run",
         "others",
         "limits",
+        "owner",
         "files",
     ]
     assert "No accuracy is published" in page(bare)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from fractions import Fraction
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -146,7 +147,8 @@ def test_class_accuracies_are_the_diagonal_over_the_rows():
 def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_price(tmp_path):
     write_release(tmp_path, demo(private=False, epsilon_ex_post=2.1234))
     texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
-    assert set(texts) == {"summary.json", "privacy.json", "report.html", "README.md"}
+    assert set(texts) == {"summary.json", "privacy.json", "report.html", "README.md", "SHA256SUMS"}
+    del texts["SHA256SUMS"]
     for name, text in texts.items():
         assert ('"private": false' if name == "summary.json" else "NOT PRIVATE") in text
         assert not any(price in text for price in ("2.4353", "2.436", "2.9138", "2.914", "2.1234", "2.124"))
@@ -206,6 +208,16 @@ def test_the_schema_refuses_broken_statements_and_a_library_agrees():
     for broken in _broken():
         assert faults(broken, privacy_schema())
         assert not library.is_valid(broken)
+
+
+def test_readers_of_one_version_refuse_the_other():
+    jsonschema = pytest.importorskip("jsonschema")
+    old = json.loads(files("pate_torch.reporting").joinpath("privacy.schema.2.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(old)
+    now = privacy(demo())
+    assert not jsonschema.Draft202012Validator(old).is_valid(now)
+    before = {key: value for key, value in now.items() if key in old["properties"]} | {"schema_version": 2}
+    assert not jsonschema.Draft202012Validator(privacy_schema()).is_valid(before)
 
 
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():

@@ -1,0 +1,86 @@
+"""``owner.yaml``: what only the owner of the data can say of them, for the privacy statement.
+
+It lies beside the ledger, one entry an account. What it says is published as it stands, in every release of the account
+from then on; what it leaves out is shown as missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pate_torch.core import checks
+from pate_torch.reporting.report import OwnerFacts
+
+FILE = "owner.yaml"
+
+
+def read(root: Path, account: str) -> OwnerFacts:
+    """What the file under ``root`` says of an account; nothing where there is no file, or no entry.
+
+    Raises:
+        ValueError: It cannot be read, or has a key or a value that means nothing here.
+    """
+    file = root / FILE
+    if not file.exists():
+        return OwnerFacts()
+    try:
+        accounts = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise checks.fail("owner", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
+    entry = checks.mapping(str(file), {} if accounts is None else accounts).get(account, {})
+    try:
+        said = {
+            key: _plain(value) for key, value in checks.mapping(account, entry, dataclasses.fields(OwnerFacts)).items()
+        }
+        return OwnerFacts(**{**said, "pool": checks.mapping("pool", said.get("pool", {})), "audit": _audit(root, said)})
+    except ValueError as error:
+        raise ValueError(f"{file}: {checks.under(account, error)}") from error
+
+
+def _plain(value: Any) -> Any:
+    """YAML reads 2026-11-23 as a date and 2026 as a number: both are meant as they are written."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, datetime.date | int | float) and not isinstance(value, bool) else value
+
+
+def _audit(root: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of an audit, from the file that is named; nothing where none is."""
+    if said.get("audit") is None:
+        return {}
+    file = root / checks.text("audit", said["audit"])
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {key: _frozen(found[key]) for key in AUDIT}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        fix = "Write it with: pate audit mechanism=<name> --output audit.json"
+        raise checks.fail(
+            "audit", str(file), f"is no result of an audit ({type(error).__name__}: {error})", fix
+        ) from error
+
+
+AUDIT = (
+    "mechanism",
+    "audited",
+    "version",
+    "claimed",
+    "proven",
+    "delta",
+    "confidence",
+    "runs",
+    "queries",
+    "faults",
+    "sound",
+)
+"""What the statement says of an audit."""
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

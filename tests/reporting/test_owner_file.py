@@ -1,0 +1,108 @@
+"""owner.yaml: what it says is published as it stands, what it leaves out is missing, what it gets wrong is refused."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pate_torch import pipeline
+from pate_torch.audit.command import main as audit
+from pate_torch.features.fourier import FourierFeatures
+from pate_torch.ledger import Ledger
+from pate_torch.reporting import owner_file, statement
+from pate_torch.reporting.render import card, privacy
+from pate_torch.reporting.report import OwnerFacts
+from pate_torch.types import PublicAsset
+from pate_torch.verify.command import verified
+from tests.reporting.reporting_demo import demo
+from tests.tiny_runs import again, tiny
+
+SAID = """
+blobs:
+  contact: "desk <b>3</b>"
+  period: 2026
+  consent: 2026-11-23
+  tuning: none
+  pool: {name: clouds, licence: CC0-1.0, source: drawn}
+  audit: audit.json
+other:
+  contact: somebody else
+"""
+
+
+def test_what_is_said_of_an_account_is_its_own(tmp_path):
+    (tmp_path / "owner.yaml").write_text(SAID.replace("  audit: audit.json\n", ""))
+    found = owner_file.read(tmp_path, "blobs")
+    assert (found.contact, found.period, found.consent) == ("desk <b>3</b>", "2026", "2026-11-23")
+    assert owner_file.read(tmp_path, "other") == OwnerFacts(contact="somebody else")
+    assert owner_file.read(tmp_path, "nobody") == owner_file.read(tmp_path / "nowhere", "blobs") == OwnerFacts()
+    (tmp_path / "owner.yaml").write_text("# nothing yet\n")
+    assert owner_file.read(tmp_path, "blobs") == OwnerFacts()
+
+
+@pytest.mark.parametrize(
+    "text,named",
+    [
+        ("blobs: {contct: x}", "contct"),
+        ("blobs: {tuning: guessed}", "tuning"),
+        ("blobs: {pool: {license: x}}", "license"),
+        ("blobs: {pool: clouds}", "pool"),
+        ("blobs: {contact: [a, b]}", "contact"),
+        ("blobs: {contact: ''}", "contact"),
+        ("blobs: {audit: nowhere.json}", "audit"),
+        ("- blobs", "owner.yaml"),
+        ("blobs: {", "owner"),
+        ("blobs: 3", "blobs"),
+    ],
+)
+def test_what_means_nothing_stops_a_run_before_it_is_charged(text, named, tmp_path):
+    (tmp_path / "owner.yaml").write_text(text)
+    with pytest.raises(ValueError, match=named):
+        pipeline.run(tiny(tmp_path))
+    assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").accounts()
+
+
+def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
+    assert audit(["mechanism=gaussian", "--runs", "200", "--output", str(tmp_path / "audit.json")]) == 0
+    (tmp_path / "owner.yaml").write_text(SAID)
+    plan = tiny(tmp_path)
+    report = pipeline.run(plan)
+    said = json.loads((plan.folder / "release" / "privacy.json").read_text())
+    assert said["owner"]["contact"] == "desk <b>3</b>" and said["tuning"]["parameters"] == "none"
+    assert said["missing"] == ["Collection", "Access", "Retention", "Renewal of the cap"]
+    (pool,) = said["public_assets"]
+    assert (pool["name"], pool["licence"], pool["role"]) == ("clouds", "CC0-1.0", "public points")
+    found = said["verification"]["audit"]
+    assert found["mechanism"] == "gaussian" and found["sound"] and found["runs"] == 200 and found["version"]
+    text = (plan.folder / "release" / "README.md").read_text()
+    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.MISSING in text
+    assert "no fault found" in text and text == card(report)
+
+
+class Named(FourierFeatures):
+    """Features that say what they were made from."""
+
+    asset = PublicAsset(role="encoder", name="waves", sha256="a" * 64, licence="MIT", trained_on="nothing")
+
+
+def test_what_encodes_is_named_with_the_public_points(tmp_path):
+    plan = again(tiny(tmp_path), "named", features=Named(width=8))
+    pipeline.run(plan)
+    said = json.loads((plan.folder / "release" / "privacy.json").read_text())
+    assert [asset["role"] for asset in said["public_assets"]] == ["public points", "encoder"]
+    assert said["public_assets"][1] == {**asdict(Named.asset)} and said["public_assets"][0]["sha256"]
+    assert "waves; licence: MIT" in (plan.folder / "release" / "report.html").read_text()
+    assert all(check.holds for check in verified(plan.folder, tmp_path / "ledger.sqlite"))
+
+
+def test_an_audit_of_another_mechanism_is_not_this_one_s():
+    assert privacy(demo())["verification"]["audit"]["proven"] == 2.39
+    assert privacy(demo(mechanism="laplace"))["verification"]["audit"] is None
+    assert "Audit" in statement.missing(demo(mechanism="laplace"))
+
+
+def test_nothing_said_is_shown_as_missing_everywhere():
+    bare = demo(owner=OwnerFacts(), assets=())
+    assert set(statement.documentation(bare).values()) == {statement.MISSING}
+    assert list(statement.missing(bare)) == privacy(bare)["missing"] != []
+    assert card(bare).count(statement.MISSING) == len(statement.missing(bare))

@@ -1,0 +1,100 @@
+"""``pate verify --claim``: what was stated, recomputed; what was not stated is asked for, never filled in."""
+
+import math
+
+import pytest
+import yaml
+
+from pate_torch.accounting import gdp
+from pate_torch.verify.command import main
+
+LOCAL = {"mechanism": "gaussian", "epsilon": 10.0, "delta": "1e-5", "sigma": 4.845e-5, "steps": 1}
+LOCAL |= {"sensitivity": "1e-4", "clip": 1.0}
+
+
+def told(tmp_path, capsys, **claim) -> tuple[int, dict[str, str], str]:
+    """Exit code, the lines by their names, and what is said of an error."""
+    file = tmp_path / "claim.yaml"
+    file.write_text(yaml.safe_dump(claim))
+    code = main(["--claim", str(file)])
+    out = capsys.readouterr()
+    return code, {line[7:].split("  ")[0].strip(): line for line in out.out.splitlines()}, out.err
+
+
+def test_noise_for_a_sensitivity_below_the_clip_is_found(tmp_path, capsys):
+    code, lines, _ = told(tmp_path, capsys, **LOCAL)
+    assert code == 1 and "10000 times as much" in lines["sensitivity"]
+    true = gdp.epsilon(1 / 4.845e-5, 1e-5)
+    assert lines["guarantee"].startswith("FAILS") and f"it is {true:.6g} " in lines["guarantee"]
+    assert "not stated" in lines["terms"] and lines["terms"].startswith("loose")
+
+
+def test_a_sound_claim_passes_and_a_modest_one_is_loose(tmp_path, capsys):
+    mu = gdp.mu(1.0, 1e-5)
+    sound = {
+        "mechanism": "gaussian",
+        "delta": 1e-5,
+        "sigma": 4 / mu,
+        "clip": 1.0,
+        "steps": 4,
+        "adjacency": "replace_one",
+    }
+    for epsilon, mark, code in ((1.0, "ok", 0), (1.02, "loose", 0), (0.999, "FAILS", 1)):
+        assert told(tmp_path, capsys, epsilon=epsilon, **sound)[0] == code
+        assert told(tmp_path, capsys, epsilon=epsilon, **sound)[1]["guarantee"].startswith(mark)
+
+
+def test_replacing_moves_twice_the_clip(tmp_path, capsys):
+    mu = gdp.mu(1.0, 1e-5)
+    claim = {"mechanism": "gaussian", "epsilon": 1.0, "delta": 1e-5, "sigma": 1 / mu, "clip": 1.0, "steps": 1}
+    assert told(tmp_path, capsys, **claim, adjacency="add_remove")[0] == 0
+    assert told(tmp_path, capsys, **claim, adjacency="replace_one")[0] == 1
+
+
+@pytest.mark.slow
+def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
+    """The parameters of Abadi et al. 2016, section 3.2, where moments give (1.26, 1e-5)."""
+    claim = {
+        "mechanism": "sampled_gaussian",
+        "delta": 1e-5,
+        "noise_multiplier": 4.0,
+        "sampling_rate": 0.01,
+        "steps": 10000,
+    }
+    code, lines, _ = told(tmp_path, capsys, epsilon=1.26, **claim)
+    assert code == 0 and lines["guarantee"].startswith("loose")
+    assert told(tmp_path, capsys, epsilon=0.85, **claim)[0] == 1
+
+
+def test_laplace_noise_adds_up_to_its_pure_price_at_most(tmp_path, capsys):
+    claim = {"mechanism": "laplace", "delta": 1e-9, "sigma": 2.0, "clip": 1.0, "steps": 3, "adjacency": "add_remove"}
+    assert told(tmp_path, capsys, epsilon=1.5, **claim)[0] == 0
+    assert told(tmp_path, capsys, epsilon=1.4, **claim)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "change,named",
+    [
+        ({"epsilon": None}, "epsilon"),
+        ({"delta": None}, "delta"),
+        ({"steps": None}, "steps"),
+        ({"sigma": None}, "sigma"),
+        ({"clip": None, "sensitivity": None}, "sigma"),
+        ({"mechanism": "sampled_gaussian"}, "sampling_rate"),
+        ({"mechanism": "magic"}, "mechanism"),
+        ({"delta": 2}, "delta"),
+        ({"sigma": math.inf}, "sigma"),
+        ({"sgma": 1.0}, "claim key"),
+        ({"adjacency": "swap"}, "adjacency"),
+    ],
+)
+def test_what_is_missing_or_impossible_is_named(change, named, tmp_path, capsys):
+    claim = {key: value for key, value in (LOCAL | change).items() if value is not None}
+    code, lines, error = told(tmp_path, capsys, **claim)
+    assert code == 2 and not lines and error.startswith(f"error: {named}=") and len(error.splitlines()) == 1
+
+
+def test_a_file_that_is_none_is_told_in_a_line(tmp_path, capsys):
+    (tmp_path / "claim.yaml").write_text("{")
+    assert main(["--claim", str(tmp_path / "claim.yaml")]) == 2
+    assert capsys.readouterr().err.startswith("error: claim=")

@@ -1,0 +1,126 @@
+"""The verifier's bounds: they hold the accountant between them, and closed forms; and they share nothing with it."""
+
+import ast
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from mpmath import mp, mpf
+
+from pate_torch.accounting import gdp
+from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP, RdpCurve, to_json
+from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.verify.prices import Bounds, bounds, dominating_mu, gaussian, sampled_divergence
+from pate_torch.verify.release import verdict
+from tests import ROOT
+
+PACKAGE = ROOT / "pate_torch" / "verify"
+
+
+def priced(*events, delta=1e-5) -> Bounds:
+    return bounds(json.loads(to_json(events)), delta)
+
+
+RELEASES = [
+    (Gaussian(mu=0.1, count=100),),
+    (Gaussian(mu=0.1, count=100), Gaussian(mu=0.3), Delta(delta=1e-6)),
+    (Laplace(ratio=0.025, count=2000),),
+    (Laplace(ratio=0.5, count=20),),
+    (Laplace(ratio=1.0),),
+    (PureDP(epsilon=0.1, count=30), Delta(delta=5e-6)),
+    (PureDP(epsilon=1.0, count=3),),
+    (BoundedRange(eta=0.05, count=400),),
+    (BoundedRange(eta=0.3), Gaussian(mu=0.7)),
+    (PureDP(epsilon=0.013, count=3), Laplace(ratio=0.2, count=100)),
+    (ZCDP(rho=0.01, count=50),),
+    (ZCDP(rho=0.01, count=50), BoundedRange(eta=0.3)),
+    (RdpCurve(orders=(2.0, 4.0, 8.0, 16.0), rdp=(0.2, 0.4, 0.8, 1.6), source="a test"), Gaussian(mu=0.3, count=4)),
+    (Delta(delta=1e-6),),
+]
+
+
+@pytest.mark.parametrize("events", RELEASES, ids=lambda events: "+".join(e.kind for e in events))
+def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events):
+    found, claimed = priced(*events), epsilon(events, 1e-5).epsilon
+    check = verdict("x", claimed, found)
+    assert check.holds and not check.loose, (found, claimed)
+    if claimed and events[0].kind != "rdp_curve":  # of a table nothing is known but what it bounds
+        gap = found.high / found.low - 1
+        assert gap < (0.1 if events[0].kind in ("zcdp", "bounded_range") else 2e-3), found
+        assert not verdict("x", claimed * (0.99 - gap), found).holds
+        assert verdict("x", claimed * (1.02 + gap), found).loose
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 3.0, 40.0, 2e4])
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14])
+def test_two_exact_gaussian_prices_agree(mu, delta):
+    assert gaussian(mu, delta) == pytest.approx(gdp.epsilon(mu, delta), rel=1e-9, abs=1e-300)
+
+
+def binomial(loss: float, count: int, delta: float) -> float:
+    """Epsilon of ``count`` randomized responses, from their law written out: the sum of losses is binomial."""
+    with mp.workdps(40):
+        p = 1 / (1 + mp.exp(-mpf(loss)))
+        law = [
+            ((2 * k - count) * mpf(loss), mp.binomial(count, k) * p**k * (1 - p) ** (count - k))
+            for k in range(count + 1)
+        ]
+        low, high = mpf(0), count * mpf(loss)
+        for _ in range(80):
+            middle = (low + high) / 2
+            over = sum(m * (1 - mp.exp(middle - at)) for at, m in law if at > middle) > delta
+            low, high = (middle, high) if over else (low, middle)
+        return float(high)
+
+
+@pytest.mark.parametrize("loss,count", [(0.05, 300), (0.4, 25), (1.3, 4)])
+def test_the_convolved_bounds_hold_a_law_written_out(loss, count):
+    found, exact = priced(PureDP(epsilon=loss, count=count)), binomial(loss, count, 1e-5)
+    assert found.low <= exact * (1 + 1e-9) and exact <= found.high * (1 + 1e-9)
+    assert found.high / found.low < 1 + 1e-4
+
+
+def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
+    """It is one of the mechanisms of this range: its epsilon, written out, is where the lower bound lies."""
+    found = priced(BoundedRange(eta=0.1, count=300))
+    assert found.low == pytest.approx(binomial(0.05, 300, 1e-5), rel=1e-4) and found.high > found.low
+
+
+@pytest.mark.parametrize("rate,noise,steps", [(0.01, 1.1, 200), (0.3, 2.0, 5)])
+def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_is_above_ours(rate, noise, steps):
+    event = {"kind": "sampled_gaussian", "rate": rate, "noise": noise, "count": steps}
+    found, curve = bounds([event], 1e-5), sampled_gaussian(rate, noise, steps)
+    assert found.low < found.high < epsilon((curve,), 1e-5).epsilon < 1.6 * found.low
+    for order, value in zip(curve.orders[::8], curve.rdp[::8], strict=True):
+        assert sampled_divergence(event, order) == pytest.approx(value, rel=1e-7, abs=1e-15)
+
+
+def test_a_dominating_gaussian_touches_the_pure_event():
+    """At epsilon = the loss both have delta 0 or more, and at its corner the same sum of errors."""
+    for loss in (0.01, 0.7, 5.0):
+        assert dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(gdp.pure_to_mu(loss), rel=1e-9)
+
+
+def test_events_that_fail_more_often_than_delta_have_no_epsilon():
+    assert priced(Gaussian(mu=1.0), Delta(delta=1e-4)).low == math.inf
+
+
+# ---- what it may know
+
+
+def test_the_verifier_loads_nothing_of_the_accountant():
+    code = "import sys, pate_torch.verify.command; print([m for m in sys.modules if m.startswith('pate_torch.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(ast.literal_eval(done.stdout))
+    own = {
+        "pate_torch.verify",
+        *(f"pate_torch.verify.{name}" for name in ("claims", "command", "ledger", "prices", "release")),
+    }
+    assert loaded - own == {"pate_torch.core", "pate_torch.core.checks", "pate_torch.core.moved"}
+
+
+def test_its_prices_are_short_enough_to_be_read():
+    assert len((PACKAGE / "prices.py").read_text().splitlines()) <= 300

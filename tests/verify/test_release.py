@@ -1,0 +1,477 @@
+"""``pate verify``: releases of every mechanism pass; a lie in any field is found, and lies that mend their traces."""
+
+import csv
+import hashlib
+import json
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pate_torch import pipeline
+from pate_torch.accounting.shown import show_epsilon
+from pate_torch.cli.main import main as pate
+from pate_torch.reporting.render import plain
+from pate_torch.verify.command import main, verified
+from pate_torch.verify.prices import bounds
+from pate_torch.verify.release import ANSWERS, Folder, checks
+from tests.command_runs import train
+from tests.tiny_runs import again, selection, tiny
+
+RECORDS = [
+    *("query=random", "student=supervised", "student.network=logistic", "student.augment=null", "student.steps=3"),
+    *("dataset.private=120", "dataset.public=40", "dataset.test=20", "num_queries=4", "guide_student.network=logistic"),
+    *("guide_student.augment=null", "guide_student.steps=3", "privacy.opening_budget=500", "baseline=false"),
+    *("quiet=true", "membership=none", "mechanism.sigma=1"),
+]
+VOTES = {
+    "gaussian": "mechanism.sigma=8",
+    "gaussian noise=discrete": "mechanism.sigma=8",
+    "gaussian mechanism.counts=true": "mechanism.sigma=8 partition=replace_one",
+    "confident": "mechanism.sigma=8 mechanism.screen_sigma=8 mechanism.threshold=100",
+    "confident mechanism.max_answers=3": "mechanism.sigma=8 mechanism.screen_sigma=8 mechanism.threshold=100",
+    "interactive": "mechanism.sigma=8 mechanism.screen_sigma=8 mechanism.threshold=100",
+    "laplace": "mechanism.sigma=8",
+    "laplace noise=discrete": "mechanism.sigma=8",
+    "exponential": "mechanism.sigma=8",
+    "single_stable": "mechanism.epsilon=.2 mechanism.delta=1e-7",
+    "stability": "mechanism.epsilon=2 mechanism.max_failures=2",
+    "soft_stability": "mechanism.epsilon=2 mechanism.max_failures=2 mechanism.bins=4",
+}
+
+
+def release_of(home: Path) -> Path:
+    (summary,) = home.glob("runs/*/*/*/release/summary.json")
+    return summary.parent
+
+
+def said(release: Path, ledger: bool = True) -> dict[str, str]:
+    """What each check came to: its name -> ok, loose or FAILS (the worst of a name)."""
+    found: dict[str, str] = {}
+    for check in verified(release, release.parents[4] / "ledger.sqlite" if ledger else None):
+        found[check.name] = min(str(check).split()[0], found.get(check.name, "ok"))  # FAILS < loose < ok
+    return found
+
+
+@pytest.mark.parametrize("mechanism", VOTES)
+def test_labels_by_every_mechanism_pass(mechanism, tmp_path, monkeypatch, capsys):
+    truth_Q = np.arange(20) % 3
+    wrong_KQ = np.random.default_rng(0).random((250, 20)) < 0.02
+    np.save(tmp_path / "votes.npy", np.where(wrong_KQ, (truth_Q + 1) % 3, truth_Q))
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    name, *more = mechanism.split()
+    words = [
+        f"votes={tmp_path}/votes.npy",
+        "num_classes=3",
+        "dataset.name=hospitals",
+        "privacy.delta=1e-5",
+        "quiet=true",
+    ]
+    room = ["privacy.opening_budget=100", "privacy.allow_chance=true", f"mechanism={name}"]
+    assert pate(["label", *words, *room, *more, *VOTES[mechanism].split()]) == 0, capsys.readouterr().err
+    found = said(release_of(tmp_path))
+    assert set(found.values()) == {"ok"}, found
+    assert {"schema", "words", "files", "record", "labels", "mechanism", "guarantee", "account"} <= set(found)
+    assert {"chain", "terms", "charges", "cap"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("voters=reverse_knn", "mechanism=histogram"),
+        ("voters=gradients", "mechanism=gradient_descent", "query.rounds=2", "query=margin", "partition=replace_one"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_records_that_answer_pass(words, tmp_path, monkeypatch):
+    assert train(tmp_path, *words, monkeypatch=monkeypatch, base=RECORDS).code == 0
+    assert set(said(release_of(tmp_path)).values()) == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_model_by_dp_sgd_passes_and_its_renyi_price_is_called_loose(tmp_path, monkeypatch):
+    words = ("experiment=dpsgd_baseline", "study.steps=5", "study.network=logistic", "study.batch_size=20")
+    words += ("privacy.target_epsilon=1", "dataset.private=120", "dataset.public=40", "dataset.test=20", "quiet=true")
+    assert train(tmp_path, *words, monkeypatch=monkeypatch, base=[]).code == 0
+    found = said(release_of(tmp_path))
+    assert {name for name, mark in found.items() if mark != "ok"} == {"guarantee"} and found["guarantee"] == "loose"
+
+
+# ---- lies
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory) -> Path:
+    """Home of two releases from one account: labels, then other labels with a student chosen by private records."""
+    home = tmp_path_factory.mktemp("home")
+    plan = tiny(home)
+    (home / "owner.yaml").write_text(f"{plan.dataset.name}:\n  contact: nobody@example.org\n  tuning: public\n")
+    pipeline.run(plan)
+    pipeline.run(again(plan, "second", num_queries=1, selection=selection(), student=None))
+    return home
+
+
+@pytest.fixture
+def release(honest, tmp_path) -> Path:
+    """The first of them, to be lied about."""
+    return shutil.copytree(honest, tmp_path / "home") / "runs" / "blobs" / "gaussian" / "first" / "release"
+
+
+@pytest.fixture
+def second(release) -> Path:
+    return release.parents[1] / "second" / "release"
+
+
+def test_honest_releases_pass(release, second):
+    assert set(said(release).values()) == set(said(second).values()) == {"ok"}
+
+
+FILES = ("privacy.json", "summary.json", "release.json")
+
+
+def leaves(tree, path=()):
+    """Every place of a value that is neither a mapping nor a list."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, dict | list) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def other(value):
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 if value else 1.0
+    return value + "x" if isinstance(value, str) else ["x"]
+
+
+def put(tree, path, change):
+    for key in path[:-1]:
+        tree = tree[key]
+    tree[path[-1]] = change(tree[path[-1]])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_lie_in_any_field_is_found(file, release):
+    text = (release / file).read_text()
+    places = list(leaves(json.loads(text)))
+    assert len(places) > 20
+    for place in places:
+        lie = json.loads(text)
+        put(lie, place, other)
+        (release / file).write_text(json.dumps(lie))
+        assert not all(check.holds for check in checks(Folder.read(release))), place
+
+
+ON_TRUST = """
+    software.name software.version software.date composition.account_note missing owner.contact public_assets.name
+    utility.student.low utility.student.high utility.student.points utility.labels.low
+    utility.labels.high utility.labels.points
+    utility.classes.class utility.classes.accuracy utility.classes.low utility.classes.high utility.classes.points
+"""
+"""What stands in one place alone and follows from nothing here: the hash holds it, and nothing else."""
+
+
+@pytest.mark.slow
+def test_a_lie_in_one_field_is_found_without_the_hashes_too_but_where_it_is_a_matter_of_trust(release):
+    text = (release / "privacy.json").read_text()
+    trusted = set()
+    for place in leaves(json.loads(text)):
+        lie = json.loads(text)
+        put(lie, place, other)
+        mend(release, privacy_json=lie)
+        if all(check.holds for check in verified(release, release.parents[4] / "ledger.sqlite")):
+            trusted.add(".".join(key for key in place if isinstance(key, str)))
+    assert trusted ^ set(ON_TRUST.split()) == set()
+
+
+def mend(release: Path, record=None, **texts) -> None:
+    """Write what was changed, and the hashes of everything as they should be."""
+    for name, content in texts.items():
+        file = release / name.replace("_", ".")
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    rows = (line.split("  ", 1)[1] for line in (release / "SHA256SUMS").read_text().splitlines())
+    sums = [f"{hashlib.sha256((release / name).read_bytes()).hexdigest()}  {name}\n" for name in rows]
+    (release / "SHA256SUMS").write_text("".join(sums))
+
+
+class Liar:
+    """Tells a lie in every place where the same fact stands, and leaves hashes that fit."""
+
+    def __init__(self, release: Path) -> None:
+        self.release = release
+        self.privacy, self.summary, self.record = (json.loads((release / name).read_text()) for name in FILES)
+        self.before, self.headline = self.privacy["guarantee"]["epsilon"], self.privacy["headline"]
+
+    @property
+    def labels(self) -> dict:
+        (part,) = (p for p in self.privacy["composition"]["parts"] if p["release_id"] == self.record["release_id"])
+        return part
+
+    def fact(self, value, privacy: str, summary: str = "", record: str = "") -> None:
+        put(self.privacy, privacy.split("."), lambda _: value)
+        if summary:
+            self.summary[summary] = value
+        if record:
+            self.record[record] = value
+
+    def epsilon(self, value: float) -> None:
+        self.fact(value, "guarantee.epsilon", "epsilon")
+        self.fact(value, "composition.this_release")
+        self.fact(value, "composition.this_release_ex_post", "epsilon_ex_post")
+
+    def events(self, change) -> None:
+        """Of the labels, everywhere."""
+        self.labels["events"] = self.record["planned"] = [change(dict(event)) for event in self.labels["events"]]
+
+    def recompute(self) -> None:
+        """Every epsilon from the events as they now stand."""
+        delta, account = self.privacy["guarantee"]["delta"], self.privacy["composition"]
+        for part in (*account["parts"], *self.privacy["other_releases"]):
+            part["epsilon"] = bounds(part["events"], delta).high
+        mine = [event for part in account["parts"] for event in part["events"]]
+        self.epsilon(bounds(mine, delta).high)
+        everything = mine + [event for part in self.privacy["other_releases"] for event in part["events"]]
+        self.fact(bounds(everything, delta).high, "composition.account_total", "epsilon_charged")
+        self.fact(
+            self.privacy["composition"]["account_total"], "composition.account_total_ex_post", "epsilon_charged_ex_post"
+        )
+
+    def tell(self) -> None:
+        """Write it all, the words for people too."""
+        card = (self.release / "README.md").read_text()
+        (self.release / "README.md").write_text(card.replace(plain(self.headline), plain(self.privacy["headline"])))
+        now, before = (show_epsilon(e) for e in (self.privacy["guarantee"]["epsilon"], self.before))
+        for where in (("headline",), ("guarantee", "symbols")):
+            put(self.privacy, where, lambda text: text.replace(before, now))
+        pages = {name: (self.release / name).read_text().replace(before, now) for name in ("README.md", "report.html")}
+        for name, text in pages.items():
+            (self.release / name).write_text(text)
+        mend(self.release, privacy_json=self.privacy, summary_json=self.summary, release_json=self.record)
+
+
+def half(liar):
+    liar.epsilon(liar.before / 2)
+
+
+def a_thousandth_less(liar):
+    liar.epsilon(liar.before * 0.999)
+
+
+def smaller_delta(liar):
+    liar.fact(liar.privacy["guarantee"]["delta"] / 10, "guarantee.delta", "delta", "delta")
+    for key in ("headline",):
+        liar.privacy[key] = liar.privacy[key].replace("1e-4", "1e-5")
+
+
+def more_noise(liar):
+    liar.privacy["mechanism"]["parameters"]["sigma"] *= 2
+    liar.record["parameters"]["sigma"] *= 2
+
+
+def cheaper_events(liar):
+    liar.events(lambda event: event | ({"mu": event["mu"] / 2} if "mu" in event else {}))
+    liar.recompute()
+
+
+def fewer_events(liar):
+    liar.events(lambda event: event | {"count": event["count"] // 2})
+    liar.recompute()
+
+
+def another_kind(liar):
+    liar.events(lambda event: {"kind": "zcdp", "rho": event["mu"] ** 2 / 4, "count": event["count"]})
+    liar.recompute()
+
+
+def no_choice(liar):
+    """The choice of the student was free."""
+    account = liar.privacy["composition"]
+    account["parts"] = [part for part in account["parts"] if part is liar.labels]
+    liar.recompute()
+    liar.fact("gdp", "guarantee.route", "accountant")
+    liar.privacy["composition"]["account_route"] = "gdp"
+    liar.privacy["headline"] = re.sub("route: .*", "route: exact Gaussian accounting (gdp))", liar.privacy["headline"])
+
+
+def less_in_all(liar):
+    liar.fact(liar.privacy["composition"]["account_total"] / 2, "composition.account_total", "epsilon_charged")
+
+
+def no_total(liar):
+    liar.fact(None, "composition.account_total", "epsilon_charged")
+
+
+def another_route(liar):
+    liar.fact("zcdp", "guarantee.route", "accountant")
+
+
+def fewer_questions(liar):
+    liar.fact(5, "mechanism.queries_asked", "queries_asked", "queries_asked")
+
+
+def another_sensitivity(liar):
+    liar.fact({**liar.privacy["mechanism"]["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", record="sensitivity")
+
+
+def words_alone(liar):
+    liar.privacy["headline"] = re.sub(r"epsilon = [\d.]+", "epsilon = 0.100", liar.privacy["headline"])
+
+
+def of_an_old_version(liar):
+    liar.privacy["schema_version"] = 2
+
+
+def a_price_without_secret_noise(liar):
+    liar.fact(False, "private", "private", "private")
+
+
+FOUND = {
+    half: "guarantee",
+    a_thousandth_less: "guarantee",
+    smaller_delta: "guarantee",
+    more_noise: "mechanism",
+    cheaper_events: "mechanism",
+    fewer_events: "mechanism",
+    another_kind: "mechanism",
+    less_in_all: "account",
+    no_total: "account",
+    another_route: "guarantee",
+    fewer_questions: "labels",
+    another_sensitivity: "mechanism",
+    words_alone: "words",
+    of_an_old_version: "schema",
+    a_price_without_secret_noise: "guarantee",
+}
+"""Lies that mend their traces, and what finds them in the folder alone."""
+
+
+@pytest.mark.parametrize("lie", FOUND, ids=lambda lie: lie.__name__)
+def test_a_lie_that_mends_its_traces_is_found(lie, release):
+    liar = Liar(release)
+    lie(liar)
+    liar.tell()
+    found = said(release, ledger=False)
+    assert found[FOUND[lie]] == "FAILS", found
+    assert found.get("files", "ok") == "ok", "the traces were mended"
+
+
+def everything_with_twice_the_noise(liar):
+    more_noise(liar)
+    cheaper_events(liar)
+
+
+def another_unit(liar):
+    liar.fact("group:patient", "guarantee.unit", "unit", "unit")
+    liar.fact(None, "guarantee.records_per_unit")
+    liar.privacy["headline"] = liar.privacy["headline"].replace("unit: record", "unit: group:patient")
+
+
+def another_adjacency(liar):
+    liar.fact("replace_one", "guarantee.adjacency", "adjacency", "adjacency")
+    liar.privacy["headline"] = liar.privacy["headline"].replace("add_remove", "replace_one")
+
+
+def another_cap(liar):
+    liar.fact(60.0, "composition.account_cap", "budget_epsilon")
+
+
+def nothing_else_was_released(liar):
+    liar.privacy["other_releases"] = []
+    liar.recompute()
+
+
+def other_answers(liar):
+    rows = list(csv.reader((liar.release / "labels.csv").read_text().splitlines()))
+    rows[1][1] = "1" if rows[1][1] == "0" else "0"
+    table = "".join(",".join(row) + "\n" for row in rows)
+    (liar.release / "labels.csv").write_text(table)
+    liar.record["labels_sha256"] = hashlib.sha256(table.encode()).hexdigest()
+
+
+def another_head(liar):
+    liar.fact("0" * 64, "verification.ledger_head", "ledger_head")
+
+
+CHARGED = {
+    everything_with_twice_the_noise: "charges",
+    another_unit: "terms",
+    another_adjacency: "terms",
+    another_cap: "terms",
+    nothing_else_was_released: "charges",
+    no_choice: "charges",
+    other_answers: "charges",
+    another_head: "chain",
+}
+"""Whole stories, told without a contradiction: what finds them in the ledger."""
+
+
+@pytest.mark.parametrize("lie", CHARGED, ids=lambda lie: lie.__name__)
+def test_a_story_without_a_contradiction_is_found_by_the_ledger(lie, release, second):
+    release = second if lie in (no_choice, nothing_else_was_released) else release
+    liar = Liar(release)
+    lie(liar)
+    liar.tell()
+    found = said(release)
+    failed = {name for name, mark in found.items() if mark == "FAILS"}
+    assert CHARGED[lie] in failed <= {"chain", "terms", "charges", "cap"}, found
+
+
+def test_a_seeded_run_claims_nothing_and_is_not_passed(tmp_path, capsys):
+    pipeline.run(again(tiny(tmp_path), "first", insecure_noise_seed=1))
+    assert main([str(release_of(tmp_path))]) == 1
+    assert "none is claimed" in capsys.readouterr().out
+
+
+def test_a_seeded_run_that_says_it_is_private_is_found_by_the_ledger(release, tmp_path):
+    """The head of the statement moves to the entry of a seeded charge of the same events."""
+    pipeline.run(again(tiny(tmp_path / "seeded"), "first", insecure_noise_seed=1))
+    false = release_of(tmp_path / "seeded")
+    ids = {name: json.loads((false / "summary.json").read_text())[name] for name in ("release_id", "ledger_head")}
+    true = release.parents[1] / "first" / "release"
+    for name in FILES:
+        text = (true / name).read_text()
+        now = json.loads((true / "summary.json").read_text())
+        for key, value in ids.items():
+            text = text.replace(now[key], value)
+        (false / name).write_text(text)
+    for name in (*ANSWERS.values(), "README.md", "report.html", "student.safetensors"):
+        if (true / name).exists():
+            (false / name).write_bytes((true / name).read_bytes())
+    mend(false)
+    assert said(false)["charges"] == "FAILS" and said(false, ledger=False)["guarantee"] == "ok"
+
+
+def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_path, capsys):
+    ledger = release.parents[4] / "ledger.sqlite"
+    with sqlite3.connect(ledger) as database:
+        database.execute("DROP TRIGGER no_update")
+        database.execute("UPDATE entries SET body = replace(body, '50.0', '51.0') WHERE seq = 2")
+    assert main([str(release), "--ledger", str(ledger)]) == 2
+    assert "breaks at entry 2" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("error: release=")
+
+
+@pytest.mark.parametrize("code,lied", [(0, False), (1, True)])
+def test_one_line_a_check_and_an_exit_code(code, lied, release, capsys):
+    if lied:
+        (release / "labels.csv").write_text("query,label,class\n")
+    assert main([str(release.parent)]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"(ok|loose|FAILS) +\S", line) for line in lines) and len(lines) == 9
+    assert any(line.startswith("FAILS") for line in lines) == lied
+
+
+def test_labels_used_again_pass_without_their_record(honest, tmp_path):
+    home = shutil.copytree(honest, tmp_path / "home")
+    first = json.loads((home / "runs/blobs/gaussian/first/release/summary.json").read_text())
+    plan = again(tiny(home), "third", labels=first["release_id"])
+    pipeline.run(plan)
+    assert set(said(plan.folder / "release").values()) == {"ok"}
