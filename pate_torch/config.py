@@ -143,6 +143,9 @@ class RunConfig:
         if given != self.privacy.noise:
             raise checks.fail("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
         self.voters.check(self)
+        if getattr(self.guide_student, "last", None) == "model":
+            what = "is the released model, which learns nothing that could guide a round"
+            raise checks.fail("guide_student", cast(Any, self.guide_student).name, what, "Name another student.")
         if getattr(self.student, "last", None) == "model" and self.labels is None:
             self._check_model()
 

@@ -103,8 +103,8 @@ def _draw(sample: Sample, radius: float, ridge: float, rate: float, noise: Noise
     lower = np.linalg.cholesky(precision)
     center = start - cho_solve((lower, True), gradient)
     while True:
-        normal = noise.gaussian((dimension,), 1.0, _CPU).numpy()
-        theta = center + solve_triangular(lower, normal, trans="T", lower=True) / math.sqrt(rate)
+        standard_D = noise.gaussian((dimension,), 1.0, _CPU).numpy()
+        theta = center + solve_triangular(lower, standard_D, trans="T", lower=True) / math.sqrt(rate)
         log_u = math.log(float(noise.uniform((1,), _CPU)[0]))
         step = theta - start
         bound = level + float(gradient @ step) + float(step @ precision @ step) / 2

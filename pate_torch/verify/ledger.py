@@ -73,8 +73,8 @@ def checks(folder: Folder, path: Path) -> Iterator[Check]:
             else []
         )
         wrong += [f"{name} (seeded)"] if s["private"] and reserve["insecure"] and listed[name] in folder.parts else []
-        if folder.record is not None and folder.record.get("release_id") == name:
-            wrong += [f"{name} ({key})" for key in ANSWERS if key in commit and commit[key] != folder.record.get(key)]
+        if folder.release is not None and folder.release.get("release_id") == name:
+            wrong += [f"{name} ({key})" for key in ANSWERS if key in commit and commit[key] != folder.release.get(key)]
     yield Check(
         "charges",
         not wrong,

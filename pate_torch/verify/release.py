@@ -39,12 +39,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Folder:
-    """What lies in a release folder. record: None where the labels lie in another."""
+    """What lies in a release folder. release: None where the labels lie in another."""
 
     path: Path
     statement: Mapping[str, Any]
     summary: Mapping[str, Any]
-    record: Mapping[str, Any] | None
+    release: Mapping[str, Any] | None
 
     @classmethod
     def read(cls, where: Path) -> Folder:
@@ -102,7 +102,7 @@ def _files(folder: Folder) -> Check:
     digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items()}
     wrong = [name for name in sorted(digest.keys() | said.keys()) if digest.get(name) != said.get(name)]
     for key, name in ANSWERS.items():
-        if folder.record is not None and folder.record.get(key) != digest.get(name):
+        if folder.release is not None and folder.release.get(key) != digest.get(name):
             wrong.append(f"{name} (release.json)")
     return Check(
         "files", not wrong, f"not as they were written: {', '.join(wrong)}" if wrong else f"{len(said)} hashes"
@@ -144,7 +144,7 @@ def _at(tree: Any, path: str) -> Any:
 
 def _record(folder: Folder) -> Check:
     """The same facts in privacy.json, summary.json and release.json."""
-    s, record = folder.statement, folder.record
+    s, record = folder.statement, folder.release
     run, wrong = s["mechanism"], []
     for path, (summary_key, record_key) in SAME.items():
         fact = _at(s, path)
@@ -172,8 +172,8 @@ def _record(folder: Folder) -> Check:
 
 def _labels(folder: Folder) -> Check:
     run, file = folder.statement["mechanism"], folder.path / "labels.csv"
-    if folder.record is None or not file.exists():
-        whole = folder.record is None
+    if folder.release is None or not file.exists():
+        whole = folder.release is None
         return Check("labels", whole, "lie in another folder, or there are none" if whole else "labels.csv is missing")
     rows = list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
     answered, asked = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})

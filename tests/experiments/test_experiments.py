@@ -37,7 +37,7 @@ def run(home: Path, *overrides: str):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name, tmp_path):
     _, study = configured(tmp_path, f"experiment={name}")
-    assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline"})
+    assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline", "five_papers"})
 
 
 def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
