@@ -63,6 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Sanitiser": {"at_a_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "TeacherRecipe": {"chunk": 2},
+    "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
