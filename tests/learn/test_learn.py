@@ -165,7 +165,7 @@ def test_a_release_lists_the_files_that_are_there(home):
     folder = release(home)
     card = (folder / "README.md").read_text()
     assert {file.name for file in folder.iterdir()} == {
-        "README.md", "privacy.json", "report.html", "student.safetensors", "summary.json"
+        "README.md", "SHA256SUMS", "privacy.json", "report.html", "student.safetensors", "summary.json"
     }  # fmt: skip
     assert "labels.csv" not in card and "release.json" not in card and "trained by exponential" in card
 
