@@ -277,8 +277,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Raise ValueError for what cannot work, whatever the data."""
         learner = self.student
         sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
-        makes = callable(learner) and not isinstance(learner, nn.Module)
-        if learner is not None and not isinstance(learner, StudentAlgorithm) and not sklearns and not makes:
+        known = isinstance(learner, StudentAlgorithm) or sklearns or _makes_modules(learner)
+        if learner is not None and not known:
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
             what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
             raise checks.fail("student", type(learner).__name__, what, fix)
@@ -447,7 +447,7 @@ def _described(terms: dict[str, Any], facts: methods.Facts, pool: Tensor) -> Dat
 
 
 def _makes_modules(student: Any) -> bool:
-    return callable(student) and not isinstance(student, StudentAlgorithm) and not isinstance(student, BaseEstimator)
+    return callable(student) and not isinstance(student, StudentAlgorithm | BaseEstimator | nn.Module)
 
 
 def _trained(

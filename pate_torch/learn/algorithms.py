@@ -47,16 +47,19 @@ class Algorithm:
     linear: bool = False
 
 
+def _asked(p: Problem, *names: str) -> dict[str, Any]:
+    """What was chosen, by the names that the algorithms have for it."""
+    return {name: getattr(p.choices, name) for name in names}
+
+
 def _sspp(p: Problem, door: Door) -> Any:
-    c = p.choices
-    asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "beta": c.beta}
+    asked = _asked(p, "epsilon", "alpha", "beta")
     return sspp(p.hypotheses, p.sample, p.points(1000), **asked, budget=door).hypothesis
 
 
 def _exponential(p: Problem, door: Door) -> Any:
-    c, candidates = p.choices, p.finite()
-    asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha}
-    return exponential_mechanism(p.hypotheses, candidates, p.sample, **asked, budget=door).hypothesis
+    asked = _asked(p, "epsilon", "alpha")
+    return exponential_mechanism(p.hypotheses, p.finite(), p.sample, **asked, budget=door).hypothesis
 
 
 def _boosted(p: Problem, door: Door) -> Any:
@@ -66,46 +69,32 @@ def _boosted(p: Problem, door: Door) -> Any:
 
 
 def _convex(p: Problem, door: Door) -> Any:
-    c = p.choices
-    asked: dict[str, Any] = {"radius": c.radius, "ridge": c.ridge, "epsilon": c.epsilon, "alpha": c.alpha}
+    asked = _asked(p, "radius", "ridge", "epsilon", "alpha")
     return logistic_exponential(p.scaled, **asked, budget=door).hypothesis
 
 
 def _representation(p: Problem, door: Door) -> Any:
     c = p.choices
     reference = baselines.uniform_reference(p.public_x, c.points or 1000, p.seed)
-    asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "beta": c.beta}
+    asked = _asked(p, "epsilon", "alpha", "beta")
     return baselines.represented(p.hypotheses, p.sample, reference, **asked, budget=door).hypothesis
 
 
 def _ag_priv_cl(p: Problem, door: Door) -> Any:
     c, x_Q = p.choices, p.points(50)
-    asked: dict[str, Any] = {
-        "epsilon": c.epsilon,
-        "delta": p.delta,
-        "alpha": c.alpha,
-        "beta": c.beta,
-        "constants": c.constants,
-    }
+    asked = _asked(p, "epsilon", "alpha", "beta", "constants") | {"delta": p.delta}
     answers = ag_priv_cl(p.hypotheses, p.sample, x_Q, **asked, resample=c.constants == "paper", budget=door)
     return taught(p, x_Q, answers.label_Q.numpy())
 
 
 def _relabeled(p: Problem, door: Door) -> Any:
-    c, x_Q = p.choices, p.points(50)
-    asked: dict[str, Any] = {"epsilon": c.epsilon, "delta": p.delta, "alpha": c.alpha, "shard": c.shard}
+    x_Q, asked = p.points(50), _asked(p, "epsilon", "alpha", "shard") | {"delta": p.delta}
     return taught(p, x_Q, relabeled_gnmax(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q.numpy())
 
 
 def _unv_priv_cl(p: Problem, door: Door) -> Any:
     c, x_Q = p.choices, p.points(1000)
-    asked: dict[str, Any] = {
-        "epsilon": c.epsilon,
-        "delta": p.delta,
-        "alpha": c.alpha,
-        "beta": c.beta,
-        "constants": c.constants,
-    }
+    asked = _asked(p, "epsilon", "alpha", "beta", "constants") | {"delta": p.delta}
     resample = c.constants == "paper"
     found = unv_priv_cl(p.hypotheses, p.sample, x_Q, **asked, resample=resample, first=c.first, budget=door)
     return found.learner.hypothesis if found.learner is not None else taught(p, x_Q, found.answers.label_Q.numpy())
@@ -125,8 +114,7 @@ def _sub_samp(p: Problem, door: Door) -> Any:
 
 
 def _stable(p: Problem, door: Door) -> Any:
-    c, x_Q = p.choices, p.points(20)
-    asked: dict[str, Any] = {"gamma": c.gamma, "alpha": c.alpha, "constants": c.constants, "cover": c.cover}
+    x_Q, asked = p.points(20), _asked(p, "gamma", "alpha", "constants", "cover")
     return taught(p, x_Q, stable.stable_predictor(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 
@@ -149,8 +137,7 @@ def _df18(p: Problem, door: Door) -> Any:
 
 
 def _averaging(p: Problem, door: Door) -> Any:
-    c, x_Q = p.choices, p.points(20)
-    asked: dict[str, Any] = {"gamma": c.gamma, "alpha": c.alpha, "beta": c.beta}
+    x_Q, asked = p.points(20), _asked(p, "gamma", "alpha", "beta")
     return taught(p, x_Q, baselines.averaging(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 

@@ -105,16 +105,18 @@ def choose(
         ValueError: The method cannot work here, and the message says why.
     """
     checks.one_of("method", method, METHODS)
-    votes = _teachers(facts, num_teachers, num_queries)
     if method == "dpsgd":
         return _dpsgd(facts)
     if method == "gradients":
         return _gradients(facts, "asked for by name")
-    if method == "teachers" or num_teachers is not None or num_queries is not None:
-        return replace(votes, reason=f"asked for by name; {votes.reason}")
-    if facts.records is None:
-        return replace(votes, reason=f"{votes.reason}; num_records_about would allow gradients")
-    return _gradients(facts, "single records say more through the same noise than votes of teachers do")
+    named = method == "teachers" or num_teachers is not None or num_queries is not None
+    if facts.records is not None and not named:
+        return _gradients(facts, "single records say more through the same noise than votes of teachers do")
+    votes = _teachers(facts, num_teachers, num_queries)
+    reason = (
+        f"asked for by name; {votes.reason}" if named else f"{votes.reason}; num_records_about would allow gradients"
+    )
+    return replace(votes, reason=reason)
 
 
 def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -> Method:

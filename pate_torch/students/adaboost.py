@@ -54,10 +54,8 @@ class AdaBoost:
         problem = prepare(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.x_P[problem.query_Q]).flatten(1).numpy()
-        x_SD, label_S, share_S = x_QD, label_Q, None
-        if problem.soft:  # every class of every point, weighted by its share
-            label_S = np.tile(np.arange(spec.num_classes), len(x_QD))
-            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+        x_SD, label_S, share_S = problem.weighted(x_QD)
+        if share_S is not None:
             x_SD, label_S, share_S = x_SD[share_S > 0], label_S[share_S > 0], share_S[share_S > 0]
         seen = np.unique(label_S)
         stumps: list[tuple[int, float, np.ndarray, np.ndarray]] = []

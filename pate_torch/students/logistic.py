@@ -64,10 +64,7 @@ class Logistic:
             size = scale(x_QD)
             chosen, _ = cross_validated(x_QD / size, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR)
             ridge = 1 / chosen.C
-        x_SD, label_S, share_S = x_QD / size, label_Q, None
-        if problem.soft:  # the cross-entropy with scores: every class of every point, weighted by its share
-            label_S = np.tile(np.arange(spec.num_classes), len(x_QD))
-            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+        x_SD, label_S, share_S = problem.weighted(x_QD / size)
         weight_CD, bias_C = self._solve(x_SD, label_S, spec.num_classes, ridge, share_S)
         weight_CD /= size
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)

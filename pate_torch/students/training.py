@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,6 +69,17 @@ class StudentProblem:
         if self.posterior_QC is not None:
             return self.posterior_QC
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
+
+    def weighted(self, x_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Rows, labels and weights (None: all one) for learners that know no soft labels.
+
+        Of soft labels every class of every point is a row, weighted by its share: the same cross-entropy.
+        """
+        if not self.soft:
+            return x_QD, self.label_Q.cpu().numpy(), None
+        classes = self.spec.num_classes
+        label_S = np.tile(np.arange(classes), len(x_QD))
+        return np.repeat(x_QD, classes, 0), label_S, self.target_QC.double().cpu().numpy().ravel()
 
     def stream(self, *names: str | int) -> torch.Generator:
         """The generator of one named use of randomness, on the points' device."""
