@@ -47,7 +47,7 @@ from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import Dataset, DataSpec, PrivateData, PublicPool
+from pate_torch.types import Dataset, DataSpec, EncoderCard, PrivateData, PublicPool
 from pate_torch.voters import panel
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.teachers import Teachers
@@ -79,8 +79,10 @@ class _Points:
     std: np.ndarray | None
 
     @classmethod
-    def of(cls, public: Any, categories: Mapping[str, Sequence[Any]] | None) -> tuple[_Points, Tensor]:
-        """Read them off the public points; returns these as numbers, too."""
+    def of(
+        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, encoded: bool
+    ) -> tuple[_Points, Tensor]:
+        """Read them off the public points; returns these as numbers, too. An encoder's features keep their shape."""
         if _is_images(public):
             return cls(None, None, None), torch.as_tensor(np.asarray(public))
         schema = None
@@ -95,6 +97,8 @@ class _Points:
             numeric[list(schema.numeric)] = True
         numeric &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
         mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
+        if encoded:
+            std[:] = np.sqrt(np.mean(std**2))
         mean, std = np.where(numeric, mean, 0.0), np.where(numeric & (std > 0), std, 1.0)
         points = cls(schema, mean, std)
         return points, points._filled(x_PD)
@@ -120,7 +124,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
         classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
-        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; None: points are numbers or tables.
+        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or which one made the rows that are given,
+            each of its own point alone: ``EncoderCard(name=..., kind="given")``. None: rows, tables or images.
         method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
         teacher: Of ``method="teachers"``: as for ``Pate``, such as any scikit-learn classifier.
         student: Learns from the released labels: a StudentAlgorithm, which the release then holds; any scikit-learn
@@ -151,7 +156,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         delta: float | None = None,
         classes: Sequence[Any] | None = None,
         categories: Mapping[str, Sequence[Any]] | None = None,
-        encoder: Encoder | None = None,
+        encoder: Encoder | EncoderCard | None = None,
         method: str = "auto",
         teacher: Any = None,
         student: Any = None,
@@ -208,7 +213,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
         X, public = self._checked(self._encoded(X), self._encoded(public))
-        points, pool = _Points.of(public, self.categories)
+        points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
         x = points(X, unknown="zeros")
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
@@ -228,6 +233,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             public=len(pool),
             classes=len(self.classes_),
             images=pool.dim() == 4,
+            encoded=self.encoder is not None,
         )
         self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
@@ -306,7 +312,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _encoded(self, X: Any) -> Any:
         """Features of texts, where there is an encoder."""
-        return X if self.encoder is None else self.encoder.encode(X, TEXTS, device=self.device).numpy()
+        if not isinstance(self.encoder, Encoder):
+            return X
+        return self.encoder.encode(X, TEXTS, device=self.device).numpy()
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features."""
@@ -369,7 +377,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "mean": None if points.mean is None else points.mean.tolist(),
             "std": None if points.std is None else points.std.tolist(),
             "schema": points.schema,
-            "encoder": None if self.encoder is None else self.encoder.card(TEXTS),
+            "encoder": self.encoder.card(TEXTS) if isinstance(self.encoder, Encoder) else self.encoder,
             "seed": checks.integer("random_state", self.random_state, low=0),
             "device": self.device,
             "quiet": not self.verbose,
@@ -380,7 +388,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method = self.method_
         assert method.mechanism is not None
         if method.name == "gradients":
-            who: dict[str, Any] = {"teacher": Gradients(size=facts.records, ridge=method.ridge)}
+            who: dict[str, Any] = {"teacher": Gradients(size=facts.records, directions=method.directions)}
         else:
             who = {"teacher": self.teacher, "num_teachers": method.num_teachers}
         return Pate(mechanism=method.mechanism, **who, **terms)

@@ -25,6 +25,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
 from pate_torch.plan.method import DELTA, Facts, choose, delta_for
+from pate_torch.types import EncoderCard
 from tests import ROOT
 from tests.worlds import clouds
 
@@ -295,6 +296,15 @@ def test_images(make):
     assert clf.fit(x, y, public=public).score(test, truth) > 0.9
 
 
+def test_features_that_were_made_before_are_taken_as_they_are(make):
+    card = EncoderCard(name="lens", kind="given", license="MIT")
+    clf = make(2.0, encoder=card, num_records_about=len(X)).fit(X, Y, public=PUBLIC)
+    assert clf.method_.features is None and clf.privacy_["encoder"]["name"] == "lens"
+    assert clf.score(X, Y) > 0.8
+    loaded = load_student(clf.release_)
+    assert (loaded.predict(torch.from_numpy(PUBLIC).float()).numpy() == clf.predict(PUBLIC)).all()
+
+
 # ---- the rule ----------------------------------------------------------------------------------------------------
 
 ROWS = Facts(
@@ -313,6 +323,9 @@ def test_the_rule_goes_by_public_facts():
         "contrastive",
     ]
     assert choose(replace(ROWS, images=True, records=None)).name == "teachers"
+    assert choose(replace(ROWS, encoded=True)).features is None
+    fewer, more = choose(replace(ROWS, epsilon=0.1)), choose(ROWS)
+    assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 12)
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
     assert "Nothing here is foretold" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
     assert "Nothing here is foretold" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook

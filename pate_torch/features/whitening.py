@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from scipy.optimize import brentq
 from torch import Tensor
 
 from pate_torch.types import LinearModel
@@ -27,12 +28,20 @@ class Whitening:
     radius: float
 
     @classmethod
-    def of(cls, feature_PD: Tensor, ridge: float) -> Whitening:
-        """The public points' own; the clipping norm is their median length."""
+    def of(cls, feature_PD: Tensor, ridge: float, directions: float | None = None) -> Whitening:
+        """The public points' own; the clipping norm is their median length.
+
+        Args:
+            feature_PD: Features of the public points.
+            ridge: Added to the variance of every direction, in units of the mean variance.
+            directions: Effective number of directions: the ridge is then the one that leaves so many (``ridge_for``).
+        """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
         values_D, axis_DD = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
         values_D = values_D.clamp(min=0)
+        if directions is not None:
+            ridge = ridge_for(values_D, directions)
         axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
         unbounded = cls(center_D, axis_DD, math.inf)
         return replace(unbounded, radius=float(unbounded(feature_PD).norm(dim=1).median()))
@@ -51,3 +60,22 @@ class Whitening:
         """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1]."""
         z_PD = self(feature_PD).double() / self.radius
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
+
+
+_RIDGES = (1e-3, 1e6)
+
+
+def ridge_for(values_D: Tensor, directions: float) -> float:
+    """The ridge r, in units of the mean variance v, at which sum_d v_d / (v_d + r v) = directions, or the nearest end.
+
+    The sum is the mean squared length of a whitened point: the effective dimension of ridge regression.
+    """
+    unit_D = values_D / values_D.mean().clamp(min=1e-12)
+
+    def excess(log_ridge: float) -> float:
+        return float((unit_D / (unit_D + math.exp(log_ridge))).sum()) - directions
+
+    low, high = (math.log(end) for end in _RIDGES)
+    if excess(low) <= 0:
+        return _RIDGES[0]
+    return _RIDGES[1] if excess(high) >= 0 else math.exp(brentq(excess, low, high))

@@ -47,6 +47,8 @@ class Gradients(RecordVoters):
     Attributes:
         ridge: Added to the variance of every direction of the public points, in units of the mean variance: directions
             in which they hardly spread would carry noise alone.
+        directions: In place of the ridge: how many directions of the public points are to count, effectively. The ridge
+            follows (``features.whitening.ridge_for``). None: ``ridge`` holds.
         size: About how many records there are, which must be public knowledge: it scales the steps. None: what the data
             set declares (``nominal_size``).
         neighbors: Replace each feature by the weighted mean of its so many nearest public features (one mean-shift
@@ -56,12 +58,15 @@ class Gradients(RecordVoters):
     mechanism: ClassVar[str] = "gradient_descent"
     name: str = "gradients"
     ridge: float = 0.1
+    directions: float | None = None
     size: int | None = None
     neighbors: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("voters.ridge", self.ridge)
+        if self.directions is not None:
+            checks.positive("voters.directions", self.directions)
         checks.integer("voters.neighbors", self.neighbors, low=0)
         if self.size is not None:
             checks.integer("voters.size", self.size, low=1, high=_MOST - 1)
@@ -111,7 +116,8 @@ class Gradients(RecordVoters):
         """
         self.check_size(data)
         private, encoder, feature_PD = encode_public(data, shards, encoder, device, self.neighbors)
-        private, whitening = one_per_unit(private, shards.adjacency), Whitening.of(feature_PD, self.ridge)
+        private = one_per_unit(private, shards.adjacency)
+        whitening = Whitening.of(feature_PD, self.ridge, self.directions)
         z_ND = map_records_independently(
             lambda feature_BD: quantize(whitening.bounded(feature_BD)).short(), encoder, private, data.spec, progress
         )

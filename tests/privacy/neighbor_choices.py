@@ -69,7 +69,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Confident": [{"max_answers": 2}],
     "GradientDescent": [{"early_noise_multiplier": 2.0, "clip_norm": 0.25}],
-    "Gradients": [{"neighbors": 3}],
+    "Gradients": [{"neighbors": 3}, {"directions": 1.5}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
     "Encoder": [

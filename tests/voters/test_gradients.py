@@ -590,6 +590,7 @@ def test_edited_scores_are_refused(run, edit):
         (["voters=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
         (["voters=gradients", "mechanism=gradient_descent", "voters.ridge=0"], "ridge"),
         (["voters=gradients", "mechanism=gradient_descent", "voters.size=0"], "size"),
+        (["voters=gradients", "mechanism=gradient_descent", "voters.directions=0"], "voters.directions"),
         (["student=self_training", "student.last=model"], "voters=gradients"),
         (
             ["voters=reverse_knn", "mechanism=histogram", "student=self_training", "student.last=model"],
