@@ -164,7 +164,7 @@ def _scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
     held = {"score_RPC": score_RPC.contiguous()}
     if model is not None:
         held |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
-        held["neighbors"] = torch.tensor([model.neighbors])
+        held |= {"neighbors": torch.tensor([model.neighbors]), "radius": torch.tensor([model.radius])}
     return held
 
 
@@ -172,7 +172,8 @@ def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
     """Inverse of ``_scores``; None in files from before the model was written."""
     if "weight_DC" not in held:
         return None
-    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]))
+    radius = float(held["radius"]) if "radius" in held else 1.0
+    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]), radius)
 
 
 def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:

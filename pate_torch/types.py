@@ -418,11 +418,13 @@ class LinearModel:
         weight_DC: W, float32.
         bias_C: b, float32.
         neighbors: Public points among which features are moved first (``networks.MeanShift``); 0: none.
+        radius: The model was fitted to features over this length, so its probabilities are those of its logits over it.
     """
 
     weight_DC: Tensor
     bias_C: Tensor
     neighbors: int = 0
+    radius: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -305,6 +307,22 @@ def test_features_that_were_made_before_are_taken_as_they_are(make):
     assert (loaded.predict(torch.from_numpy(PUBLIC).float()).numpy() == clf.predict(PUBLIC)).all()
 
 
+def test_probabilities_are_those_that_the_records_were_fitted_at(make):
+    """Features are divided by their clipping norm before they are fitted; undivided they would be far too sure."""
+    rng = np.random.default_rng(5)
+    y = rng.integers(0, 2, 4000)
+    x = rng.normal(size=(4000, 6)) + np.outer(y, [1.0, 0.6, 0, 0, 0, 0])
+    clf = make(2.0, classes=[0, 1], num_records_about=3000).fit(x[:3000], y[:3000], public=x[3000:3400])
+    held = load_file(clf.release_ / "scores.safetensors")
+    radius = float(held["radius"])
+    logits = clf.student_.logits(torch.from_numpy(x[3000:3400]).float())
+    assert radius > 3 and torch.allclose(logits * radius, held["score_RPC"][-1], rtol=1e-3, atol=1e-3)
+    chance = clf.predict_proba(x[3400:]).astype(float)
+    chance /= chance.sum(1, keepdims=True)
+    undivided = chance**radius / (chance**radius).sum(1, keepdims=True)
+    assert log_loss(y[3400:], chance) < 0.8 < 1.5 < log_loss(y[3400:], undivided)
+
+
 # ---- the rule ----------------------------------------------------------------------------------------------------
 
 ROWS = Facts(
@@ -325,7 +343,7 @@ def test_the_rule_goes_by_public_facts():
     assert choose(replace(ROWS, images=True, records=None)).name == "teachers"
     assert choose(replace(ROWS, encoded=True)).features is None
     fewer, more = choose(replace(ROWS, epsilon=0.1)), choose(ROWS)
-    assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 12)
+    assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 8)
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
     assert "Nothing here is foretold" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
     assert "Nothing here is foretold" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook

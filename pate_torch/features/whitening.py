@@ -54,7 +54,7 @@ class Whitening:
         """The model linear in whitened features and their 1, as one linear in the features themselves."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
-        return LinearModel(weight_FC.float(), bias_C.float(), neighbors)
+        return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
     def bounded(self, feature_PD: Tensor) -> Tensor:
         """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1]."""

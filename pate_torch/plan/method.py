@@ -27,10 +27,12 @@ _MOST_TEACHERS, _FEWEST_TEACHERS = 400, 10
 _RECORDS_A_TEACHER = 100
 _LEAD = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
-_RECORDS_A_DIRECTION = 12
+_RECORDS_A_DIRECTION = 8
 """The more noise, the fewer directions of the public points are worth a step: one for every so many records for each
 unit of noise. Then the noise of a logit is the same whatever the epsilon, the features or the number of records. Chosen
 on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
+_STEP = 2.0
+"""Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
 _FEW = 25
 """Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
@@ -158,20 +160,20 @@ def _gradients(facts: Facts, why: str) -> Method:
     if facts.records is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
         raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
-    descent = GradientDescent(
-        sigma=1.0, adjacency=facts.adjacency, steps=8, first_step_size=4.0, step_size=4.0, clip_norm=0.5
-    )
+    descent = GradientDescent(sigma=1.0, adjacency=facts.adjacency, steps=8, clip_norm=0.5)
     sigma = calibration.smallest_sigma(
         lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=facts.epsilon, delta=facts.delta
     )
     a_unit = facts.records / sigma  # records for each unit of noise
+    directions = a_unit / _RECORDS_A_DIRECTION
+    step = _STEP * math.sqrt(1 + directions)  # a whitened point is about so long
     features: FeatureRecipe = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
     return Method(
         name="gradients",
         num_queries=facts.public,
-        mechanism=replace(descent, sigma=sigma),
+        mechanism=replace(descent, sigma=sigma, first_step_size=step, step_size=step),
         features=None if facts.encoded else features,
-        directions=a_unit / _RECORDS_A_DIRECTION,
+        directions=directions,
         reason=f"noisy gradients of a linear model: {why}",
         outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
         + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is foretold to beat the commonest class."),

@@ -89,7 +89,7 @@ def linear_student(
     description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
-    state |= {"2.weight": model.weight_DC.T.contiguous(), "2.bias": model.bias_C}
+    state |= {"2.weight": (model.weight_DC.T / model.radius).contiguous(), "2.bias": model.bias_C / model.radius}
     if module.get_submodule("2").weight.shape != state["2.weight"].shape:
         raise _foreign("has another width")
     module.load_state_dict(state)
@@ -106,7 +106,8 @@ def _off(student: Student, task: StudentTask) -> float:
     theirs_QC = task.posterior_QC.cpu().double()
     told_Q = (theirs_QC > _SMALLEST).all(1)
     theirs_QC = theirs_QC[told_Q].log()
-    ours_QC = student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double().log_softmax(1)
+    radius = 1.0 if task.model is None else task.model.radius
+    ours_QC = (radius * student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()).log_softmax(1)
     return float((ours_QC - theirs_QC).abs().max() / theirs_QC.std().clamp(min=1)) if bool(told_Q.any()) else 0.0
 
 
