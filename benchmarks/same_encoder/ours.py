@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import tempfile
 import warnings
@@ -30,6 +31,7 @@ from pate_torch.types import EncoderCard
 from pate_torch.voters.reverse_knn import ReverseKnn
 
 DELTA = 1e-5
+TEACHER = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03, backend="vectorised")
 Answer = tuple[np.ndarray, dict[str, Any]]
 """Predicted classes of the test points, and what else is shown of a row."""
 
@@ -74,7 +76,7 @@ def teachers(
     queries = min(questions_a_class * split.classes, len(split.public))
     sigma = _calibrated(lambda sigma: Gaussian(sigma=sigma), queries, epsilon)
     num_teachers = max(2, split.about // records_a_teacher)
-    with _asked(split, num_teachers, Gaussian(sigma=sigma), TeacherRecipe(network="logistic", steps=200)) as pate:
+    with _asked(split, num_teachers, Gaussian(sigma=sigma), TEACHER) as pate:
         voters = "teachers_transductive" if transductive else None
         release = pate.label(_floats(split.public), queries, strategy=Prototypes(), voters=voters)
         assert pate._stored is not None
@@ -110,9 +112,9 @@ def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: floa
 
 @contextlib.contextmanager
 def _asked(split: Split, num_teachers: int | None, mechanism: Mechanism, teacher: Any) -> Any:
-    """Voters that are ready to be asked, with a throw-away account."""
+    """Voters that are ready to be asked; the account counts, and refuses nothing."""
     mean, std = split.scale
-    with tempfile.TemporaryDirectory() as home, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         pate = Pate(
             "same",
@@ -120,7 +122,8 @@ def _asked(split: Split, num_teachers: int | None, mechanism: Mechanism, teacher
             num_teachers=num_teachers,
             mechanism=mechanism,
             delta=DELTA,
-            home=home,
+            budget_epsilon=1e6,
+            home=_home(split.name, split.seed).name,
             teacher=teacher,
             mean=mean.tolist(),
             std=std.tolist(),
@@ -128,6 +131,12 @@ def _asked(split: Split, num_teachers: int | None, mechanism: Mechanism, teacher
             seed=split.seed,
         )
         yield pate.fit_teachers(_floats(split.x), torch.from_numpy(split.y), public_x=_floats(split.public))
+
+
+@functools.cache
+def _home(name: str, seed: int) -> tempfile.TemporaryDirectory[str]:
+    """One ensemble for all epsilons of a split: it is found again."""
+    return tempfile.TemporaryDirectory()
 
 
 def _calibrated(mechanism: Any, queries: int, epsilon: float) -> float:
