@@ -23,11 +23,12 @@ from sklearn.utils.estimator_checks import check_estimator
 from pate_torch import Pate, PATEClassifier, load_student
 from pate_torch.accounting import gdp
 from pate_torch.classifier import AssumedPublic
+from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
 from pate_torch.plan.method import DELTA, Facts, choose, delta_for
-from pate_torch.types import EncoderCard
+from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
 from tests.worlds import clouds
 
@@ -321,6 +322,26 @@ def test_probabilities_are_those_that_the_records_were_fitted_at(make):
     chance /= chance.sum(1, keepdims=True)
     undivided = chance**radius / (chance**radius).sum(1, keepdims=True)
     assert log_loss(y[3400:], chance) < 0.8 < 1.5 < log_loss(y[3400:], undivided)
+
+
+def test_features_with_their_encoders_card_give_a_student_of_the_points_themselves(make):
+    spec = DataSpec(
+        name="clouds",
+        num_classes=3,
+        input_shape=X.shape[1:],
+        class_names=("0", "1", "2"),
+        mean=(0.0,) * X.shape[1],
+        std=(1.0,) * X.shape[1],
+    )
+    module = torch.nn.Linear(X.shape[1], 5)
+    torch.nn.init.orthogonal_(module.weight, generator=torch.Generator().manual_seed(0))
+    lens = Encoder(name="lens", module=module)
+    z, z_public, z_test = (lens.encode(torch.from_numpy(x), spec).numpy() for x in (X, PUBLIC, TEST))
+    clf = make(2.0, encoder=lens.card(spec)).fit(z, Y, public=z_public)
+    assert clf.score(z_test, TRUTH) > 0.8 and clf.privacy_["encoder"]["sha256"] == lens.digests["weights"]
+    assert (load_student(clf.release_, encoder=lens).predict(TEST).numpy() == clf.predict(z_test)).all()
+    with pytest.raises(ValueError, match="needs the encoder lens"):
+        load_student(clf.release_).predict(TEST)
 
 
 # ---- the rule ----------------------------------------------------------------------------------------------------
