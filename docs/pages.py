@@ -77,11 +77,9 @@ def notebook(file: Path) -> None:
 
 
 def says(part: str) -> str:
-    """What a part of the package is, by the first sentence of its docstring."""
+    """What a part of the package is, by the first line of its docstring."""
     file = ROOT / "pate_torch" / ("" if part == "pate_torch" else part) / "__init__.py"
-    return (
-        (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0].split(". ")[0].rstrip(".")
-    )
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def reference() -> None:
