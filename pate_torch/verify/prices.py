@@ -181,10 +181,11 @@ def sampled(e: Event, delta: float) -> tuple[float, float]:
     from dp_accounting.pld import privacy_loss_distribution as library
 
     step = max(1e-5, min(_CELL / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most
+    slack = 1e-14 * e["count"]  # of delta: what so many convolutions err by
 
-    def epsilon(pessimistic: bool) -> float:
+    def epsilon(pessimistic: bool, at: float) -> float:
         how = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}
         law = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=step, **how)
-        return float(law.self_compose(e["count"]).get_epsilon_for_delta(delta))
+        return float(law.self_compose(e["count"]).get_epsilon_for_delta(at))
 
-    return epsilon(False), epsilon(True)
+    return epsilon(False, delta + slack), epsilon(True, delta - slack) if delta > slack else math.inf

@@ -91,6 +91,13 @@ def test_large_losses_are_bounded_as_closely_as_small_ones():
     assert priced(PureDP(epsilon=1000.0)).low == pytest.approx(1000.0 + math.log1p(-1e-5), abs=1e-4)
 
 
+@pytest.mark.parametrize("delta", [0.3, 1e-12, 1e-18])
+@pytest.mark.parametrize("event", [Laplace(ratio=0.1, count=50), PureDP(epsilon=0.4, count=20), BoundedRange(eta=2.0)])
+def test_no_lower_bound_is_above_the_upper_one_at_any_delta(event, delta):
+    found = priced(event, delta=delta)
+    assert found.low <= epsilon((event,), delta).epsilon * (1 + 1e-9) and found.low <= found.high < math.inf
+
+
 def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
     """It is one of the mechanisms of this range: its epsilon, written out, is where the lower bound lies."""
     found = priced(BoundedRange(eta=0.1, count=300))
