@@ -60,6 +60,7 @@ def link(board: Path, root: Path) -> None:
     TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
     where the file system has no links.
     """
+    board, root = board.absolute(), root.absolute()
     run = board.parent.parent
     if root / "runs" not in run.parents:
         return

@@ -1,5 +1,7 @@
 """Short names of boards: links that TensorBoard follows, one for each run, and none where there are no runs."""
 
+from pathlib import Path
+
 import pytest
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 from torch.utils.tensorboard import SummaryWriter
@@ -37,6 +39,14 @@ def test_a_run_that_goes_on_keeps_its_name(tmp_path):
     for _ in range(2):
         board(tmp_path, "2026-11-23_17-37-55-433145")
     assert names(tmp_path) == {"digits/gaussian/1123-1737"}
+
+
+def test_a_root_may_be_named_from_where_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("outputs/runs/digits/gaussian/night-1/release/tensorboard")
+    folder.mkdir(parents=True)
+    link(folder.absolute(), Path("outputs"))
+    assert Path("outputs/tensorboard/digits/gaussian/night-1").resolve() == folder.resolve()
 
 
 def test_a_board_elsewhere_gets_no_link(tmp_path):
