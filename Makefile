@@ -38,7 +38,7 @@ docs: install
 
 # A wheel, installed with all it needs (a download of some gigabytes) into an empty environment, and used there.
 wheel: install
-	rm -rf dist build
+	rm -rf dist build/fresh build/home
 	$(BIN)/python -m hatchling build -t wheel
 	$(PYTHON) -m venv build/fresh
 	build/fresh/bin/pip install --quiet dist/*.whl

@@ -5,6 +5,7 @@ Beside the documents: each notebook with its outputs, and a page for each part o
 
 from __future__ import annotations
 
+import ast
 import base64
 import re
 import shutil
@@ -75,6 +76,12 @@ def notebook(file: Path) -> None:
     write(Path("notebooks") / f"{file.stem}.md", "\n\n".join(parts) + "\n")
 
 
+def says(part: str) -> str:
+    """What a part of the package is, by the first line of its docstring."""
+    file = ROOT / "pate_torch" / ("" if part == "pate_torch" else part) / "__init__.py"
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
 def reference() -> None:
     """A page for each part of the package, with all its modules."""
     found: dict[str, list[str]] = {}
@@ -86,7 +93,7 @@ def reference() -> None:
     for part, modules in found.items():
         text = f"# {part}\n\n" + "\n".join(f"::: {module}\n" for module in modules if module != f"pate_torch.{part}")
         write(Path("reference") / f"{part}.md", text)
-    rows = "".join(f"- [{part}]({part}.md): {len(modules)} modules\n" for part, modules in sorted(found.items()))
+    rows = "".join(f"- [{part}]({part}.md): {says(part)}\n" for part in sorted(found))
     write(
         Path("reference") / "index.md",
         f"# Reference\n\nWhat every module says of itself, from its docstrings.\n\n{rows}",
@@ -100,6 +107,7 @@ def main() -> None:
     for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
         notebook(file)
     reference()
+    shutil.copy(ROOT / "docs" / "site.css", OUT / "docs")
     print(f"{sum(1 for _ in OUT.rglob('*.md'))} pages under {OUT.relative_to(ROOT)}")
 
 

@@ -30,6 +30,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.plan import chance
 from pate_torch.protocols import Log, Student, silent
 from pate_torch.reporting import owner_file
+from pate_torch.reporting.curves import link
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.reporting.tensorboard import ReleaseBoard
@@ -147,7 +148,9 @@ class RunContext:
         assert self.opened is not None
         private = self.budget is None or self.budget.secret
         private &= self.reused is None or bool(self.reused.facts["private"])
-        return self.opened.enter_context(ReleaseBoard(self.release_dir / "tensorboard", private=private))
+        board = ReleaseBoard(self.release_dir / "tensorboard", private=private)
+        link(board.folder, self.config.root)
+        return self.opened.enter_context(board)
 
     def afford(self) -> None:
         """Refuse a run whose release could not be charged.

@@ -366,8 +366,8 @@ def test_the_rule_goes_by_public_facts():
     fewer, more = choose(replace(ROWS, epsilon=0.1)), choose(ROWS)
     assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 8)
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
-    assert "Nothing here is foretold" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
-    assert "Nothing here is foretold" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook
+    assert "Nothing here is expected" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
+    assert "Nothing here is expected" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook
 
 
 @pytest.mark.parametrize("method", ["teachers", "gradients"])

@@ -174,6 +174,7 @@ PARTS = [
 COMPOSITION = [
     ("nosuchkey=1", "nosuchkey: no such key", "seed", "+nosuchkey=1"),
     ("num_querys=3", "num_querys: no such key", "Did you mean 'num_queries'?"),
+    ("steps=0", "steps: no such key (there are seed", "Did you mean 'teacher.steps' or 'student.steps'"),
     ("mechanism.sgima=3", "mechanism.sgima: no such key", "Did you mean 'sigma'?", "+mechanism.sgima=3"),
     ("recommended.foo=3", "recommended.foo: no such key", "num_teachers"),
     ("+dataset.foo=1", "dataset", "'foo'", "private"),

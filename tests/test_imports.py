@@ -61,7 +61,14 @@ ALLOWED = {
     },
     "reporting": {  # what lays out a release knows the report of it, not the owner's part
         *("types", "core", "accounting.shown", "voters.description"),
-        *("reporting.report", "reporting.statement", "reporting.intervals", "reporting.figures", "reporting.render"),
+        *(
+            "reporting.report",
+            "reporting.statement",
+            "reporting.intervals",
+            "reporting.figures",
+            "reporting.render",
+            "reporting.curves",
+        ),
     },
     "verify": {"verify", "core.checks"},  # it shares nothing with what it checks
     "pac": {"pac", "types", "sensitive", "core", "noise", "budget", "ledger", "protocols", "accounting", "mechanisms"},

@@ -118,11 +118,13 @@ def explain(error: BaseException, settings: Sequence[str] | None = None) -> str:
     cause = error.__cause__ if isinstance(error, HydraException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         key = str(cause.full_key)
-        known = [str(name) for name in cause.parent_node]
+        known = [str(name) for name in cause.parent_node if name not in ("hydra", "recommended")]
         asked = [word for word in sys.argv[1:] if f"{key}.".startswith(f"{word.partition('=')[0]}.")]
         added = max(asked, key=len, default=key)
-        near = difflib.get_close_matches(str(cause.key), known, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        groups = {name: cause.parent_node._get_node(name) for name in known}
+        within = [f"{name}.{key}" for name, group in groups.items() if isinstance(group, DictConfig) and key in group]
+        near = within or difflib.get_close_matches(str(cause.key), known, n=1)
+        hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         there = ", ".join(known) or "none"
         return f"{key}: no such key (there are {there}). {hint}To add one all the same: '+{added}'."
     if isinstance(error, ChildProcessError):
@@ -138,7 +140,7 @@ def explain(error: BaseException, settings: Sequence[str] | None = None) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if _composed or isinstance(error, HydraException):
         return text
-    return f"{text}. One of these is wrong: {' '.join(sys.argv[1:])}."  # Hydra's own complaint names no key
+    return f"{text.rstrip('.')}. One of these is wrong: {' '.join(sys.argv[1:])}."  # Hydra's own complaint names no key
 
 
 def _unknown(group: str, name: str, options: Sequence[str]) -> ValueError:

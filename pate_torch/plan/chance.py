@@ -1,4 +1,4 @@
-"""Whether a plan's labels would be any better than guesses, foretold from public values before anything is charged.
+"""Whether a plan's labels would be any better than guesses, predicted from public values before anything is charged.
 
 How far teachers agree is private, but not how far they would have to: the noise is public, and with it the lead from
 which its labels are nearer to the truth than to a guess.

@@ -77,7 +77,7 @@ class Method:
         features: Of the public points, in which a linear model is fitted; None: none are needed.
         directions: Of ``voters.gradients``.
         reason: Why this one, in a line.
-        outlook: What is foretold, in a line.
+        outlook: What to expect, in a line.
     """
 
     name: str
@@ -145,7 +145,7 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
         reason=f"{teachers} teachers, by {whose}, answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
         outlook=f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
         if drowned is None
-        else f"{drowned} Nothing here is foretold to beat the commonest class.",
+        else f"{drowned} Nothing here is expected to beat the majority class.",
     )
 
 
@@ -176,7 +176,7 @@ def _gradients(facts: Facts, why: str) -> Method:
         directions=directions,
         reason=f"noisy gradients of a linear model: {why}",
         outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
-        + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is foretold to beat the commonest class."),
+        + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is expected to beat the majority class."),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.audit.membership import Membership
+from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import numbered, thinned
 from pate_torch.sensitive import Votes
 
@@ -68,10 +69,11 @@ class PrivateBoard:
         self.writer.flush()
         for file in folder.glob("events.out.tfevents.*"):
             file.chmod(OWNER_ONLY_FILE)  # the folder is closed already; a copy of the file alone should be, too
+        self.curves = Curves(self.writer)
 
     def log(self, tag: str, value: float, step: int) -> None:
         """PRIVATE. A ``protocols.Log`` for the teachers' training."""
-        self.writer.add_scalar(tag, value, step)
+        self.curves.log(tag, value, step)
 
     def losses(self, step: int, loss_K: Tensor) -> None:
         """PRIVATE. The distribution of the teachers' losses, [K], at a step."""
@@ -88,7 +90,7 @@ class PrivateBoard:
         if len(answered_Q):
             share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
             for question, share in thinned(numbered(share_Q.tolist())):
-                self.writer.add_scalar("votes/answered_share", share, int(question))
+                self.curves.log("votes/answered_share", share, int(question))
 
     def membership(self, found: Membership) -> None:
         """PRIVATE. The membership test, beside its bounds and a model without privacy."""
@@ -101,5 +103,7 @@ class PrivateBoard:
             self.writer.add_histogram(tag, finite.cpu().numpy(), step)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; single numbers stand in text."""
+        for tag, value in self.curves.numbers().items():
+            self.writer.add_text(tag, f"{value:.6g}")
         self.writer.close()

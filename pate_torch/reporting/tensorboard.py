@@ -1,6 +1,7 @@
 """What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private.PrivateBoard``.
 
-Plain tags, one run, one layout. A run that is not private shows no epsilon, and every tag of it says so.
+Curves where there is time, single numbers in the table of runs (HPARAMS) and in text. Plain tags, one run, one layout.
+A run that is not private shows no epsilon, and every tag of it says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
+from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
 from pate_torch.reporting.render import card
 from pate_torch.reporting.report import ReleaseReport
@@ -40,9 +42,9 @@ class ReleaseBoard:
     def __init__(self, folder: Path, *, private: bool) -> None:
         self.folder = folder
         self.prefix = "" if checks.boolean("private", private) else "NOT_PRIVATE/"
-        self.logged: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         self.writer = SummaryWriter(str(folder))
+        self.curves = Curves(self.writer, self.prefix)
 
     def log(self, tag: str, value: float, step: int) -> None:
         """A ``protocols.Log`` for a student.
@@ -52,8 +54,7 @@ class ReleaseBoard:
         """
         if not tag.startswith(STUDENT):
             raise checks.fail("tag", tag, f"must begin with {STUDENT!r} in a release", "Log it to the private board.")
-        self.logged.add(tag)
-        self.writer.add_scalar(self.prefix + tag, value, step)
+        self.curves.log(tag, value, step)
 
     def write(self, report: ReleaseReport) -> None:
         """Write all that is known at the end."""
@@ -62,8 +63,9 @@ class ReleaseBoard:
         self.writer.add_text(f"{self.prefix}privacy_statement", card(report))
         if report.private:
             self._epsilons(report)
+        live = self.curves.drawn | self.curves.first.keys()
         for tag, points in report.student_curves.items():
-            for step, value in points if tag not in self.logged else ():
+            for step, value in points if tag not in live else ():
                 self.log(tag if tag.startswith(STUDENT) else STUDENT + tag, value, step)
         if 0 < len(report.confusion) <= MAX_CLASSES:
             self._figure("student_test/confusion", confusion_figure(report))
@@ -76,12 +78,12 @@ class ReleaseBoard:
         curves = {
             "privacy/epsilon": numbered(report.epsilon_curve),
             "privacy/epsilon_all_releases": numbered(report.account_curve),
-            "privacy/budget_left": _budget_left(report),
+            "privacy/budget_left": numbered(_budget_left(report)),
         }
         events = self.writer.file_writer
         assert events is not None, "written after close"
         for tag, points in curves.items():
-            for question, value in thinned(points):
+            for question, value in thinned(points) if len(points) > 1 else ():
                 events.add_summary(_described(tag, value, report.terms), int(question))
 
     def _figure(self, tag: str, figure: Figure) -> None:
@@ -95,41 +97,41 @@ class ReleaseBoard:
                 "epsilon by question": ["Multiline", spent],
                 "budget left by question": ["Multiline", [r"privacy/budget_left$"]],
             }
-        tags = sorted(self.logged)
+        tags = sorted(self.curves.drawn)
         if tags:
             layout["Student"] = {tag: ["Multiline", [f"{re.escape(self.prefix + tag)}$"]] for tag in tags}
         if layout:
             self.writer.add_custom_scalars(layout)
 
     def _hparams(self, report: ReleaseReport) -> None:
-        """One row of the comparison of runs: an epsilon stands beside its delta, adjacency, unit and route."""
-        given: dict[str, Any] = {
+        """One row of the table of runs. Its first columns, by the alphabet, are shown: the results and their terms."""
+        results = {
+            "accuracy_labels": report.label_accuracy,
+            "accuracy_student": report.student_accuracy,
+            "epsilon": report.epsilon,
+            "epsilon_terms": report.terms if report.private else None,
+            "total_epsilon": report.epsilon_charged,
+            "total_left": report.budget_left if report.private else None,
+            **self.curves.numbers(),
+        }
+        given = {
             "dataset": report.dataset,
             "mechanism": report.mechanism,
-            **{f"mechanism.{name}": value for name, value in report.parameters.items() if value is not None},
+            **{f"mechanism.{name}": value for name, value in report.parameters.items()},
             "student": report.student or "",
             "num_teachers": report.num_teachers,
             "queries_asked": report.queries_asked,
-            "delta": report.delta,
-            "adjacency": report.adjacency,
-            "unit": report.unit,
-            "accountant": report.accountant,
             "private": report.private,
         }
-        results = {
-            "result/student_accuracy": report.student_accuracy,
-            "result/label_accuracy": report.label_accuracy,
-            "result/epsilon": report.epsilon,
-            "result/epsilon_all_releases": report.epsilon_charged,
-        }
-        shown = {self.prefix + tag: value for tag, value in results.items() if value is not None}
-        self.writer.add_hparams(given, shown, run_name=".")
+        row = {self.prefix + name: value for name, value in results.items()} | given
+        self.writer.add_hparams({name: value for name, value in row.items() if value is not None}, {}, run_name=".")
 
     def close(self) -> None:
         """Close, and take out the machine's name and every time but the day: the files are about to be published.
 
         How long it took from one event to the next may follow from private records.
         """
+        self.curves.close()
         self.writer.close()
         number, day = 0, datetime.combine(datetime.now(), time()).timestamp()
         for file in sorted(self.folder.glob("events.out.tfevents.*.*")):
@@ -152,13 +154,11 @@ class ReleaseBoard:
         self.close()
 
 
-def _budget_left(report: ReleaseReport) -> list[tuple[float, float]]:
-    """(question, cap less what was reserved by then): one point where only the end is known."""
-    if report.budget_epsilon is None or report.budget_left is None:
+def _budget_left(report: ReleaseReport) -> list[float]:
+    """Question by question: the cap less what was reserved by then."""
+    if report.budget_epsilon is None:
         return []
-    if report.account_curve:
-        return [(q, max(0.0, report.budget_epsilon - value)) for q, value in enumerate(report.account_curve, start=1)]
-    return [(report.queries_asked, report.budget_left)]
+    return [max(0.0, report.budget_epsilon - value) for value in report.account_curve]
 
 
 def _described(tag: str, value: float, terms: str) -> Summary:

@@ -43,12 +43,13 @@ def read(file: Path) -> dict[str, Any]:
     checks.one_of("mechanism", claim.get("mechanism"), MECHANISMS)
     if "adjacency" in claim:
         checks.one_of("adjacency", claim["adjacency"], ("add_remove", "replace_one"))
-    for key in ("epsilon", "sigma", "sensitivity", "clip", "noise_multiplier"):
+    for key in ("sigma", "sensitivity", "clip", "noise_multiplier"):
         if key in claim:
             claim[key] = checks.positive(key, _number(key, claim[key]))
     fix = "Add it if it was stated; do not guess."
     if "epsilon" not in claim:
         raise checks.fail("epsilon", None, "is what is claimed, and is missing", fix)
+    claim["epsilon"] = checks.non_negative("epsilon", _number("epsilon", claim["epsilon"]))
     checks.delta("delta", claim.get("delta") if claim.get("delta") is None else _number("delta", claim["delta"]))
     claim["delta"] = _number("delta", claim["delta"])
     checks.integer("steps", claim.get("steps"), low=1, fix=fix)

@@ -16,6 +16,8 @@ from mpmath import mp, mpf
 from scipy.special import ndtr
 
 Event = Mapping[str, Any]
+PURE = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
+"""Kinds whose loss is bounded, and what bounds it."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _CELL, _CELLS = 2.5e-4, 1 << 21
 
@@ -33,18 +35,19 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
     """Bounds on the smallest epsilon at which these events, fixed beforehand, are (epsilon, delta)-DP."""
     left = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
     smooth = [e for e in events if e["kind"] != "delta" and e["count"]]
-    if left < 0 or (left == 0 and smooth and total_pure(smooth) == math.inf):
+    kinds = {e["kind"] for e in smooth}
+    pure = math.fsum(e["count"] * loss(e) for e in smooth)  # Dwork et al. 2006: epsilons add up
+    if left < 0 or (left == 0 and pure == math.inf):
         return Bounds(math.inf, math.inf, "the events fail more often than delta allows")
     if not smooth:
         return Bounds(0.0, 0.0, "nothing was released")
-    if all(e["kind"] == "gaussian" for e in smooth):
+    if kinds == {"gaussian"}:
         exact = gaussian(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in smooth)), left)
         return Bounds(exact, exact, "exact Gaussian, 50 digits")
-    high, how, low = min(renyi(smooth, left), total_pure(smooth)), "Renyi", 0.0
-    known = [e for e in smooth if e["kind"] not in ("rdp_curve", "sampled_gaussian")]
-    if known:
+    low, high, how = 0.0, min(renyi(smooth, left), pure), "Renyi"
+    if known := [e for e in smooth if e["kind"] in {*PURE, "gaussian", "zcdp"}]:
         low, above = convolved(known, left)
-        if len(known) == len(smooth) and all(e["kind"] != "zcdp" for e in known):
+        if kinds <= {*PURE, "gaussian"}:
             high, how = min(high, above), "Renyi, and losses convolved"
     for e in smooth:
         if e["kind"] == "sampled_gaussian":
@@ -53,6 +56,11 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
             if len(smooth) == 1:
                 high, how = min(high, above), "Renyi, and the privacy loss distribution of dp-accounting"
     return Bounds(low, high, how)
+
+
+def loss(event: Event) -> float:
+    """The largest privacy loss of an event; infinite where it has none."""
+    return float(event[PURE[event["kind"]]]) if event["kind"] in PURE else math.inf
 
 
 def gaussian(mu: float, delta: float) -> float:
@@ -72,16 +80,8 @@ def gaussian(mu: float, delta: float) -> float:
         return float(high)
 
 
-def dominating_mu(event: Event) -> float:
-    """The mu of the Gaussian that dominates the event. Source: Dong, Roth & Su 2022, where the two curves touch."""
-    if event["kind"] == "gaussian":
-        return float(event["mu"])
-    with mp.workdps(50):
-        return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(_loss(event)) / 2)))
-
-
 def renyi(events: Sequence[Event], delta: float) -> float:
-    """Epsilon by the best order. Source: Canonne, Kamath & Steinke 2020, Proposition 12."""
+    """Epsilon by the best order, of those that every table has. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
     tables = [set(e["orders"]) for e in events if e["kind"] == "rdp_curve"]
     orders = sorted(set.intersection(*tables)) if tables else _ORDERS
     if delta <= 0:
@@ -106,8 +106,8 @@ def _laplace(e: Event, a: mpf) -> mpf:
 
 
 def _pure(e: Event, a: mpf) -> mpf:
-    p = 1 / (1 + mp.exp(-mpf(e["epsilon"])))
-    return mp.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
+    p, q = (1 / (1 + mp.exp(sign * mpf(e["epsilon"]))) for sign in (-1, 1))
+    return mp.log(p**a * q ** (1 - a) + q**a * p ** (1 - a)) / (a - 1)
 
 
 def sampled_divergence(e: Event, a: float) -> float:
@@ -130,79 +130,50 @@ _CURVES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _loss(event: Event) -> float:
-    """The largest loss of a pure event."""
-    return float(event[{"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}[event["kind"]]])
-
-
-def total_pure(events: Sequence[Event]) -> float:
-    """The sum of epsilons, infinite where an event is not pure. Source: Dwork et al. 2006."""
-    pure = all(e["kind"] in ("laplace", "pure", "bounded_range") for e in events)
-    return math.fsum(e["count"] * _loss(e) for e in events) if pure else math.inf
-
-
 def convolved(events: Sequence[Event], delta: float) -> tuple[float, float]:
-    """Bounds by convolving the laws of losses, each rounded down and up to a grid.
+    """Bounds by convolving the laws of losses, each rounded down and up to a grid: delta rises with the loss.
 
-    delta(epsilon) = E[(1 - exp(epsilon - loss))+] rises with the loss. Rounded up, a bounded range is taken for a pure
-    event; rounded down, for randomized response of half of it, and rho-zCDP for a Gaussian of the same rho.
-
-    Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
+    Rounded up, a bounded range is taken for a pure event; rounded down, for randomized response of half of it, and
+    rho-zCDP for a Gaussian of the same rho. Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
     """
     mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"])
-                    for e in events if e["kind"] in ("gaussian", "zcdp"))  # fmt: skip
-    pure = [e for e in events if e["kind"] not in ("gaussian", "zcdp")]
+                    for e in events if e["kind"] not in PURE)  # fmt: skip
+    pure = [e for e in events if e["kind"] in PURE]
     if not pure:
         return (gaussian(math.sqrt(mu2), delta),) * 2
-    spread = math.sqrt(mu2 + math.fsum(e["count"] * _loss(e) ** 2 for e in pure))
-    commonest = _loss(max(pure, key=lambda e: e["count"])) / 2  # of which a half is on the grid, too
-    step = max(min(_CELL, min(map(_loss, pure)) / 16), 30 * spread / _CELLS)
-    step = commonest / math.ceil(commonest / step) if commonest > step else step
-    size = 1 << math.ceil(math.log2(max(30 * spread / step, 64)))
-    found = []
+    spread = math.sqrt(mu2 + math.fsum(e["count"] * loss(e) ** 2 for e in pure))
+    width = 2 * (spread**2 / 2 + 12 * spread)
+    step = max(min(_CELL, min(map(loss, pure)) / 16), width / _CELLS)
+    commonest = loss(max(pure, key=lambda e: e["count"])) / 2  # of which a half is on the grid, too
+    step = max(step, commonest / max(1, commonest // step))
+    size = 1 << math.ceil(math.log2(max(width / step, 64)))
+    grid, found = np.arange(-size // 2, size // 2 + 1), []
     for up in (False, True):
         total = np.ones(size // 2 + 1, dtype=complex)
-        for e in pure:
-            total *= np.fft.rfft(_law(e, step, size, up)) ** e["count"]
-        if mu2:
-            edge = np.arange(-size // 2, size // 2 + 1)
-            mass = np.diff(ndtr((edge * step - mu2 / 2) / math.sqrt(mu2)))
-            total *= np.fft.rfft(np.bincount((edge[:-1] + up) % size, mass, size))
-        mean = round((spread**2 / 2) / step)
-        index = (np.arange(size) - (mean - size // 2)) % size + mean - size // 2
-        found.append(_epsilon(index * step, np.fft.irfft(total, size), delta + (-1 if up else 1) * size * 1e-15))
+        for e in (*pure, {"kind": "gaussian", "mu": math.sqrt(mu2), "count": 1}) if mu2 else pure:
+            mass = np.diff(_law(e, (grid + (1e-9 if up else -1e-9)) * step, up))
+            total *= np.fft.rfft(np.roll(mass, size // 2 + up)) ** e["count"]
+        mass = np.roll(np.fft.irfft(total, size), size // 2)
+        found.append(_epsilon(grid[:-1] * step, mass, delta + (-1 if up else 1) * size * 1e-15))
     return found[0], found[1]
 
 
-def _law(e: Event, step: float, size: int, up: bool) -> np.ndarray:
-    """The law of the loss of one pure event on a circular grid."""
-    loss = _loss(e) / (2 if e["kind"] == "bounded_range" and not up else 1)
-    top = 0.5 if e["kind"] == "laplace" else 1 / (1 + math.exp(-loss))
-
-    def cell(value: float) -> int:
-        return math.ceil(value / step - 1e-9) if up else math.floor(value / step + 1e-9)
-
-    law = np.zeros(size)
-    law[cell(loss) % size] += top
-    law[cell(-loss) % size] += top * math.exp(-loss)
-    if e["kind"] == "laplace":  # between the ends: P(loss <= l) = exp((l - loss)/2)/2
-        edge = np.arange(math.floor(-loss / step), math.ceil(loss / step) + 1)
-        between = np.diff(np.exp((np.clip(edge * step, -loss, loss) - loss) / 2) / 2)
-        np.add.at(law, (edge[:-1] + up) % size, between)
-    return law
+def _law(e: Event, at: np.ndarray, up: bool) -> np.ndarray:
+    """P(loss <= at) of one event."""
+    if e["kind"] == "gaussian":
+        return ndtr(at / e["mu"] - e["mu"] / 2)
+    top = loss(e) / (2 if e["kind"] == "bounded_range" and not up else 1)
+    inside = np.exp(np.minimum(at - top, 0) / 2) / 2 if e["kind"] == "laplace" else 1 - 1 / (1 + math.exp(-top))
+    return np.where(at < -top, 0, np.where(at < top, inside, 1))
 
 
 def _epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
-    """The least epsilon at which the law of losses has this delta."""
-    order = np.argsort(loss)
-    loss, mass = loss[order], np.maximum(mass[order], 0)
-    low, high = 0.0, max(float(loss[-1]), 0.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        part = loss > middle
-        over = float((mass[part] * -np.expm1(middle - loss[part])).sum()) > delta
-        low, high = (middle, high) if over else (low, middle)
-    return high
+    """The least epsilon of a law: its delta is the most of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
+    loss, mass = loss[::-1], mass[::-1]
+    loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))
+    more, other = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
+    over = more > delta
+    return float((np.log(more[over] - delta) - other[over]).max(initial=0))
 
 
 def sampled(e: Event, delta: float) -> tuple[float, float]:
@@ -210,10 +181,11 @@ def sampled(e: Event, delta: float) -> tuple[float, float]:
     from dp_accounting.pld import privacy_loss_distribution as library
 
     step = max(1e-5, min(_CELL / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most
+    slack = 1e-14 * e["count"]  # of delta: what so many convolutions err by
 
-    def epsilon(pessimistic: bool) -> float:
+    def epsilon(pessimistic: bool, at: float) -> float:
         how = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}
         law = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=step, **how)
-        return float(law.self_compose(e["count"]).get_epsilon_for_delta(delta))
+        return float(law.self_compose(e["count"]).get_epsilon_for_delta(at))
 
-    return epsilon(False), epsilon(True)
+    return epsilon(False, delta + slack), epsilon(True, delta - slack) if delta > slack else math.inf

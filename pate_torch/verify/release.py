@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
-import io
 import json
 import math
 import re
@@ -15,13 +14,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pate_torch.verify.prices import Bounds, Event, bounds, sampled_divergence
+from pate_torch.verify.prices import PURE, Bounds, Event, bounds, sampled_divergence
 
 EQUAL = 1e-9  # relative: the same sum in another order, the same root found to another digit
 LOOSE = 1.01
 ANSWERS = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_sha256": "scores.safetensors",
            "guide_sha256": "guide.safetensors"}  # fmt: skip
 SQRT2 = math.sqrt(2)
+STABLE = ("stability", "soft_stability")
+OLDER = (
+    "It lists no events to recompute. Whoever holds its ledger can check it (`pate ledger review`), or train a student "
+    "on the same labels, which costs nothing and writes a new statement (`pate train labels=<release id>`)."
+)
+NEWER = "Install the pate_torch that wrote it, or a later one."
+VOTES = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *STABLE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,12 @@ class Check:
 
     def __str__(self) -> str:
         return f"{'FAILS' if not self.holds else 'loose' if self.loose else 'ok':<5}  {self.name:<10}  {self.found}"
+
+
+def compared(name: str, holds: Mapping[str, bool], fault: str, found: str) -> Check:
+    """A check of many things at once, which names those that do not hold."""
+    wrong = [thing for thing, does in holds.items() if not does]
+    return Check(name, not wrong, f"{fault}: {', '.join(wrong)}" if wrong else found)
 
 
 @dataclass(frozen=True)
@@ -54,13 +66,12 @@ class Folder:
             ValueError: There is no statement, or one that cannot be read.
         """
         path = where / "release" if (where / "release").is_dir() else where
+        names = ["privacy.json", "summary.json", *(f.name for f in path.glob("release.json"))]
         try:
-            texts = [json.loads((path / name).read_text("utf-8")) for name in ("privacy.json", "summary.json")]
-            record = path / "release.json"
-            texts.append(json.loads(record.read_text("utf-8")) if record.exists() else None)
-        except (OSError, ValueError, RecursionError) as error:
+            statement, summary, *release = (dict(json.loads((path / name).read_text("utf-8"))) for name in names)
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"release={str(path)!r}: cannot be read ({error}). Name the folder of a run.") from error
-        return cls(path, *texts)
+        return cls(path, statement, summary, release[0] if release else None)
 
     @property
     def parts(self) -> list[Mapping[str, Any]]:
@@ -73,13 +84,12 @@ def check_schema(folder: Folder) -> Check:
     from jsonschema import Draft202012Validator
 
     schema = json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
-    version = folder.statement.get("schema_version")
-    if version in (1, 2):
-        return Check("schema", False, f"is of version {version}, which lists no events: nothing can be recomputed")
-    faults = [
-        f"{fault.json_path}: {fault.message[:80]}"
-        for fault in Draft202012Validator(schema).iter_errors(folder.statement)
-    ]
+    version, (reads,) = folder.statement.get("schema_version"), schema["properties"]["schema_version"]["enum"]
+    if version != reads:
+        what = NEWER if isinstance(version, int) and version > reads else OLDER
+        told = f"privacy.json is of version {version}, this verifier reads version {reads}. {what}"
+        return Check("schema", False, told)
+    faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
     return Check("schema", not faults, "; ".join(faults[:3]) or f"privacy.json fits version {version}")
 
 
@@ -94,158 +104,96 @@ def checks(folder: Folder) -> Iterator[Check]:
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
 
+def _words(folder: Folder) -> Check:
+    """What people read: the headline and the inequality, here, in README.md and in report.html."""
+    s, of = folder.statement, folder.statement["guarantee"]
+    if not s["private"]:
+        return Check("words", "NOT PRIVATE" in s["headline"], s["headline"])
+    page, card = (_plain((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
+    told = re.findall(r"epsilon = ([\d.E+-]*\d)", s["headline"]) + re.findall(r"ε = ([\d.E+-]*\d)", of["symbols"])
+    rounded = [of["epsilon"] <= float(epsilon) <= 1.02 * of["epsilon"] + 1e-3 for epsilon in told]
+    told_twice = [of["symbols"], *of["plain_words"], *s["assumptions"], *s["not_covered"], s["trust"]["in_words"]]
+    holds = {
+        "epsilon": len(told) == 2 and all(rounded),
+        **{key: str(of[key]) in s["headline"] for key in ("adjacency", "unit", "route")},
+        "README.md": all(_plain(text) in card for text in (s["headline"], *told_twice)),
+        "report.html": all(_plain(text) in page for text in told_twice),
+    }
+    return compared("words", holds, "tell another story", s["headline"])
+
+
+def _plain(text: str) -> str:
+    """Without the marks by which Markdown and HTML show it as it stands."""
+    return html.unescape(text).replace("\\", "").replace("\u00a0", " ")
+
+
 def _files(folder: Folder) -> Check:
     sums = folder.path / "SHA256SUMS"
-    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text().splitlines()) if sums.exists() else {}
-    lies = {f.relative_to(folder.path).as_posix(): f for f in folder.path.rglob("*") if f.is_file()}
-    lies = {name: file for name, file in lies.items() if not name.startswith("tensorboard/") and file != sums}
-    digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items()}
-    wrong = [name for name in sorted(digest.keys() | said.keys()) if digest.get(name) != said.get(name)]
-    for key, name in ANSWERS.items():
-        if folder.release is not None and folder.release.get(key) != digest.get(name):
-            wrong.append(f"{name} (release.json)")
-    return Check(
-        "files", not wrong, f"not as they were written: {', '.join(wrong)}" if wrong else f"{len(said)} hashes"
-    )
-
-
-SAME = {
-    "guarantee.epsilon": ("epsilon", None),
-    "guarantee.delta": ("delta", "delta"),
-    "guarantee.adjacency": ("adjacency", "adjacency"),
-    "guarantee.unit": ("unit", "unit"),
-    "guarantee.route": ("accountant", None),
-    "composition.dataset": ("dataset", "dataset"),
-    "composition.this_release": ("epsilon", None),
-    "composition.this_release_ex_post": ("epsilon_ex_post", None),
-    "composition.account_total": ("epsilon_charged", None),
-    "composition.account_total_ex_post": ("epsilon_charged_ex_post", None),
-    "composition.account_cap": ("budget_epsilon", None),
-    "mechanism.name": ("mechanism", "mechanism"),
-    "mechanism.noise": (None, "noise"),
-    "mechanism.sensitivity": (None, "sensitivity"),
-    "mechanism.num_teachers": ("num_teachers", "num_teachers"),
-    "mechanism.queries_asked": ("queries_asked", "queries_asked"),
-    "mechanism.queries_answered": ("queries_answered", "queries_answered"),
-    "verification.release_id": ("release_id", "release_id"),
-    "verification.ledger_head": ("ledger_head", None),
-    "utility.student.accuracy": ("student_accuracy", None),
-    "utility.labels.accuracy": ("label_accuracy", None),
-    "private": ("private", "private"),
-}
-"""Facts told more than once: where in privacy.json, by which key of summary.json, by which of release.json."""
-
-
-def _at(tree: Any, path: str) -> Any:
-    for key in path.split("."):
-        tree = None if tree is None else tree[key]
-    return tree
+    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text().splitlines())
+    lies = {f.relative_to(folder.path).as_posix(): f for f in folder.path.rglob("*") if f.is_file() and f != sums}
+    held = {name: file for name, file in lies.items() if not name.startswith("tensorboard/")}
+    digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in held.items()}
+    holds = {name: digest.get(name) == said.get(name) for name in sorted(digest.keys() | said.keys())}
+    if folder.release is not None:
+        record = folder.release
+        holds |= {f"{name} (release.json)": record.get(key) == digest.get(name) for key, name in ANSWERS.items()}
+    return compared("files", holds, "not as they were written", f"{len(said)} hashes")
 
 
 def _record(folder: Folder) -> Check:
     """The same facts in privacy.json, summary.json and release.json."""
     s, record = folder.statement, folder.release
-    run, wrong = s["mechanism"], []
-    for path, (summary_key, record_key) in SAME.items():
-        fact = _at(s, path)
-        differs = summary_key is not None and folder.summary.get(summary_key) != fact
-        differs |= record is not None and record_key is not None and record.get(record_key) != fact
-        wrong += [path] if differs else []
-    each = None if s["guarantee"]["unit"].startswith("group:") else 1
-    wrong += ["guarantee.records_per_unit"] if s["guarantee"]["records_per_unit"] != each else []
-    if record is not None:
-        scalars = bool | int | float | str | None
-        plain = {key: value for key, value in record.get("parameters", {}).items() if isinstance(value, scalars)}
-        wrong += ["mechanism.parameters"] if run["parameters"] != plain else []
-        wrong += ["mechanism.rounds"] if run["rounds"] != max(1, len(record["queries_by_round"])) else []
+    of, run, account, utility = s["guarantee"], s["mechanism"], s["composition"], s["utility"]
+    everywhere = {
+        **{key: of[key] for key in ("delta", "adjacency", "unit")},
+        **{key: run[key] for key in ("num_teachers", "queries_asked", "queries_answered")},
+        "mechanism": run["name"],
+        "dataset": account["dataset"],
+        "release_id": s["verification"]["release_id"],
+        "private": s["private"],
+    }
+    in_summary = everywhere | {
+        "epsilon": of["epsilon"],
+        "epsilon_ex_post": account["this_release_ex_post"],
+        "epsilon_charged": account["account_total"],
+        "epsilon_charged_ex_post": account["account_total_ex_post"],
+        "budget_epsilon": account["account_cap"],
+        "accountant": of["route"],
+        "ledger_head": s["verification"]["ledger_head"],
+        "student_accuracy": utility["student"] and utility["student"]["accuracy"],
+        "label_accuracy": utility["labels"] and utility["labels"]["accuracy"],
+    }
+    holds = {f"{key} (summary.json)": folder.summary.get(key) == fact for key, fact in in_summary.items()}
+    holds["this_release"] = account["this_release"] == of["epsilon"]
+    holds["records_per_unit"] = of["records_per_unit"] == (None if of["unit"].startswith("group:") else 1)
+    if record is None:
+        holds["release.json is missing"] = account["labels_reused"] or not run["queries_asked"]
+    else:
+        in_record = everywhere | {"noise": run["noise"], "sensitivity": run["sensitivity"]}
+        holds |= {f"{key} (release.json)": record.get(key) == fact for key, fact in in_record.items()}
+        scalar = bool | int | float | str | None
+        plain = {key: value for key, value in record.get("parameters", {}).items() if isinstance(value, scalar)}
         labels = [part["events"] for part in folder.parts if part["release_id"] == record.get("release_id")]
-        wrong += ["planned"] if labels != ([record.get("planned")] if s["private"] else [[]]) else []
         pools = [asset["sha256"] for asset in s["public_assets"] if asset["role"] == "public points"]
-        wrong += ["composition.labels_reused"] if s["composition"]["labels_reused"] else []
-        wrong += ["pool_sha256"] if record.get("pool_sha256") not in pools else []
-    elif run["queries_asked"] and not s["composition"]["labels_reused"]:
-        wrong.append("release.json is missing")
-    return Check(
-        "record", not wrong, f"say different things: {', '.join(wrong)}" if wrong else f"{len(SAME)} facts agree"
-    )
+        holds |= {
+            "parameters": run["parameters"] == plain,
+            "rounds": run["rounds"] == max(1, len(record["queries_by_round"])),
+            "planned": labels == ([record.get("planned")] if s["private"] else [[]]),
+            "labels_reused": not account["labels_reused"],
+            "pool_sha256": record.get("pool_sha256") in pools,
+        }
+    return compared("record", holds, "say different things", f"{len(holds)} facts agree")
 
 
 def _labels(folder: Folder) -> Check:
-    run, file = folder.statement["mechanism"], folder.path / "labels.csv"
-    if folder.release is None or not file.exists():
-        whole = folder.release is None
-        return Check("labels", whole, "lie in another folder, or there are none" if whole else "labels.csv is missing")
-    rows = list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
+    if folder.release is None:
+        return Check("labels", True, "lie in another folder, or there are none")
+    text = (folder.path / "labels.csv").read_text("utf-8")
+    run, rows = folder.statement["mechanism"], list(csv.DictReader(text.splitlines()))
     answered, asked = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})
     right = len(rows) == asked == run["queries_asked"] and answered == run["queries_answered"]
-    return Check(
-        "labels", right, f"{answered} labels of {asked} questions" + ("" if right else ", which is not what is claimed")
-    )
-
-
-def needed(folder: Folder) -> list[Event] | None:
-    """The events that what was answered costs by its mechanism's theorem; None: the mechanism is not known here.
-
-    Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
-    Rogers 2021 (exponential); BTT18 and LZCW21 (stability); Dwork et al. 2006 (histogram); Bassily, Smith & Thakurta
-    2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
-    """
-    run, p = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
-    asked, answered, rounds, whole = (
-        run["queries_asked"],
-        run["queries_answered"],
-        run["rounds"],
-        run["noise"] == "discrete",
-    )
-    replaced = folder.statement["guarantee"]["adjacency"] == "replace_one"
-
-    def normal(moved: float, sigma: float, count: int) -> Event:
-        if whole:
-            return {"kind": "zcdp", "rho": (moved / sigma) ** 2 / 2, "count": count}
-        return {"kind": "gaussian", "mu": moved / sigma, "count": count}
-
-    def pure(loss: float, count: int) -> Event:
-        return (
-            {"kind": "pure", "epsilon": loss, "count": count}
-            if whole
-            else {"kind": "laplace", "ratio": loss, "count": count}
-        )
-
-    match run["name"]:
-        case "gaussian":
-            return [normal(SQRT2, p["sigma"], asked)]
-        case "confident" | "interactive":
-            return [normal(1, p["screen_sigma"], asked), normal(SQRT2, p["sigma"], answered)]
-        case "laplace":
-            return [pure(1 / p["sigma"], 2 * asked)]
-        case "exponential":
-            return [{"kind": "bounded_range", "eta": 2 * SQRT2 / p["sigma"], "count": asked}]
-        case "single_stable":
-            return [pure(p["epsilon"], asked), {"kind": "delta", "delta": p["delta"], "count": asked}]
-        case "stability" | "soft_stability":  # whose scale follows from its epsilon: the whole of it is held to that
-            return [{"kind": "delta", "delta": p["delta"] / 2, "count": 1}]
-        case "histogram":
-            return [normal(SQRT2 if replaced else 1, p["sigma"], rounds)]
-        case "gradient_descent":
-            moved, steps = 2 if replaced else 1, p["steps"]
-            early = (
-                [normal(moved, p["early_noise_multiplier"] * p["sigma"], steps * (rounds - 1))] if rounds > 1 else []
-            )
-            return [*early, normal(moved, p["sigma"], steps)]
-        case "dpsgd":
-            return [
-                {
-                    "kind": "sampled_gaussian",
-                    "rate": p["sampling_rate"],
-                    "noise": p["noise_multiplier"],
-                    "count": p["steps"],
-                }
-            ]
-    return None
-
-
-MOVED = {"gaussian": SQRT2, "confident": SQRT2, "interactive": SQRT2, "laplace": SQRT2, "exponential": SQRT2,
-         "single_stable": SQRT2, "stability": SQRT2, "soft_stability": SQRT2}  # fmt: skip
+    fault = "" if right else ", which is not what is claimed"
+    return Check("labels", right, f"{answered} labels of {asked} questions{fault}")
 
 
 def _mechanism(folder: Folder) -> Check:
@@ -256,29 +204,71 @@ def _mechanism(folder: Folder) -> Check:
         return Check("mechanism", True, "nothing was reserved in secret noise")
     if costs is None:
         return Check("mechanism", True, f"{name} is not known here: its events are taken as they stand", loose=True)
-    wrong = [_shown(cost) for cost in costs if not any(_covers(part["events"], cost) for part in folder.parts)]
-    if name in ("stability", "soft_stability"):
-        mine = [part for part in folder.parts if any(e["kind"] == "delta" for e in part["events"])]
-        blocks = sum(e["count"] for part in mine for e in part["events"] if e["kind"] == "pure")
-        epsilon = bounds(mine[0]["events"], run["parameters"]["delta"]).low if mine else math.inf
-        if blocks != run["parameters"]["max_failures"] or epsilon > run["parameters"]["epsilon"] * (1 + EQUAL):
-            wrong.append(f"{blocks} blocks at epsilon {epsilon:.6g}")
-    moved = (run["sensitivity"] or {}).get("l2")
-    if name in MOVED and not math.isclose(moved or 0, MOVED[name], rel_tol=EQUAL):
-        wrong.append(f"sensitivity {moved}")
-    return Check(
-        "mechanism", not wrong, f"not reserved: {'; '.join(wrong)}" if wrong else "; ".join(map(_shown, costs))
-    )
+    holds = {_shown(cost): any(_covers(part["events"], cost) for part in folder.parts) for cost in costs}
+    if name in VOTES and not (run["sensitivity"] is None and folder.statement["composition"]["labels_reused"]):
+        moved = (run["sensitivity"] or {}).get("l2")  # labels of older versions do not record it
+        holds[f"sensitivity {moved}"] = math.isclose(moved or 0, SQRT2, rel_tol=EQUAL)
+    if name in STABLE:  # whose scale follows from its epsilon: the whole of it is held to that
+        mine = [e for part in folder.parts if any(e["kind"] == "delta" for e in part["events"]) for e in part["events"]]
+        blocks = sum(e["count"] for e in mine if e["kind"] == "pure")
+        epsilon = bounds(mine, run["parameters"]["delta"]).low
+        within = bool(mine) and epsilon <= run["parameters"]["epsilon"] * (1 + EQUAL)
+        holds[f"{blocks} blocks at epsilon {epsilon:.6g}"] = blocks == run["parameters"]["max_failures"] and within
+    return compared("mechanism", holds, "not reserved", "; ".join(map(_shown, costs)))
+
+
+def needed(folder: Folder) -> list[Event] | None:
+    """The events that what was answered costs by its mechanism's theorem; None: the mechanism is not known here.
+
+    Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
+    Rogers 2021 (exponential); BTT18 and LZCW21 (stability); Dwork et al. 2006 (histogram); Bassily, Smith & Thakurta
+    2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
+    """
+    run, p = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
+    asked, answered, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
+    discrete, replaced = run["noise"] == "discrete", folder.statement["guarantee"]["adjacency"] == "replace_one"
+
+    def event(kind: str, count: int, **scale: float) -> Event:
+        return {"kind": kind, "count": count, **scale}
+
+    def normal(moved: float, sigma: float, count: int) -> Event:
+        mu = moved / sigma
+        return event("zcdp", count, rho=mu**2 / 2) if discrete else event("gaussian", count, mu=mu)
+
+    def pure(loss: float, count: int) -> Event:
+        return event("pure", count, epsilon=loss) if discrete else event("laplace", count, ratio=loss)
+
+    match run["name"]:
+        case "gaussian":
+            return [normal(SQRT2, p["sigma"], asked)]
+        case "confident" | "interactive":
+            return [normal(1, p["screen_sigma"], asked), normal(SQRT2, p["sigma"], answered)]
+        case "laplace":
+            return [pure(1 / p["sigma"], 2 * asked)]
+        case "exponential":
+            return [event("bounded_range", asked, eta=2 * SQRT2 / p["sigma"])]
+        case "single_stable":
+            return [pure(p["epsilon"], asked), event("delta", asked, delta=p["delta"])]
+        case "stability" | "soft_stability":
+            return [event("delta", 1, delta=p["delta"] / 2)]
+        case "histogram":
+            return [normal(SQRT2 if replaced else 1, p["sigma"], rounds)]
+        case "gradient_descent":
+            moved, steps = 2 if replaced else 1, p["steps"]
+            last = normal(moved, p["sigma"], steps)
+            early = p["early_noise_multiplier"] * p["sigma"] if rounds > 1 else 0
+            return [normal(moved, early, steps * (rounds - 1)), last] if early else [last]
+        case "dpsgd":
+            return [event("sampled_gaussian", p["steps"], rate=p["sampling_rate"], noise=p["noise_multiplier"])]
+    return None
 
 
 def _covers(events: list[Event], cost: Event) -> bool:
     """Whether these events hold as many of this one, of the same scale."""
     if cost["kind"] == "sampled_gaussian":
-        curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
-        return any(
-            all(r >= sampled_divergence(cost, a) * (1 - 1e-6) for a, r in zip(e["orders"], e["rdp"], strict=True))
-            for e in curves
-        )
+        curves = [zip(e["orders"], e["rdp"], strict=True) for e in events
+                  if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
+        return any(all(r >= sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
     (scale,) = cost.keys() - {"kind", "count"}
     same = [e for e in events if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=EQUAL)]
     return sum(e["count"] for e in same) >= cost["count"]
@@ -291,33 +281,27 @@ def _shown(event: Event) -> str:
 
 def _claims(folder: Folder) -> Iterator[Check]:
     """The epsilon of the folder, of each of its parts, and of the account."""
-    s, account = folder.statement, folder.statement["composition"]
+    s, of, account = folder.statement, folder.statement["guarantee"], folder.statement["composition"]
     if not s["private"]:
-        empty = s["guarantee"]["epsilon"] is None and account["account_total"] is None
-        yield Check(
-            "guarantee",
-            False,
-            "none is claimed: its noise was seeded" + ("" if empty else ", and yet an epsilon is told"),
-        )
+        empty = of["epsilon"] is None and account["account_total"] is None
+        lie = "" if empty else ", and yet an epsilon is told"
+        yield Check("guarantee", False, f"none is claimed: its noise was seeded{lie}")
         return
-    delta, others, cap = s["guarantee"]["delta"], s["other_releases"], account["account_cap"]
-    mine = [e for part in folder.parts for e in part["events"]]
-    yield claim("guarantee", s["guarantee"]["epsilon"], s["guarantee"]["route"], mine, delta, cap, costs=needed(folder))
+    terms, others = (of["delta"], account["account_cap"]), s["other_releases"]
+    mine, more = ([e for part in parts for e in part["events"]] for parts in (folder.parts, others))
+    yield claim("guarantee", of["epsilon"], of["route"], mine, *terms, costs=needed(folder))
     for part in (*folder.parts, *others):
         if part["epsilon"] is not None:
-            alone = claim("part", part["epsilon"], part["route"], part["events"], delta, cap)
+            alone = claim("part", part["epsilon"], part["route"], part["events"], *terms)
             yield replace(alone, found=f"{part['what']}: {alone.found}")
     total = account["account_total"]
     if total is None:
         seeded = any("NOT PRIVATE" in other["what"] for other in others)
-        yield Check(
-            "account", seeded, "no total is claimed: " + ("a release used seeded noise" if seeded else "but why?")
-        )
+        why = "a release used seeded noise" if seeded else "but why?"
+        yield Check("account", seeded, f"no total is claimed: {why}")
         return
-    everything = claim(
-        "account", total, account["account_route"], mine + [e for other in others for e in other["events"]], delta, cap
-    )
-    less = total < s["guarantee"]["epsilon"] * (1 - EQUAL)  # where a curve alone is known, it has no other lower bound
+    everything = claim("account", total, account["account_route"], mine + more, *terms)
+    less = total < of["epsilon"] * (1 - EQUAL)  # where a curve alone is known, it has no other lower bound
     yield replace(everything, holds=False, found=f"{everything.found}; less than this release") if less else everything
 
 
@@ -329,50 +313,19 @@ def claim(name: str, epsilon: float, route: str | None, events: list[Event], del
     exactly = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
     found = bounds([*exactly, *(e for e in events if not exactly or e["kind"] != "rdp_curve")], delta)
     kinds = {e["kind"] for e in events} - {"delta"}
-    odd = (route == "gdp") != (kinds == {"gaussian"}) or (
-        route == "pure" and not kinds <= {"laplace", "pure", "bounded_range"}
-    )
-    odd |= (route == "pld" and bool(kinds & {"zcdp", "rdp_curve"})) or (route == "none") != (not kinds)
-    return verdict(
-        name, epsilon, found, f", by {route}, which does not go with {', '.join(sorted(kinds))}" if odd else ""
-    )
+    right = kinds <= {"pure": {*PURE}, "pld": {*PURE, "gaussian"}}.get(route or "", kinds)
+    right &= (route == "gdp") == (kinds == {"gaussian"}) and (route == "none") == (not kinds)
+    fault = "" if right else f", by {route}, which does not go with {', '.join(sorted(kinds))}"
+    return verdict(name, epsilon, found, fault)
 
 
 def verdict(name: str, epsilon: float, found: Bounds, fault: str = "") -> Check:
     """Whether an epsilon may be claimed: below the lower bound it fails, 1 % above the upper one it is loose."""
-    low, high = found.low * (1 - EQUAL), found.high * LOOSE
-    words = f"epsilon {epsilon:.6g} claimed; " + (
-        f"it is {found.low:.6g}" if found.low == found.high else f"it lies in {found.low:.6g} to {found.high:.6g}"
+    exact = found.low == found.high
+    words = f"it is {found.low:.6g}" if exact else f"it lies in {found.low:.6g} to {found.high:.6g}"
+    return Check(
+        name,
+        epsilon >= found.low * (1 - EQUAL) and not fault,
+        f"epsilon {epsilon:.6g} claimed; {words} ({found.how}){fault}",
+        loose=epsilon > found.high * LOOSE,
     )
-    return Check(name, epsilon >= low and not fault, f"{words} ({found.how}){fault}", loose=epsilon > high)
-
-
-def _words(folder: Folder) -> Check:
-    """What people read: the headline and the inequality, here, in README.md and in report.html."""
-    s, of = folder.statement, folder.statement["guarantee"]
-    if not s["private"]:
-        return Check("words", "NOT PRIVATE" in s["headline"], s["headline"])
-    told = [
-        re.search(pattern, text)
-        for pattern, text in ((r"epsilon = ([\d.E+-]+)", s["headline"]), (r"ε = ([\d.E+-]+)", of["symbols"]))
-    ]
-    wrong = (
-        []
-        if all(m and of["epsilon"] <= float(m[1].rstrip(".")) <= 1.02 * of["epsilon"] + 1e-3 for m in told)
-        else ["epsilon"]
-    )
-    wrong += [key for key in ("adjacency", "unit", "route") if str(of[key]) not in s["headline"]]
-    page, card = (_plain((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
-    told_twice = [of["symbols"], *of["plain_words"], *s["assumptions"], *s["not_covered"], s["trust"]["in_words"]]
-    wrong += (
-        []
-        if all(_plain(text) in page and _plain(text) in card for text in told_twice)
-        else ["README.md or report.html"]
-    )
-    wrong += [] if _plain(s["headline"]) in card else ["headline"]
-    return Check("words", not wrong, f"tell another story: {', '.join(wrong)}" if wrong else s["headline"])
-
-
-def _plain(text: str) -> str:
-    """Without the marks by which Markdown and HTML show it as it stands."""
-    return html.unescape(text).replace("\\", "").replace("\u00a0", " ")

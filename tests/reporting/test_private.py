@@ -178,6 +178,8 @@ def test_an_attack_is_written_into_the_owners_summary(tmp_path):
 def test_the_private_board_shows_teachers_and_votes(tmp_path):
     board = PrivateBoard(tmp_path / "tensorboard")
     board.log("teachers/loss_mean", 1.5, 3)
+    board.log("teachers/loss_mean", 1.0, 4)
+    board.log("teachers/accuracy_mean", 0.5, 4)
     board.losses(3, torch.tensor([1.0, 2.0, math.nan]))
     board.accuracies(torch.tensor([0.5, 0.75]))
     board.votes(VOTES, torch.tensor([True, False, True, True]))
@@ -191,6 +193,7 @@ def test_the_private_board_shows_teachers_and_votes(tmp_path):
         b"advantage 1.2 %" in shown["membership/text_summary"]
         and b"teachers/loss_max" in shown["custom_scalars__config__"]
     )
+    assert shown["teachers/accuracy_mean/text_summary"] == b"0.5", "one point is a number, not a curve"
     assert set(read.Tags()["histograms"]) == {"teachers/loss", "teachers/accuracy", "votes/gap", "votes/top"}
     assert [e.value for e in read.Scalars("votes/answered_share")] == pytest.approx([1, 1 / 2, 2 / 3, 3 / 4])
     assert read.Histograms("teachers/loss")[0].histogram_value.num == 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from tests.reporting.reporting_demo import EPSILON, confusion, demo
@@ -28,9 +29,7 @@ def board(tmp_path_factory):
 
 def test_the_tags_are_there(board):
     tags = board[1].Tags()
-    assert {"student/loss", "student/confident_share", "result/epsilon", "result/student_accuracy"} <= set(
-        tags["scalars"]
-    )
+    assert set(tags["scalars"]) == {"student/loss", "student/confident_share"}
     expected = {
         "privacy/epsilon",
         "privacy/epsilon_all_releases",
@@ -59,10 +58,39 @@ def test_epsilon_grows_to_the_guarantee_and_carries_its_terms(board):
         assert all(term in terms for term in ("1e-5", "add_remove", "record", "(gdp)"))
 
 
-def test_the_budget_left_is_known_at_the_end_without_the_accounts_curve(tmp_path):
-    left = written(tmp_path, demo(account_curve=())).Tensors("privacy/budget_left")
-    assert [event.step for event in left] == [286]
-    assert left[0].tensor_proto.double_val[0] == pytest.approx(4.0 - demo().epsilon_charged)
+def row(read):
+    """A run's row in the table of runs."""
+    content = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    given = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: value.number_value or value.string_value or value.bool_value for name, value in given.items()}
+
+
+def test_single_numbers_stand_in_the_table_of_runs_beside_their_terms(board):
+    numbers, report = row(board[1]), demo()
+    assert numbers["epsilon"] == EPSILON and numbers["epsilon_terms"] == report.terms
+    assert numbers["accuracy_student"] == report.student_accuracy
+    assert numbers["total_left"] == pytest.approx(4.0 - report.epsilon_charged)
+    assert list(sorted(numbers))[:5] == ["accuracy_labels", "accuracy_student", "dataset", "epsilon", "epsilon_terms"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon_curve": (), "account_curve": ()},
+        {"queries_asked": 1, "queries_answered": 1, "epsilon_curve": (2.4,), "account_curve": (2.9,)},
+    ],
+    ids=["the end alone is known", "one question"],
+)
+def test_no_curve_has_a_single_point(changes, tmp_path):
+    read = written(tmp_path, demo(**changes, student_curves={"student/loss": ((0, 0.25),)}))
+    assert read.Tags()["scalars"] == [] and not any("privacy/" in tag for tag in read.Tags()["tensors"])
+    assert row(read)["student/loss"] == 0.25 and row(read)["total_left"] > 0
+
+
+def test_a_run_cut_off_after_one_point_keeps_it(tmp_path):
+    with ReleaseBoard(tmp_path, private=True) as board:
+        board.log("student/loss", 0.5, 3)
+    assert [e.value for e in EventAccumulator(str(tmp_path)).Reload().Scalars("student/loss")] == [0.5]
 
 
 def test_the_statement_is_a_page_of_text(board):
@@ -85,8 +113,8 @@ def test_a_second_board_in_the_same_folder_loses_nothing(tmp_path):
 
 
 def test_curves_logged_live_are_not_written_twice(tmp_path):
-    read = written(tmp_path, demo(), log=[("student/loss", 9.0, 0)])
-    assert [e.value for e in read.Scalars("student/loss")] == [9.0]
+    read = written(tmp_path, demo(), log=[("student/loss", 9.0, 0), ("student/loss", 8.0, 1)])
+    assert [e.value for e in read.Scalars("student/loss")] == [9.0, 8.0]
 
 
 def test_a_board_refuses_what_is_not_the_students(tmp_path):
@@ -105,6 +133,7 @@ def test_every_tag_of_a_run_that_is_not_private_says_so_and_no_price_is_shown(tm
     own = [tag for tag in tags if tag != "custom_scalars__config__" and not tag.startswith("_hparams_")]
     assert own and all(tag.startswith("NOT_PRIVATE/") for tag in own)
     assert not any("epsilon" in tag or "privacy/" in tag for tag in own)
+    assert not any("epsilon" in name or "total" in name for name in row(read)) and row(read)["private"] is False
     content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"2.436" not in content and b"NOT PRIVATE" in content
     assert np.float64(EPSILON).tobytes() not in content and np.float32(EPSILON).tobytes() not in content

@@ -66,6 +66,22 @@ def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
     assert told(tmp_path, capsys, epsilon=0.85, **claim)[0] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code,terms",
+    [
+        (1, {"epsilon": 1.83, "delta": 1 / 48_000, "noise_multiplier": 3.0, "sampling_rate": 0.2, "steps": 50}),
+        (0, {"epsilon": 2.16, "delta": 1 / 48_000, "noise_multiplier": 3.0, "sampling_rate": 0.2, "steps": 50}),
+        (0, {"epsilon": 0.156, "delta": 1.1e-18, "noise_multiplier": 4.0, "sampling_rate": 0.00033, "steps": 10_000}),
+        (0, {"epsilon": 0, "delta": 1e-3, "noise_multiplier": 1.0, "sampling_rate": 105 / 1e5, "steps": 1}),
+    ],
+    ids=["a central limit", "Renyi", "delta below what a double can tell", "total variation below delta"],
+)
+def test_public_claims_of_dp_sgd(code, terms, tmp_path, capsys):
+    """With their sources in LOG.md: a central limit is no bound, and an epsilon of 0 can be true."""
+    assert told(tmp_path, capsys, mechanism="sampled_gaussian", **terms)[0] == code
+
+
 def test_laplace_noise_adds_up_to_its_pure_price_at_most(tmp_path, capsys):
     claim = {"mechanism": "laplace", "delta": 1e-9, "sigma": 2.0, "clip": 1.0, "steps": 3, "adjacency": "add_remove"}
     assert told(tmp_path, capsys, epsilon=1.5, **claim)[0] == 0

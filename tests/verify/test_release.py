@@ -448,6 +448,15 @@ def test_a_seeded_run_that_says_it_is_private_is_found_by_the_ledger(release, tm
     assert said(false)["charges"] == "FAILS" and said(false, ledger=False)["guarantee"] == "ok"
 
 
+@pytest.mark.parametrize("version,advice", [(2, "pate ledger review"), (4, "Install the pate_torch that wrote it")])
+def test_a_statement_of_another_version_is_one_line_that_says_what_to_do(version, advice, release, capsys):
+    text = (release / "privacy.json").read_text()
+    (release / "privacy.json").write_text(text.replace('"schema_version": 3', f'"schema_version": {version}'))
+    assert main([str(release), "--ledger", str(release.parents[4] / "ledger.sqlite")]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("FAILS") and f"version {version}, this verifier reads version 3" in line and advice in line
+
+
 def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_path, capsys):
     ledger = release.parents[4] / "ledger.sqlite"
     with sqlite3.connect(ledger) as database:
@@ -456,6 +465,9 @@ def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_p
     assert main([str(release), "--ledger", str(ledger)]) == 2
     assert "breaks at entry 2" in capsys.readouterr().err
     assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("error: release=")
+    (release / "privacy.json").write_text("[1]")
+    assert main([str(release)]) == 2
     assert capsys.readouterr().err.startswith("error: release=")
 
 
@@ -474,4 +486,16 @@ def test_labels_used_again_pass_without_their_record(honest, tmp_path):
     first = json.loads((home / "runs/blobs/gaussian/first/release/summary.json").read_text())
     plan = again(tiny(home), "third", labels=first["release_id"])
     pipeline.run(plan)
+    assert set(said(plan.folder / "release").values()) == {"ok"}
+
+
+def test_labels_of_an_older_version_pass_when_a_student_is_trained_on_them_again(honest, tmp_path):
+    """Records of version 2 hold no sensitivity; the new statement says that it is not stated, and lists the events."""
+    home = shutil.copytree(honest, tmp_path / "home")
+    old = home / "runs/blobs/gaussian/first/release/release.json"
+    record = json.loads(old.read_text())
+    old.write_text(json.dumps({key: value for key, value in record.items() if key != "sensitivity"}))
+    plan = again(tiny(home), "third", labels=record["release_id"])
+    pipeline.run(plan)
+    assert json.loads((plan.folder / "release/privacy.json").read_text())["mechanism"]["sensitivity"] is None
     assert set(said(plan.folder / "release").values()) == {"ok"}

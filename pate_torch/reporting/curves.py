@@ -1,0 +1,78 @@
+"""What TensorBoard draws as a curve: a single number is none, and waits to be shown as a number."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
+"""How ``run_folders.run_id`` names a run; what follows the time is of a sweep."""
+
+
+class Curves:
+    """Scalars of two points and more: the first point of a tag is written with its second.
+
+    Args:
+        writer: Where to.
+        prefix: Before every tag.
+    """
+
+    def __init__(self, writer: SummaryWriter, prefix: str = "") -> None:
+        self.writer = writer
+        self.prefix = prefix
+        self.first: dict[str, tuple[float, int]] = {}
+        self.drawn: set[str] = set()
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        """A ``protocols.Log``."""
+        if tag not in self.drawn and tag not in self.first:
+            self.first[tag] = (value, step)
+            return
+        if tag in self.first:
+            self._draw(tag, *self.first.pop(tag))
+        self._draw(tag, value, step)
+
+    def numbers(self) -> dict[str, float]:
+        """The tags of one point alone, which are not drawn any more."""
+        single = {tag: value for tag, (value, _) in self.first.items()}
+        self.first.clear()
+        return single
+
+    def close(self) -> None:
+        """Write what waits still: a run cut off after one point goes on in another file."""
+        for tag, point in self.first.items():
+            self._draw(tag, *point)
+        self.first.clear()
+
+    def _draw(self, tag: str, value: float, step: int) -> None:
+        self.drawn.add(tag)
+        self.writer.add_scalar(self.prefix + tag, value, step)
+
+
+def link(board: Path, root: Path) -> None:
+    """A short name for a run's board: ``<root>/tensorboard/digits/gaussian/1123-1738``, a link to the folder ``board``.
+
+    TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
+    where the file system has no links.
+    """
+    board, root = board.absolute(), root.absolute()
+    run = board.parent.parent
+    if root / "runs" not in run.parents:
+        return
+    short = TIME.sub(r"\1\2-\3\4\5", run.name)
+    names = root / "tensorboard" / run.relative_to(root / "runs").parent
+    with contextlib.suppress(OSError):
+        names.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            name = names / (short if number == 1 else f"{short}.{number}")
+            try:
+                name.symlink_to(os.path.relpath(board, names))
+                return
+            except FileExistsError:
+                if name.resolve() == board.resolve():
+                    return
