@@ -212,6 +212,19 @@ def _packages() -> tuple[list[str], np.ndarray, list[str], np.ndarray]:
     return [x[i] for i in private], y[private], [x[i] for i in others], y[others]
 
 
+def _phrases(data: Path) -> tuple[list[str], np.ndarray, list[str], np.ndarray]:
+    """Phrases of SST-2: a stand-in, for its unit would be the sentence."""
+    x, y = _texts(data / "text/sst2_train.tsv", header=True)
+    others, truth = _texts(data / "text/sst2_test.tsv", header=True)
+    private, public = np.split(np.random.default_rng(0).permutation(len(x))[:12_000], [10_000])
+    return (
+        [x[i] for i in private],
+        y[private],
+        [x[i] for i in public] + others,
+        np.concatenate([y[public], truth]),
+    )
+
+
 def _columns(name: str, data: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """A table as it is: a fifth of its records are the others."""
     x, y = tables.load(name, data)
@@ -246,12 +259,15 @@ def _mnist(data: Path, fashion: Path) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 SOURCES: dict[str, Source] = {
     "packages-wordllama": Source(lambda data, fashion: _packages(), wordllama),
+    "sst2-wordllama": Source(lambda data, fashion: _phrases(data), wordllama),
     "ag_news-wordllama": Source(_ag_news, wordllama, "packages-wordllama"),
     "ag_news-minilm": Source(_ag_news, minilm, "packages-wordllama"),
     "fashion-lite0": Source(_fashion, lite0, "mnist-lite0"),
     "mnist-lite0": Source(_mnist, lite0, "fashion-lite0"),
     "pneumonia-lite0": Source(_pneumonia, lite0, "fashion-lite0"),
     "mnist-learnt": Source(_mnist, None, "fashion-lite0", learnt=True),
+    "magic": Source(lambda data, fashion: _columns("magic", data)),
+    "satimage": Source(lambda data, fashion: _columns("satimage", data)),
     "spambase": Source(lambda data, fashion: _columns("spambase", data)),
     "a9a": Source(lambda data, fashion: _columns("a9a", data), None, "spambase"),
     "mushroom": Source(lambda data, fashion: _columns("mushroom", data), None, "spambase"),

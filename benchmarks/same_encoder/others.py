@@ -64,7 +64,7 @@ def dp_sgd(
 def least_squares(split: Split, epsilon: float, *, share: float, penalty: float, ridge: float | None) -> Answer:
     """Noisy second moments of features, and of features with classes (sufficient statistics; our reading of DP-LS)."""
     private, _, test = (_with_one(part) for part in _scaled(split, ridge))
-    sigma = _noise(1, epsilon)
+    sigma = noise_of(1, epsilon)
     gram = _symmetric_noise(private.T @ private, sigma / math.sqrt(share))
     moment = _noisy(private.T @ _one_hot(split), sigma / math.sqrt(1 - share))
     return (test @ _solve(gram, penalty * split.about, moment)).argmax(1).numpy(), {}
@@ -78,7 +78,7 @@ def feature_covariance(
     Our reading of DP-FC, Mehta, Krichene, Thakurta, Kurakin & Cutkosky 2022.
     """
     private, _, test = (_with_one(part) for part in _scaled(split, None))
-    sigma = _noise(1, epsilon)
+    sigma = noise_of(1, epsilon)
     gram = _symmetric_noise(private.T @ private, sigma / math.sqrt(share))
     weight, truth = torch.zeros(private.shape[1], split.classes), _one_hot(split)
     for _ in range(steps):
@@ -92,7 +92,7 @@ def feature_covariance(
 def class_means(split: Split, epsilon: float, *, cosine: bool, ridge: float | None) -> Answer:
     """One noisy sum of features for each class, and the class whose mean, or sum, lies nearest."""
     private, _, test = _scaled(split, ridge)
-    sums = _noisy(_one_hot(split).T @ private, _noise(1, epsilon))
+    sums = _noisy(_one_hot(split).T @ private, noise_of(1, epsilon))
     return (test @ (F.normalize(sums) if cosine else sums).T).argmax(1).numpy(), {}
 
 
@@ -180,7 +180,7 @@ def _solve(gram: Tensor, penalty: float, moment: Tensor) -> Tensor:
 
 
 @functools.cache
-def _noise(sums: int, epsilon: float) -> float:
+def noise_of(sums: int, epsilon: float) -> float:
     return calibration.smallest_sigma(lambda sigma: (Gaussian(mu=1 / sigma, count=sums),), epsilon=epsilon, delta=DELTA)
 
 

@@ -96,10 +96,10 @@ def teachers(
 def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: float, keep: float) -> Answer:
     """Zhu et al. 2022: records are counted into the cells of public points; self-training on the noisy classes."""
     cells = min(cells_a_class * split.classes, len(split.public))
-    sigma = _calibrated(lambda sigma: Histogram(sigma=sigma), cells, epsilon)
+    sigma = _calibrated(lambda sigma: Histogram(sigma=sigma, adjacency="add_remove"), cells, epsilon)
     learn = Supervised(network="logistic")
     student = SelfTraining(first=learn, then=learn, alpha=alpha, keep_fraction=keep, num_generations=1)
-    with _asked(split, None, Histogram(sigma=sigma), ReverseKnn()) as pate:
+    with _asked(split, None, Histogram(sigma=sigma, adjacency="add_remove"), ReverseKnn()) as pate:
         release = pate.label(_floats(split.public), cells, strategy=Medoids())
         predicted = pate.fit_student(student).predict(_floats(split.test)).numpy()
     asked_A = release.query_Q[release.answered_Q].numpy()
