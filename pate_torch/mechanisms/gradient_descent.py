@@ -30,8 +30,8 @@ class GradientDescent(RecordMechanism):
             of records that the model is right about are short; the smaller the clipping norm, the more they count,
             beside the noise and beside the others.
         steps: Number of steps in each round.
-        first_step_size: Size of the first step, in units of a Newton step whose curvature is ``clip_norm`` (a logistic
-            loss's is at most 1/2 and mostly far less).
+        first_step_size: Size of the first step. With whitened features of length R, cut to length 1 for the fit, R is a
+            Newton step whose curvature is ``clip_norm`` (a logistic loss's is at most 1/2 and mostly far less).
         step_size: Size of the later steps, likewise.
         adjacency: The partition's adjacency.
 
