@@ -200,7 +200,7 @@ print(f"beforehand, of epsilon {first:g}\n- rule: {models[first][0].method_.outl
 # ## As many directions as the noise bears
 #
 # Noise is alike in all directions of the features; what records say lies mostly where the public points spread. So the
-# rule lets (records / sigma) / 12 directions count, effectively, by a ridge on the public points' covariance, which is
+# rule lets (records / sigma) / 8 directions count, effectively, by a ridge on the public points' covariance, which is
 # free. More epsilon, more directions. And the encoder has put the points into few of them.
 
 

@@ -39,6 +39,8 @@ def options(field: str) -> list[str]:
 
 def config(home, **chosen: str):
     """The toy run on images, with these options of some fields."""
+    if chosen.get("student") == "released_model":
+        chosen = {"voters": "gradients"} | chosen
     x, y = images(160, 0)
     squares = Tensors(
         name="squares", class_names=3, x=x[:80], y=y[:80], pool_x=x[80:130], pool_y=y[80:130],
