@@ -409,13 +409,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
         """Of the method: the released model itself, or a student for data of this form."""
-        if pool.dim() == 4:
+        teachers, images = self.method_.name == "teachers", pool.dim() == 4
+        if images:
             network = "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
-            teachers: StudentAlgorithm = FixMatch(network=network)
-            if self.method_.name == "teachers":
-                return teachers
-            return SelfTraining(first=teachers, then=Supervised(network=network), alpha=0.3, num_generations=1)
-        return Logistic() if self.method_.name == "teachers" else ReleasedModel(features=self.method_.features)
+            if teachers:
+                return FixMatch(network=network)
+            learn = Supervised(network=network)
+            return SelfTraining(first=FixMatch(network=network), then=learn, alpha=0.3, num_generations=1)
+        if self.method_.self_training:
+            learn = Supervised(network="logistic")
+            return SelfTraining(first=learn, then=learn, alpha=0.5, num_generations=1)
+        return Logistic() if teachers else ReleasedModel(features=self.method_.features)
 
     def _normalized(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""

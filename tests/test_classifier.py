@@ -363,6 +363,8 @@ def test_the_rule_goes_by_public_facts():
     ]
     assert choose(replace(ROWS, images=True, records=None)).name == "teachers"
     assert choose(replace(ROWS, encoded=True)).features is None
+    assert [choose(replace(ROWS, encoded=True, epsilon=e)).self_training for e in (0.05, 2.0)] == [True, False]
+    assert not choose(replace(ROWS, epsilon=0.05)).self_training
     fewer, more = choose(replace(ROWS, epsilon=0.1)), choose(ROWS)
     assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 8)
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50

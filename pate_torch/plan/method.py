@@ -33,6 +33,10 @@ unit of noise. Then the noise of a logit is the same whatever the epsilon, the f
 on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
 _STEP = 2.0
 """Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
+_CARRIED = 200
+"""Records for each unit of noise: with fewer, a student of the model's answers, carried along the graph of the public
+points, is better than the model itself on an encoder's features (chosen on package descriptions, phrases of SST-2 and
+PneumoniaMNIST; LOG.md)."""
 _FEW = 25
 """Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
@@ -76,6 +80,7 @@ class Method:
         mechanism: With calibrated noise; None: DP-SGD, which calibrates its own.
         features: Of the public points, in which a linear model is fitted; None: none are needed.
         directions: Of ``voters.gradients``.
+        self_training: Whether a student of the released model's answers takes its place.
         reason: Why this one, in a line.
         outlook: What to expect, in a line.
     """
@@ -86,6 +91,7 @@ class Method:
     mechanism: Mechanism | None = None
     features: FeatureRecipe | None = None
     directions: float | None = None
+    self_training: bool = False
     reason: str
     outlook: str
 
@@ -174,6 +180,7 @@ def _gradients(facts: Facts, why: str) -> Method:
         mechanism=replace(descent, sigma=sigma, first_step_size=step, step_size=step),
         features=None if facts.encoded else features,
         directions=directions,
+        self_training=facts.images or (facts.encoded and a_unit < _CARRIED),
         reason=f"noisy gradients of a linear model: {why}",
         outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
         + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is expected to beat the majority class."),
