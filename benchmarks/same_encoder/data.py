@@ -103,6 +103,11 @@ class Split:
             std[:] = np.sqrt((std**2).mean())
         return self.public.mean(0, dtype=np.float64), np.where(std > 0, std, 1.0)
 
+    def scaled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Private and test points by ``scale``."""
+        mean, std = self.scale
+        return (self.x - mean) / std, (self.test - mean) / std
+
     @property
     def encoded(self) -> bool:
         """Whether points are features, and not columns of a table."""

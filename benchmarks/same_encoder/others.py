@@ -28,9 +28,8 @@ from pate_torch.features.whitening import Whitening
 
 
 def no_privacy(split: Split, epsilon: float, *, C: float) -> Answer:
-    mean, std = split.scale
-    fitted = LogisticRegression(C=C, max_iter=200).fit((split.x - mean) / std, split.y)
-    return np.asarray(fitted.predict((split.test - mean) / std)), {}
+    private, test = split.scaled()
+    return np.asarray(LogisticRegression(C=C, max_iter=200).fit(private, split.y).predict(test)), {}
 
 
 def dp_sgd(
