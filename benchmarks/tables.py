@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import functools
 import importlib.util
 import io
 import json
@@ -31,6 +32,7 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier
+from pate_torch.types import EncoderCard
 
 DELTA = 1e-5
 SETS = ("magic", "spambase", "satimage", "letter", "penbased", "a9a", "mushroom")
@@ -77,23 +79,22 @@ def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
     return Split(x[private], y[private], x[public], x[test], y[test], int(y.max()) + 1, seed)
 
 
-def ours(method: str) -> Callable[[Split, float], np.ndarray]:
-    def run(split: Split, epsilon: float) -> np.ndarray:
-        with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
-            clf = PATEClassifier(
-                epsilon,
-                account="table",
-                num_records_about=split.about,
-                delta=DELTA,
-                classes=range(split.classes),
-                method=method,
-                home=home,
-                random_state=split.seed,
-                verbose=False,
-            )
-            return clf.fit(split.x, split.y, public=split.public).predict(split.test)
-
-    return run
+def ours(split: Split, epsilon: float, *, method: str = "auto", encoder: EncoderCard | None = None) -> np.ndarray:
+    """``PATEClassifier`` with a throw-away account, and about how many records there are declared."""
+    with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
+        clf = PATEClassifier(
+            epsilon,
+            account="table",
+            num_records_about=split.about,
+            delta=DELTA,
+            classes=range(split.classes),
+            encoder=encoder,
+            method=method,
+            home=home,
+            random_state=split.seed,
+            verbose=False,
+        )
+        return np.asarray(clf.fit(split.x, split.y, public=split.public).predict(split.test))
 
 
 def without_privacy(split: Split, epsilon: float) -> np.ndarray:
@@ -166,9 +167,9 @@ def main() -> None:
     methods: dict[str, Callable[[Split, float], np.ndarray]] = {
         "commonest": commonest,
         "no privacy": without_privacy,
-        "default": ours("auto"),
-        "dpsgd": ours("dpsgd"),
-        "teachers": ours("teachers"),
+        "default": ours,
+        "dpsgd": functools.partial(ours, method="dpsgd"),
+        "teachers": functools.partial(ours, method="teachers"),
     }
     if args.diffprivlib:
         methods["diffprivlib"] = diffprivlib(args.diffprivlib)

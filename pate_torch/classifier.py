@@ -290,6 +290,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.fail("student", type(learner).__name__, what, fix)
         if learner is not None and self.method == "dpsgd":
             raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
+        if not isinstance(self.encoder, Encoder | EncoderCard | None):
+            what = "must be an Encoder, or an EncoderCard that says which one made the rows"
+            raise checks.fail("encoder", type(self.encoder).__name__, what)
 
     def _checked(self, X: Any, public: Any) -> tuple[Any, Any]:
         """Both of one form; an array's numbers are checked, a table's values are when it is encoded."""
@@ -409,17 +412,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
         """Of the method: the released model itself, or a student for data of this form."""
-        teachers, images = self.method_.name == "teachers", pool.dim() == 4
-        if images:
-            network = "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
-            if teachers:
-                return FixMatch(network=network)
-            learn = Supervised(network=network)
-            return SelfTraining(first=FixMatch(network=network), then=learn, alpha=0.3, num_generations=1)
-        if self.method_.self_training:
-            learn = Supervised(network="logistic")
-            return SelfTraining(first=learn, then=learn, alpha=0.5, num_generations=1)
-        return Logistic() if teachers else ReleasedModel(features=self.method_.features)
+        method, images = self.method_, pool.dim() == 4
+        network = "logistic" if not images else "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
+        if method.name == "teachers":
+            return FixMatch(network=network) if images else Logistic()
+        if not method.self_training:
+            return ReleasedModel(features=method.features)
+        then = Supervised(network=network)
+        first, alpha = (FixMatch(network=network), 0.3) if images else (then, 0.5)
+        return SelfTraining(first=first, then=then, alpha=alpha, num_generations=1)
 
     def _normalized(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""

@@ -299,6 +299,11 @@ def test_images(make):
     assert clf.fit(x, y, public=public).score(test, truth) > 0.9
 
 
+def test_an_encoder_is_one_or_names_one(make):
+    with pytest.raises(ValueError, match="encoder='str': must be an Encoder, or an EncoderCard"):
+        make(encoder="wordllama").fit(X, Y, public=PUBLIC)
+
+
 def test_features_that_were_made_before_are_taken_as_they_are(make):
     card = EncoderCard(name="lens", kind="given", license="MIT")
     clf = make(2.0, encoder=card, num_records_about=len(X)).fit(X, Y, public=PUBLIC)

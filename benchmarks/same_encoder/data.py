@@ -65,7 +65,7 @@ class Task:
             x, others = (_by(learn, part) for part in (x, others))
         classes = int(max(self.y.max(), self.truth.max())) + 1
         return Split(
-            self.name, x, self.y, others[public], others[test], self.truth[test], self.truth[public], classes, seed
+            x, self.y, others[public], others[test], self.truth[test], classes, seed, self.name, self.truth[public]
         )
 
 
@@ -76,24 +76,15 @@ def _by(network: torch.nn.Module, points: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """One split: private x [N, D] and y [N], public points [P, D], test points and their classes.
+class Split(tables.Split):
+    """One split of a task; the seed is of the split, of shards and questions, and noise has none.
 
     Attributes:
         told: Classes of the public points, which no method sees: for counting right labels.
-        classes: Number C of classes, public.
-        seed: Of the split, of shards and questions; noise has none.
     """
 
     name: str
-    x: np.ndarray
-    y: np.ndarray
-    public: np.ndarray
-    test: np.ndarray
-    truth: np.ndarray
     told: np.ndarray
-    classes: int
-    seed: int
 
     @property
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
@@ -112,11 +103,6 @@ class Split:
     def encoded(self) -> bool:
         """Whether points are features, and not columns of a table."""
         return SOURCES[self.name].encoder is not None or SOURCES[self.name].learnt
-
-    @property
-    def about(self) -> int:
-        """How many private records there are, to two digits: public."""
-        return int(float(f"{len(self.y):.1e}"))
 
 
 # ---- encoders --------------------------------------------------------------------------------------------------------

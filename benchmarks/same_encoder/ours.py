@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegressionCV
 
+from benchmarks import tables
 from benchmarks.same_encoder.data import Split
-from pate_torch import PATEClassifier
 from pate_torch.accounting import calibration
 from pate_torch.estimator import Pate
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -30,28 +30,16 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import EncoderCard
 from pate_torch.voters.reverse_knn import ReverseKnn
 
-DELTA = 1e-5
+DELTA = tables.DELTA
 TEACHER = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03, backend="vectorised")
 Answer = tuple[np.ndarray, dict[str, Any]]
 """Predicted classes of the test points, and what else is shown of a row."""
 
 
 def by_rule(split: Split, epsilon: float) -> Answer:
-    """``PATEClassifier`` with ``num_records_about`` declared: nothing is chosen here."""
-    with tempfile.TemporaryDirectory() as home:
-        clf = PATEClassifier(
-            epsilon,
-            account="same",
-            num_records_about=split.about,
-            delta=DELTA,
-            classes=range(split.classes),
-            encoder=EncoderCard(name=split.name, kind="given") if split.encoded else None,
-            home=home,
-            random_state=split.seed,
-            verbose=False,
-        )
-        predicted = clf.fit(split.x, split.y, public=split.public).predict(split.test)
-    return predicted, {"named": clf.method_.name}
+    """``PATEClassifier`` as it is: nothing is chosen here."""
+    card = EncoderCard(name=split.name, kind="given") if split.encoded else None
+    return tables.ours(split, epsilon, encoder=card), {}
 
 
 def _student(name: str) -> StudentAlgorithm:

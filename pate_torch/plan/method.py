@@ -33,10 +33,10 @@ unit of noise. Then the noise of a logit is the same whatever the epsilon, the f
 on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
 _STEP = 2.0
 """Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
-_CARRIED = 200
-"""Records for each unit of noise: with fewer, a student of the model's answers, carried along the graph of the public
-points, is better than the model itself on an encoder's features (chosen on package descriptions, phrases of SST-2 and
-PneumoniaMNIST; LOG.md)."""
+_RECORDS_FOR_THE_MODEL = 200
+"""Records for each unit of noise: with fewer, a student by self-training on the model's answers (label propagation over
+the public points) is better than the model itself on an encoder's features (chosen on package descriptions, phrases of
+SST-2 and PneumoniaMNIST; LOG.md)."""
 _FEW = 25
 """Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
@@ -173,14 +173,16 @@ def _gradients(facts: Facts, why: str) -> Method:
     a_unit = facts.records / sigma  # records for each unit of noise
     directions = a_unit / _RECORDS_A_DIRECTION
     step = _STEP * math.sqrt(1 + directions)  # a whitened point is about so long
-    features: FeatureRecipe = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
+    features: FeatureRecipe | None = None
+    if not facts.encoded:
+        features = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
     return Method(
         name="gradients",
         num_queries=facts.public,
         mechanism=replace(descent, sigma=sigma, first_step_size=step, step_size=step),
-        features=None if facts.encoded else features,
+        features=features,
         directions=directions,
-        self_training=facts.images or (facts.encoded and a_unit < _CARRIED),
+        self_training=facts.images or (facts.encoded and a_unit < _RECORDS_FOR_THE_MODEL),
         reason=f"noisy gradients of a linear model: {why}",
         outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
         + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is expected to beat the majority class."),

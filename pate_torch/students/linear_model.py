@@ -102,12 +102,12 @@ def linear_student(
 
 def _off(student: Student, task: StudentTask) -> float:
     """How far the student's logits lie from those that were released, at most, in units of their spread."""
-    assert task.posterior_QC is not None, "a model was released with its logits"
+    assert task.model is not None and task.posterior_QC is not None, "a model was released with its logits"
     theirs_QC = task.posterior_QC.cpu().double()
     told_Q = (theirs_QC > _SMALLEST).all(1)
     theirs_QC = theirs_QC[told_Q].log()
-    radius = 1.0 if task.model is None else task.model.radius
-    ours_QC = (radius * student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()).log_softmax(1)
+    ours_QC = student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()
+    ours_QC = (task.model.radius * ours_QC).log_softmax(1)
     return float((ours_QC - theirs_QC).abs().max() / theirs_QC.std().clamp(min=1)) if bool(told_Q.any()) else 0.0
 
 
