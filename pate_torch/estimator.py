@@ -37,9 +37,9 @@ from pate_torch.data.partition import AddRemove, deal
 from pate_torch.data.schema import TableSchema
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.pipeline import fit_student, release_labels
 from pate_torch.plan import chance
+from pate_torch.plan.descent import Descent
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting import owner_file
@@ -566,10 +566,15 @@ def account_of(home: Path, name: str) -> Account | None:
         return next((account for account in ledger.accounts() if account.name == name), None)
 
 
-def _remedy(config: RunConfig, data: Dataset, descent: GradientDescent) -> str:
+def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
     """How these records are asked without teachers."""
-    mechanism = f"GradientDescent(sigma={descent.sigma:.4g}, adjacency={descent.adjacency!r})"
-    return f"Pate(teacher=Gradients(size=<about how many>), mechanism={mechanism})"
+    of, size, bears = descent.mechanism, "<about how many>", ""
+    mechanism = f"sigma={of.sigma:.4g}, adjacency={of.adjacency!r}"
+    if descent.directions is not None:
+        size, bears = str(descent.records), f", directions={descent.directions:.3g}"
+        step = f"{of.step_size:.3g}"
+        mechanism += f", steps={of.steps}, clip_norm={of.clip_norm:g}, first_step_size={step}, step_size={step}"
+    return f"Pate(teacher=Gradients(size={size}{bears}), mechanism=GradientDescent({mechanism}))"
 
 
 def call_id() -> str:

@@ -130,9 +130,9 @@ def private_knn(
     asked = draw.choice(len(public), queries, replace=False)
     noise = math.sqrt(2) * _sampled_noise(rate, queries, epsilon)
     label, votes = torch.from_numpy(split.y), torch.zeros(queries, split.classes)
-    for place, point in enumerate(public[asked]):
+    for place, distance in enumerate(torch.cdist(public[asked], private)):
         chosen = (torch.rand(len(private)) < rate).nonzero().squeeze(1)
-        nearest = torch.cdist(point[None], private[chosen])[0].topk(min(neighbors, len(chosen)), largest=False).indices
+        nearest = distance[chosen].topk(min(neighbors, len(chosen)), largest=False).indices
         votes[place] = torch.bincount(label[chosen[nearest]], minlength=split.classes)
     answer = _noisy(votes, noise).argmax(1).numpy()
     right = float((answer == split.told[asked]).mean())

@@ -256,11 +256,11 @@ class DpSgd:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
             F.cross_entropy(model(x), private.y[chosen].to(device)).backward()
-        # A gradient that is no number cannot be cut to a length: such a record moves nothing.
+        # A gradient whose length is no number cannot be clipped to one: such a record moves nothing.
         parts = [p.grad_sample for p in model.parameters()]
-        good_B = torch.stack([part.flatten(1).isfinite().all(1) for part in parts]).all(0)
-        for p in model.parameters():
-            p.grad_sample = torch.where(good_B.view(-1, *[1] * (p.grad_sample.dim() - 1)), p.grad_sample, 0.0)
+        good_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
+        for part in parts:
+            part[~good_B] = 0
 
     def report(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +18,13 @@ from scipy.special import log_ndtr, ndtri
 from pate_torch.accounting import calibration
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
 from pate_torch.core import checks
+from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector, teachers_to_pass
+from pate_torch.plan.descent import Descent, bought
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 
@@ -137,7 +138,7 @@ def drowned(mechanism: Mechanism, num_teachers: int, num_classes: int, num_queri
     )
 
 
-Remedy = Callable[["RunConfig", Dataset, GradientDescent], str]
+Remedy = Callable[["RunConfig", Dataset, Descent], str]
 """Says of a noisy gradient descent how it is asked for."""
 
 
@@ -159,71 +160,79 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
     )
     if drowns is None:
         return None
-    descent = same_price(plan, mechanism)
+    descent = same_price(plan, mechanism, data.spec.nominal_size)
     if descent is None or len(data.private) == 0:  # of votes alone there are no records here
         return f"{drowns} {SMALLER}"
-    asked = (how or typed)(plan, data, descent)
-    return f"{drowns} {instead(descent, data.spec.nominal_size, data.spec.num_classes, asked)}"
+    return f"{drowns} {instead(descent, (how or typed)(plan, data, descent))}"
 
 
-def same_price(plan: RunConfig, mechanism: Mechanism) -> GradientDescent | None:
-    """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none."""
-    if plan.privacy.noise not in GradientDescent.kinds:
-        return None
-    descent = GradientDescent(sigma=1.0, adjacency=plan.partition.adjacency)
-    epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
-    sigma = calibration.smallest_sigma(
-        lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=epsilon, delta=plan.privacy.delta
-    )
-    return replace(descent, sigma=sigma)
-
-
-def instead(descent: GradientDescent, size: int | None, num_classes: int, how: str) -> str:
-    """What to do where votes drown in noise.
-
-    At best the records of a class lie in one place, and a step parts them from every other class by one gradient for
-    each, beside noise of ``descent.sigma`` gradients on every class: a vote by as many as they are, under the same law.
-
-    Args:
-        descent: Noisy descent at the same price.
-        size: About how many records there are; None: it is not public.
-        num_classes: Number C of classes.
-        how: How the records are asked, in words.
-    """
-    if size is not None and drowned(gaussian.Gaussian(sigma=descent.sigma), size // num_classes, num_classes, 1):
-        return SMALLER
-    of = "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
-    return f"The same epsilon buys noise of {descent.sigma:.3g} on the sum of the clipped gradients of {of}: {how}"
-
-
-def typed(plan: RunConfig, data: Dataset, descent: GradientDescent) -> str:
-    """The settings of train.py that have the records of a run answer at the same price, as typed."""
-    noise = None if plan.privacy.target_epsilon is not None else descent.sigma
-    declared = data.spec.nominal_size is not None
-    return " ".join(settings(plan, sigma=noise, declared=declared, images=data.spec.is_image, questions=len(data.pool)))
-
-
-def settings(
-    plan: RunConfig, *, sigma: float | None, declared: bool, images: bool | None, questions: int | None
-) -> tuple[str, ...]:
-    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
+def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None) -> Descent | None:
+    """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none.
 
     Args:
         plan: Plan of the run with teachers.
-        sigma: Noise of the descent; None: what the target makes it.
-        declared: Whether the data set says about how many records there are.
+        mechanism: Its, with its noise.
+        size: About how many records there are; None: it is not public.
+    """
+    if plan.privacy.noise not in GradientDescent.kinds:
+        return None
+    delta = plan.privacy.delta
+    epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), delta)
+    return bought(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size)
+
+
+def instead(descent: Descent, how: str) -> str:
+    """What to do where votes drown in noise.
+
+    Args:
+        descent: Noisy descent at the same price.
+        how: How the records are asked, in words.
+    """
+    if descent.drowned:
+        return SMALLER
+    records = descent.records
+    of = "all records, where there are thousands and about how many is public"
+    of = of if records is None else f"{records:,} records"
+    noise = f"{descent.mechanism.sigma:.3g}"
+    return f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {of}: {how}"
+
+
+def typed(plan: RunConfig, data: Dataset, descent: Descent) -> str:
+    """The settings of train.py that have the records of a run answer at the same price, as typed."""
+    return " ".join(settings(plan, descent, images=data.spec.is_image, questions=len(data.pool)))
+
+
+def settings(plan: RunConfig, descent: Descent, *, images: bool | None, questions: int | None) -> tuple[str, ...]:
+    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
+
+    Args:
+        plan: Plan of the run with teachers; where it has a target, that decides the noise.
+        descent: Noisy descent at the same price.
         images: Whether its points are images; None: not known.
         questions: How many to ask; None: as the plan has it.
     """
+    steps, encoded = descent.mechanism, isinstance(plan.features, Encoder)
     said = ["voters=gradients", "mechanism=gradient_descent", "query=random"]
-    said += [] if declared else ["voters.size=<about how many>"]
-    said += [] if sigma is None else [f"mechanism.sigma={sigma:.4g}"]
+    said += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={steps.sigma:.4g}"]
+    if descent.directions is None:
+        said += ["voters.size=<about how many>"]
+    else:
+        said += [f"voters.directions={descent.directions:.3g}", f"mechanism.steps={steps.steps}"]
+        said += [f"mechanism.clip_norm={steps.clip_norm:g}", f"mechanism.first_step_size={steps.first_step_size:.3g}"]
+        said += [f"mechanism.step_size={steps.step_size:.3g}"]
     said += [] if questions is None else [f"num_queries={questions}"]
     said += ["features=contrastive"] if images and plan.features is None else []
-    said += ["student=released_model"] if images is False else ["student=self_training", "student.alpha=.3"]
+    said += _student(images, descent.self_training(encoded))
     said += [] if plan.sanitiser is None else ["sanitiser=none"]
     said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
     return tuple(said)
+
+
+def _student(images: bool | None, of_answers: bool) -> list[str]:
+    """Of few answers or of images one learns from them; else the model itself is released."""
+    if images is False and not of_answers:
+        return ["student=released_model"]
+    return ["student=self_training", "student.alpha=.5" if of_answers else "student.alpha=.3"]
 
 
 def _at_skill(skill: float, num_classes: int) -> float:

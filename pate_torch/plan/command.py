@@ -286,16 +286,10 @@ def _offered(
     if chosen is None or judge.declared.size is None:
         return {}
     plan = by_choice[chosen]
-    descent = chance.same_price(plan, _as_run(plan).mechanism)
+    descent = chance.same_price(plan, _as_run(plan).mechanism, judge.declared.size)
     if descent is None:
         return {}
-    offered = chance.settings(
-        plan,
-        sigma=None if plan.privacy.target_epsilon is not None else descent.sigma,
-        declared=True,
-        images=None,
-        questions=judge.declared.pool,
-    )
+    offered = chance.settings(plan, descent, images=None, questions=judge.declared.pool)
     replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
     kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):

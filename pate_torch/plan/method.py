@@ -16,8 +16,7 @@ from pate_torch.core import checks
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.plan import chance
+from pate_torch.plan import chance, descent
 from pate_torch.protocols import FeatureRecipe, Mechanism
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
@@ -27,18 +26,6 @@ _MOST_TEACHERS, _FEWEST_TEACHERS = 400, 10
 _RECORDS_A_TEACHER = 100
 _LEAD = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
-_RECORDS_A_DIRECTION = 8
-"""The more noise, the fewer directions of the public points are worth a step: one for every so many records for each
-unit of noise. Then the noise of a logit is the same whatever the epsilon, the features or the number of records. Chosen
-on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
-_STEP = 2.0
-"""Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
-_RECORDS_FOR_THE_MODEL = 200
-"""Records for each unit of noise: with fewer, a student by self-training on the model's answers (label propagation over
-the public points) is better than the model itself on an encoder's features (chosen on package descriptions, phrases of
-SST-2 and PneumoniaMNIST; LOG.md)."""
-_FEW = 25
-"""Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
 
@@ -166,26 +153,20 @@ def _gradients(facts: Facts, why: str) -> Method:
     if facts.records is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
         raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
-    descent = GradientDescent(sigma=1.0, adjacency=facts.adjacency, steps=8, clip_norm=0.5)
-    sigma = calibration.smallest_sigma(
-        lambda sigma: replace(descent, sigma=sigma).worst_case(1), epsilon=facts.epsilon, delta=facts.delta
-    )
-    a_unit = facts.records / sigma  # records for each unit of noise
-    directions = a_unit / _RECORDS_A_DIRECTION
-    step = _STEP * math.sqrt(1 + directions)  # a whitened point is about so long
+    bought = descent.bought(epsilon=facts.epsilon, delta=facts.delta, adjacency=facts.adjacency, records=facts.records)
     features: FeatureRecipe | None = None
     if not facts.encoded:
         features = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
     return Method(
         name="gradients",
         num_queries=facts.public,
-        mechanism=replace(descent, sigma=sigma, first_step_size=step, step_size=step),
+        mechanism=bought.mechanism,
         features=features,
-        directions=directions,
-        self_training=facts.images or (facts.encoded and a_unit < _RECORDS_FOR_THE_MODEL),
+        directions=bought.directions,
+        self_training=facts.images or bought.self_training(facts.encoded),
         reason=f"noisy gradients of a linear model: {why}",
-        outlook=f"noise of {sigma:.3g} records on each sum over about {facts.records:,} of them"
-        + ("" if a_unit >= _FEW else ": too much for so few. Nothing here is expected to beat the majority class."),
+        outlook=f"noise of {bought.mechanism.sigma:.3g} records on each sum over about {facts.records:,} of them"
+        + (": too much for so few. Nothing here is expected to beat the majority class." if bought.drowned else ""),
     )
 
 

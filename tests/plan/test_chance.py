@@ -20,7 +20,8 @@ from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.plan import chance
+from pate_torch.plan import chance, method
+from pate_torch.plan.descent import Descent, bought
 from pate_torch.sensitive import Votes
 from pate_torch.types import Context
 from tests import ROOT
@@ -110,9 +111,21 @@ def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
-    descent = GradientDescent(sigma=7.1, adjacency="add_remove")
-    said = chance.instead(descent, size, 10, "HOW")
+    descent = Descent(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), records=size)
+    said = chance.instead(descent, "HOW")
     assert ("HOW" in said) == better and (chance.SMALLER in said) != better
+
+
+@pytest.mark.parametrize("records", [300, 12_000])
+def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records):
+    price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
+    descent = bought(**price, records=records)
+    facts = method.Facts(**price, grouped=False, records=records, public=500, classes=4, images=False, encoded=True)
+    chosen = method.choose(facts)
+    assert (chosen.mechanism, chosen.directions) == (descent.mechanism, descent.directions)
+    assert chosen.self_training == descent.self_training(True)
+    assert ("majority" in chosen.outlook) == descent.drowned == (chance.instead(descent, "HOW") == chance.SMALLER)
+    assert epsilon(descent.mechanism.worst_case(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -128,7 +141,9 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     assert "of 12 votes" in said and "3,000 records" in said and "voters=gradients mechanism=gradient_descent" in said
     # What it says to type has the price of the labels, and is a run.
     typed = said.rsplit(": ", 1)[1].split()
-    descent = GradientDescent(sigma=float(next(s for s in typed if "sigma" in s).split("=")[1]), adjacency="add_remove")
+    said = {key: float(value) for key, _, value in (s.partition("=") for s in typed) if key.startswith("mechanism.")}
+    steps, sigma = int(said["mechanism.steps"]), said["mechanism.sigma"]
+    descent = GradientDescent(sigma=sigma, steps=steps, adjacency="add_remove")
     labels = epsilon(Gaussian(sigma=8.0).worst_case(6), 1e-5).epsilon
     assert epsilon(descent.worst_case(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
     short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
