@@ -234,6 +234,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             classes=len(self.classes_),
             images=pool.dim() == 4,
             encoded=self.encoder is not None,
+            own_teacher=self.teacher is not None,
         )
         self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
@@ -393,13 +394,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if method.name == "gradients":
             who: dict[str, Any] = {"teacher": Gradients(size=facts.records, directions=method.directions)}
         else:
-            who = {"teacher": self.teacher, "num_teachers": method.num_teachers}
+            teacher = method.teacher if self.teacher is None else self.teacher
+            who = {"teacher": teacher, "num_teachers": method.num_teachers}
         return Pate(mechanism=method.mechanism, **who, **terms)
 
     def _released(self, pate: Pate, pool: Tensor, spec: DataSpec) -> Any:
         """Buy the answers, and train what learns from them."""
         method, student = self.method_, self.student
-        release = pate.label(pool, num_queries=method.num_queries, features=method.features)
+        release = pate.label(pool, num_queries=method.num_queries, strategy=method.query, features=method.features)
         if student is not None and not isinstance(student, StudentAlgorithm):
             asked_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
             pate.report()
@@ -411,10 +413,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return fitted
 
     def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
-        """Of the method: the released model itself, or a student for data of this form."""
+        """Of the method: the released model itself, or a student of the answers for data of this form."""
         method, images = self.method_, pool.dim() == 4
-        network = "logistic" if not images else "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
-        if method.name == "teachers":
+        network = "mlp" if self.encoder is None else "logistic"
+        if images:
+            network = "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
+        if not method.self_training and method.name == "teachers":
             return FixMatch(network=network) if images else Logistic()
         if not method.self_training:
             return ReleasedModel(features=method.features)

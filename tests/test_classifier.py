@@ -27,6 +27,7 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
+from pate_torch.plan import chance
 from pate_torch.plan.method import DELTA, Facts, choose, delta_for
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
@@ -375,6 +376,25 @@ def test_the_rule_goes_by_public_facts():
     assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
     assert "Nothing here is expected" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
     assert "Nothing here is expected" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook
+
+
+def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
+    from dataclasses import replace
+
+    small = choose(ROWS, "teachers")
+    assert small.num_teachers == 3000 and small.teacher.network == "logistic" and small.query.name == "medoids"
+    assert small.self_training and choose(replace(ROWS, records=1_000_000), "teachers").num_teachers == 4000
+    assert choose(replace(ROWS, classes=26), "teachers").num_teachers == 30_000 // 33  # 1.25 records of a class
+    for facts in ({"images": True}, {"grouped": True}, {"own_teacher": True}):
+        large = choose(replace(ROWS, **facts), "teachers")
+        assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
+    given = choose(ROWS, num_teachers=50)
+    assert given.num_teachers == 50 and given.teacher is None
+    # As many questions as leave the lead that a right label needs within a quarter of the votes.
+    few, many = choose(replace(ROWS, epsilon=0.1), "teachers"), choose(replace(ROWS, epsilon=0.5), "teachers")
+    assert 20 < few.num_queries < many.num_queries == 1000
+    louder = replace(few.mechanism, sigma=1.5 * few.mechanism.sigma)
+    assert chance.break_even(few.mechanism, 2) <= 3000 / 4 < chance.break_even(louder, 2)
 
 
 @pytest.mark.parametrize("method", ["teachers", "gradients"])

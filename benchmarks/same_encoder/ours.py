@@ -17,21 +17,17 @@ from benchmarks import tables
 from benchmarks.same_encoder.data import Split
 from pate_torch.accounting import calibration
 from pate_torch.estimator import Pate
-from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.protocols import Mechanism, StudentAlgorithm
-from pate_torch.queries.clusters import Medoids, Prototypes
-from pate_torch.students.fixmatch import FixMatch
-from pate_torch.students.label_spreading import LabelSpreading
-from pate_torch.students.logistic import Logistic
+from pate_torch.plan.method import Facts, choose
+from pate_torch.protocols import Mechanism
+from pate_torch.queries.clusters import Medoids
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import EncoderCard
 from pate_torch.voters.reverse_knn import ReverseKnn
 
 DELTA = tables.DELTA
-TEACHER = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03, backend="vectorised")
+LEARNER = Supervised(network="logistic")
 Answer = tuple[np.ndarray, dict[str, Any]]
 """Predicted classes of the test points, and what else is shown of a row."""
 
@@ -42,54 +38,55 @@ def by_rule(split: Split, epsilon: float) -> Answer:
     return tables.ours(split, epsilon, encoder=card), {}
 
 
-def _student(name: str) -> StudentAlgorithm:
-    if name == "label spreading":
-        return LabelSpreading(network="logistic", alignment="labels")
-    return FixMatch(network="logistic", alignment="labels") if name == "fixmatch" else Logistic()
-
-
-def teachers(
-    split: Split,
-    epsilon: float,
-    *,
-    records_a_teacher: int,
-    questions_a_class: int,
-    student: str,
-    transductive: bool = False,
-) -> Answer:
-    """GNMax: logistic teachers, prototypes asked.
+def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Answer:
+    """GNMax by linear teachers, as ``PATEClassifier(method="teachers")`` has them: nothing is chosen here.
 
     Beside it a regularised logistic regression of the same labels, how many of these are right, and the plurality.
     """
-    queries = min(questions_a_class * split.classes, len(split.public))
-    sigma = _calibrated(lambda sigma: Gaussian(sigma=sigma), queries, epsilon)
-    num_teachers = max(2, split.about // records_a_teacher)
-    with _asked(split, num_teachers, Gaussian(sigma=sigma), TEACHER) as pate:
+    facts = Facts(
+        epsilon=epsilon,
+        delta=DELTA,
+        adjacency="add_remove",
+        grouped=False,
+        records=split.about,
+        public=len(split.public),
+        classes=split.classes,
+        images=False,
+        encoded=split.encoded,
+    )
+    chosen = choose(facts, "teachers")
+    assert chosen.mechanism is not None
+    mean, std = split.scale
+    if not split.encoded:  # what is 0 or 1 stays so
+        binary = ((split.public == 0) | (split.public == 1)).all(0)
+        mean, std = np.where(binary, 0.0, mean), np.where(binary, 1.0, std)
+    with asked(split, chosen.num_teachers, chosen.mechanism, chosen.teacher, (mean, std)) as pate:
         voters = "teachers_transductive" if transductive else None
-        release = pate.label(_floats(split.public), queries, strategy=Prototypes(), voters=voters)
+        release = pate.label(floats(split.public), chosen.num_queries, strategy=chosen.query, voters=voters)
         assert pate._stored is not None
-        plain = pate._stored.ensemble.votes(_floats(split.public)).plurality().numpy()
-        predicted = pate.fit_student(_student(student)).predict(_floats(split.test)).numpy()
+        plain = pate._stored.ensemble.votes(floats(split.public)).plurality().numpy()
+        learner = LEARNER if split.encoded else Supervised(network="mlp")
+        student = SelfTraining(first=learner, then=learner, alpha=0.5, num_generations=1)
+        predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
     asked_A = release.query_Q[release.answered_Q].numpy()
     label_A = release.label_Q[release.answered_Q].numpy()
     return predicted, {
         "logistic": float((_logistic(split, asked_A, label_A) == split.truth).mean()),
         "labels_right": float((label_A == split.told[asked_A]).mean()),
         "plurality": float((plain == split.told).mean()),
-        "sigma": sigma,
-        "teachers": num_teachers,
+        "questions": chosen.num_queries,
+        "teachers": chosen.num_teachers,
     }
 
 
 def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: float, keep: float) -> Answer:
     """Zhu et al. 2022: records are counted into the cells of public points; self-training on the noisy classes."""
     cells = min(cells_a_class * split.classes, len(split.public))
-    sigma = _calibrated(lambda sigma: Histogram(sigma=sigma, adjacency="add_remove"), cells, epsilon)
-    learn = Supervised(network="logistic")
-    student = SelfTraining(first=learn, then=learn, alpha=alpha, keep_fraction=keep, num_generations=1)
-    with _asked(split, None, Histogram(sigma=sigma, adjacency="add_remove"), ReverseKnn()) as pate:
-        release = pate.label(_floats(split.public), cells, strategy=Medoids())
-        predicted = pate.fit_student(student).predict(_floats(split.test)).numpy()
+    sigma = calibrated(lambda sigma: Histogram(sigma=sigma, adjacency="add_remove"), cells, epsilon)
+    student = SelfTraining(first=LEARNER, then=LEARNER, alpha=alpha, keep_fraction=keep, num_generations=1)
+    with asked(split, None, Histogram(sigma=sigma, adjacency="add_remove"), ReverseKnn(), split.scale) as pate:
+        release = pate.label(floats(split.public), cells, strategy=Medoids())
+        predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
     asked_A = release.query_Q[release.answered_Q].numpy()
     right = float((release.label_Q[release.answered_Q].numpy() == split.told[asked_A]).mean())
     return predicted, {"labels_right": right, "sigma": sigma}
@@ -99,9 +96,11 @@ def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: floa
 
 
 @contextlib.contextmanager
-def _asked(split: Split, num_teachers: int | None, mechanism: Mechanism, teacher: Any) -> Any:
+def asked(
+    split: Split, num_teachers: int | None, mechanism: Mechanism, teacher: Any, scale: tuple[np.ndarray, np.ndarray]
+) -> Any:
     """Voters that are ready to be asked; the account counts, and refuses nothing."""
-    mean, std = split.scale
+    mean, std = scale
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         pate = Pate(
@@ -118,7 +117,7 @@ def _asked(split: Split, num_teachers: int | None, mechanism: Mechanism, teacher
             allow_chance=True,
             seed=split.seed,
         )
-        yield pate.fit_teachers(_floats(split.x), torch.from_numpy(split.y), public_x=_floats(split.public))
+        yield pate.fit_teachers(floats(split.x), torch.from_numpy(split.y), public_x=floats(split.public))
 
 
 @functools.cache
@@ -127,11 +126,11 @@ def _home(name: str, seed: int) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()
 
 
-def _calibrated(mechanism: Any, queries: int, epsilon: float) -> float:
+def calibrated(mechanism: Any, queries: int, epsilon: float) -> float:
     return calibration.smallest_sigma(lambda sigma: mechanism(sigma).worst_case(queries), epsilon=epsilon, delta=DELTA)
 
 
-def _floats(x: np.ndarray) -> torch.Tensor:
+def floats(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x, np.float32))
 
 

@@ -1,8 +1,8 @@
 """Which method answers best at an epsilon, chosen from public facts alone, with the reason in two lines.
 
 The rule. Where somebody declares how many records there are, noisy gradients of a linear model: over random Fourier
-features of rows, over contrastive features of images, over an encoder's features as they are. Else teachers. DP-SGD
-where it is asked for by name.
+features of rows, over contrastive features of images, over an encoder's features as they are. Else teachers: of rows,
+linear ones of ten records or a few more, asked about the middles of clusters. DP-SGD where it is asked for by name.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.plan import chance, descent
-from pate_torch.protocols import FeatureRecipe, Mechanism
+from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy
+from pate_torch.queries.clusters import Medoids
+from pate_torch.teachers.recipe import TeacherRecipe
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
 DELTA: Final = 1e-5
 """Where nobody declares how many records there are, and the most there is."""
 _MOST_TEACHERS, _FEWEST_TEACHERS = 400, 10
 _RECORDS_A_TEACHER = 100
+"""Where teachers are networks, or the user's own."""
+_LINEAR: Final = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
+_MOST_LINEAR = 4000
+_RECORDS_A_LINEAR_TEACHER, _OF_A_CLASS = 10, 1.25
+"""Of linear teachers, and at least so many of each class: the noise stays, so many weak votes are better than few good
+ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2; LOG.md)."""
 _LEAD = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
@@ -43,6 +51,7 @@ class Facts:
         classes: Number C of classes.
         images: Whether points are images.
         encoded: Whether points are an encoder's features.
+        own_teacher: Whether the user brings teachers of another kind.
     """
 
     epsilon: float
@@ -54,6 +63,7 @@ class Facts:
     classes: int
     images: bool
     encoded: bool = False
+    own_teacher: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +75,11 @@ class Method:
         num_teachers: K; 0 where there are none.
         num_queries: Number of public points that are asked about.
         mechanism: With calibrated noise; None: DP-SGD, which calibrates its own.
+        teacher: How teachers are trained; None: a small network, or the user's own.
+        query: Which points are asked about; None: at random.
         features: Of the public points, in which a linear model is fitted; None: none are needed.
         directions: Of ``voters.gradients``.
-        self_training: Whether a student of the released model's answers takes its place.
+        self_training: Whether a student propagates the answers over the public points first.
         reason: Why this one, in a line.
         outlook: What to expect, in a line.
     """
@@ -76,6 +88,8 @@ class Method:
     num_teachers: int = 0
     num_queries: int = 1
     mechanism: Mechanism | None = None
+    teacher: TeacherRecipe | None = None
+    query: QueryStrategy | None = None
     features: FeatureRecipe | None = None
     directions: float | None = None
     self_training: bool = False
@@ -120,7 +134,12 @@ def choose(
 def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -> Method:
     """As many questions as leave the lead that a right label needs within reach."""
     about = facts.public if facts.records is None else facts.records
-    teachers = num_teachers or min(_MOST_TEACHERS, max(_FEWEST_TEACHERS, about // _RECORDS_A_TEACHER))
+    linear = num_teachers is None and not (facts.images or facts.grouped or facts.own_teacher)
+    if linear:
+        most, each = _MOST_LINEAR, max(_RECORDS_A_LINEAR_TEACHER, math.ceil(_OF_A_CLASS * facts.classes))
+    else:
+        most, each = _MOST_TEACHERS, _RECORDS_A_TEACHER
+    teachers = num_teachers or min(most, max(_FEWEST_TEACHERS, about // each))
     for queries in (num_queries,) if num_queries else _QUESTIONS:
         queries = min(queries, facts.public)
         gaussian = _gaussian(facts, queries)
@@ -135,6 +154,9 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
         num_teachers=teachers,
         num_queries=queries,
         mechanism=gaussian,
+        teacher=_LINEAR if linear else None,
+        query=Medoids() if linear else None,
+        self_training=linear,
         reason=f"{teachers} teachers, by {whose}, answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
         outlook=f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
         if drowned is None

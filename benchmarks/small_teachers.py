@@ -1,0 +1,118 @@
+"""How many records should a linear teacher have, what is it asked, and who learns from the labels? Chosen on stand-ins.
+
+    PYTHONPATH=.:keel python benchmarks/small_teachers.py --cache features --rows rows.jsonl packages-wordllama spambase
+
+Votes of each ensemble are counted once for all public points; each mechanism's noise is then drawn on them. Accuracy on
+the test half; delta 1e-5, add_remove, unit record. Every line of ``--rows`` is one ensemble, epsilon and questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.same_encoder import data, ours
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.plan import chance
+from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
+from pate_torch.queries.clusters import Medoids, Prototypes
+from pate_torch.queries.random import Random
+from pate_torch.students.logistic import Logistic
+from pate_torch.students.self_training import SelfTraining
+from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec
+
+RECORDS = (5, 10, 20, 50, 100)
+EPSILONS = (0.5, 2.0)
+QUESTIONS_A_CLASS = (6, 12, 25, 50)
+TEACHER = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
+QUERIES: dict[str, QueryStrategy] = {"random": Random(), "prototypes": Prototypes(), "medoids": Medoids()}
+_NONE = torch.zeros(0, dtype=torch.int64)
+
+
+def students() -> dict[str, StudentAlgorithm]:
+    """Logistic regression, and label propagation over the public points by how far and before which network."""
+    found: dict[str, StudentAlgorithm] = {"logistic": Logistic()}
+    for name, network, alpha in (("alpha .5", "logistic", 0.5), ("alpha .9", "logistic", 0.9), ("mlp .5", "mlp", 0.5)):
+        learner = Supervised(network=network)
+        found[name] = SelfTraining(first=learner, then=learner, alpha=alpha, num_generations=1)
+    return found
+
+
+def rows(split: data.Split) -> Iterator[dict[str, Any]]:
+    """Every choice on one split, with one draw of the noise each."""
+    mean, std = split.scale
+    pool, test = (torch.from_numpy((part - mean) / std).float() for part in (split.public, split.test))
+    width = pool.shape[1]
+    spec = DataSpec(
+        name="same",
+        num_classes=split.classes,
+        input_shape=(width,),
+        class_names=tuple(map(str, range(split.classes))),
+        mean=(0.0,) * width,
+        std=(1.0,) * width,
+    )
+    asked: dict[tuple[str, int], torch.Tensor] = {}
+    for records in RECORDS:
+        num_teachers = max(2, split.about // records)
+        with ours.asked(split, num_teachers, Gaussian(sigma=1.0), TEACHER, split.scale) as pate:
+            votes_PC = pate._stored.ensemble.votes(ours.floats(split.public)).counts_QC.double()
+        for epsilon, a_class, name in itertools.product(EPSILONS, QUESTIONS_A_CLASS, QUERIES):
+            count = min(a_class * split.classes, len(pool))
+            mechanism = Gaussian(sigma=ours.calibrated(lambda sigma: Gaussian(sigma=sigma), count, epsilon))
+            if (name, count) not in asked:
+                state = QueryState(
+                    spec, pool, asked_Q=_NONE, label_Q=_NONE, remaining=count, rounds_left=1, seed=split.seed
+                )
+                asked[name, count] = QUERIES[name].select(state)
+            query_Q = asked[name, count]
+            noisy_QC = votes_PC[query_Q] + mechanism.sigma * torch.randn(count, split.classes, dtype=torch.float64)
+            task = StudentTask(spec, pool, query_Q, noisy_QC.argmax(1))
+            lead = chance.break_even(mechanism, split.classes)
+            right = {
+                student: float((algorithm.fit(task, seed=split.seed, device=pool.device).predict(test).numpy()
+                                == split.truth).mean())
+                for student, algorithm in students().items()
+            }  # fmt: skip
+            yield {
+                "data": split.name, "split": split.seed, "records": records, "epsilon": epsilon, "query": name,
+                "a class": a_class, "lead": (lead or 0.0) / num_teachers,
+                "plurality": float((votes_PC.argmax(1).numpy() == split.told).mean()),
+                "labels right": float((noisy_QC.argmax(1).numpy() == split.told[query_Q.numpy()]).mean()), **right,
+            }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=[name for name, source in data.SOURCES.items()
+                                                     if source.stand_in is None])  # fmt: skip
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--splits", type=int, default=1)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name, seed in itertools.product(args.names, range(args.splits)):
+        for row in rows(data.task(name, args.data, args.fashion, args.cache).split(seed)):
+            with args.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    found = [json.loads(line) for line in args.rows.read_text().splitlines()]
+    for epsilon, records, query in itertools.product(EPSILONS, RECORDS, QUERIES):
+        line = f"epsilon {epsilon:<4g} {records:3} records a teacher, {query:10}"
+        mine = [row for row in found if (row["epsilon"], row["records"], row["query"]) == (epsilon, records, query)]
+        print(line, *(f"{name} {100 * np.mean([row[name] for row in mine]):.1f}" for name in students()), sep="  ")
+
+
+if __name__ == "__main__":
+    main()
