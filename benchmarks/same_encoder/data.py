@@ -44,7 +44,7 @@ class Task:
         y: PRIVATE. [N], in 0..C-1.
         others: [M, D].
         truth: [M].
-        learnt: Points are images, and features are to be learnt from the public half.
+        learnt: Points are images, and features are to be learnt from the public half, and kept in this folder.
     """
 
     name: str
@@ -52,21 +52,29 @@ class Task:
     y: np.ndarray
     others: np.ndarray
     truth: np.ndarray
-    learnt: bool = False
+    learnt: Path | None = None
 
     def split(self, seed: int) -> Split:
         """Halves of the others, drawn by the seed."""
         order = np.random.default_rng([seed, 11]).permutation(len(self.truth))
         public, test = np.split(order, [len(order) // 2])
         x, others = self.x, self.others
-        if self.learnt:
-            draw = torch.from_numpy(others[public])
-            learn = ContrastiveFeatures(network="cnn").learn(draw, _IMAGES, seed=seed)
-            x, others = (_by(learn, part) for part in (x, others))
+        if self.learnt is not None:
+            x, others = self._learn(public, seed, self.learnt / f"{self.name}-{seed}.npz")
         classes = int(max(self.y.max(), self.truth.max())) + 1
         return Split(
             x, self.y, others[public], others[test], self.truth[test], classes, seed, self.name, self.truth[public]
         )
+
+    def _learn(self, public: np.ndarray, seed: int, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        """What an encoder learns from the public points alone makes of all."""
+        if not file.exists():
+            network = ContrastiveFeatures(network="cnn").learn(
+                torch.from_numpy(self.others[public]), _IMAGES, seed=seed
+            )
+            np.savez(file, x=_by(network, self.x), others=_by(network, self.others))
+        found = np.load(file)
+        return found["x"], found["others"]
 
 
 def _by(network: torch.nn.Module, points: np.ndarray) -> np.ndarray:
@@ -278,7 +286,7 @@ def task(name: str, data: Path, fashion: Path, cache: Path) -> Task:
         cache.mkdir(parents=True, exist_ok=True)
         np.savez(file, x=x, y=y, others=others, truth=truth)
     found = np.load(file)
-    return Task(name, *(found[key] for key in ("x", "y", "others", "truth")), learnt=source.learnt)
+    return Task(name, *(found[key] for key in ("x", "y", "others", "truth")), learnt=cache if source.learnt else None)
 
 
 def _encoded(encoder: Encoder, points: Any, spec: DataSpec) -> np.ndarray:

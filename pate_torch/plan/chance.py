@@ -160,25 +160,26 @@ def foretold(plan: RunConfig, data: Dataset, mechanism: Mechanism, how: Remedy |
     )
     if drowns is None:
         return None
-    descent = same_price(plan, mechanism, data.spec.nominal_size)
+    descent = same_price(plan, mechanism, data.spec.nominal_size, len(data.pool))
     if descent is None or len(data.private) == 0:  # of votes alone there are no records here
         return f"{drowns} {SMALLER}"
     return f"{drowns} {instead(descent, (how or typed)(plan, data, descent))}"
 
 
-def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None) -> Descent | None:
+def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None, public: int | None) -> Descent | None:
     """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none.
 
     Args:
         plan: Plan of the run with teachers.
         mechanism: Its, with its noise.
         size: About how many records there are; None: it is not public.
+        public: Public points; None: not known.
     """
     if plan.privacy.noise not in GradientDescent.kinds:
         return None
     delta = plan.privacy.delta
     epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), delta)
-    return bought(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size)
+    return bought(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size, public=public)
 
 
 def instead(descent: Descent, how: str) -> str:

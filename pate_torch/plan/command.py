@@ -286,7 +286,7 @@ def _offered(
     if chosen is None or judge.declared.size is None:
         return {}
     plan = by_choice[chosen]
-    descent = chance.same_price(plan, _as_run(plan).mechanism, judge.declared.size)
+    descent = chance.same_price(plan, _as_run(plan).mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
     offered = chance.settings(plan, descent, images=None, questions=judge.declared.pool)

@@ -1,7 +1,7 @@
 """What a price buys of noisy gradients (``voters=gradients``), and the steps that this noise bears.
 
 The rule, for a declared number of records: eight short steps, in as many directions of the public points as there are
-records for eight units of noise.
+records for eight units of noise, and no more than the public points tell apart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ _RECORDS_A_DIRECTION = 8
 """The more noise, the fewer directions of the public points are worth a step: one for every so many records for each
 unit of noise. Then the noise of a logit is the same whatever the epsilon, the features or the number of records. Chosen
 on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
+_POINTS_A_DIRECTION = 4
+"""Public points for each direction, at least: of fewer, directions that hardly vary among them are taken to be as long
+as the others, and are not among the records (magic, spambase and satimage with 100 and 300 public points; LOG.md)."""
 _STEP = 2.0
 """Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
 _FOR_THE_MODEL = 200
@@ -34,10 +37,12 @@ class Descent:
     Attributes:
         mechanism: With calibrated noise.
         records: About how many private records there are, as declared; None: nobody says.
+        public: Public points; None: their number is not known yet.
     """
 
     mechanism: GradientDescent
     records: int | None
+    public: int | None = None
 
     @property
     def records_a_unit(self) -> float | None:
@@ -47,7 +52,10 @@ class Descent:
     @property
     def directions(self) -> float | None:
         """``voters.directions``; None: its ridge, which needs no number of records."""
-        return None if self.records_a_unit is None else self.records_a_unit / _RECORDS_A_DIRECTION
+        if self.records_a_unit is None:
+            return None
+        told = math.inf if self.public is None else self.public / _POINTS_A_DIRECTION
+        return min(self.records_a_unit / _RECORDS_A_DIRECTION, told)
 
     @property
     def drowned(self) -> bool:
@@ -59,7 +67,7 @@ class Descent:
         return encoded and self.records_a_unit is not None and self.records_a_unit < _FOR_THE_MODEL
 
 
-def bought(*, epsilon: float, delta: float, adjacency: str, records: int | None) -> Descent:
+def bought(*, epsilon: float, delta: float, adjacency: str, records: int | None, public: int | None = None) -> Descent:
     """The descent that costs ``epsilon``: by the rule where ``records`` are declared, else two of the usual steps."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if records is not None:
@@ -67,7 +75,7 @@ def bought(*, epsilon: float, delta: float, adjacency: str, records: int | None)
     sigma = calibration.smallest_sigma(
         lambda sigma: replace(mechanism, sigma=sigma).worst_case(1), epsilon=epsilon, delta=delta
     )
-    found = Descent(mechanism=replace(mechanism, sigma=sigma), records=records)
+    found = Descent(mechanism=replace(mechanism, sigma=sigma), records=records, public=public)
     if found.directions is None:
         return found
     step = _STEP * math.sqrt(1 + found.directions)  # a whitened point is about so long

@@ -119,13 +119,20 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
 @pytest.mark.parametrize("records", [300, 12_000])
 def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records):
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
-    descent = bought(**price, records=records)
+    descent = bought(**price, records=records, public=500)
     facts = method.Facts(**price, grouped=False, records=records, public=500, classes=4, images=False, encoded=True)
     chosen = method.choose(facts)
     assert (chosen.mechanism, chosen.directions) == (descent.mechanism, descent.directions)
     assert chosen.self_training == descent.self_training(True)
     assert ("majority" in chosen.outlook) == descent.drowned == (chance.instead(descent, "HOW") == chance.SMALLER)
     assert epsilon(descent.mechanism.worst_case(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
+
+
+def test_few_public_points_allow_few_directions_and_shorter_steps():
+    price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove", "records": 12_000}
+    many, few = bought(**price, public=5000), bought(**price, public=80)
+    assert few.directions == 20 < many.directions == bought(**price).directions
+    assert few.mechanism.step_size == pytest.approx(2 * 21**0.5) and few.mechanism.sigma == many.mechanism.sigma
 
 
 @pytest.mark.slow
