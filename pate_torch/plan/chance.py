@@ -24,7 +24,7 @@ from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.single_stable import SingleStable
 from pate_torch.mechanisms.sparse_vector import SparseVector, teachers_to_pass
-from pate_torch.plan.descent import Descent, bought
+from pate_torch.plan.descent import Descent, calibrated
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 
@@ -179,7 +179,7 @@ def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None, public: 
         return None
     delta = plan.privacy.delta
     epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), delta)
-    return bought(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size, public=public)
+    return calibrated(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size, public=public)
 
 
 def instead(descent: Descent, how: str) -> str:

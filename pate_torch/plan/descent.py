@@ -67,7 +67,9 @@ class Descent:
         return encoded and self.records_a_unit is not None and self.records_a_unit < _FOR_THE_MODEL
 
 
-def bought(*, epsilon: float, delta: float, adjacency: str, records: int | None, public: int | None = None) -> Descent:
+def calibrated(
+    *, epsilon: float, delta: float, adjacency: str, records: int | None, public: int | None = None
+) -> Descent:
     """The descent that costs ``epsilon``: by the rule where ``records`` are declared, else two of the usual steps."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if records is not None:

@@ -175,20 +175,26 @@ def _gradients(facts: Facts, why: str) -> Method:
     if facts.records is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
         raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
-    bought = descent.bought(epsilon=facts.epsilon, delta=facts.delta, adjacency=facts.adjacency, records=facts.records)
+    steps = descent.calibrated(
+        epsilon=facts.epsilon,
+        delta=facts.delta,
+        adjacency=facts.adjacency,
+        records=facts.records,
+        public=facts.public,
+    )
     features: FeatureRecipe | None = None
     if not facts.encoded:
         features = ContrastiveFeatures(network="cnn") if facts.images else FourierFeatures()
     return Method(
         name="gradients",
         num_queries=facts.public,
-        mechanism=bought.mechanism,
+        mechanism=steps.mechanism,
         features=features,
-        directions=bought.directions,
-        self_training=facts.images or bought.self_training(facts.encoded),
+        directions=steps.directions,
+        self_training=facts.images or steps.self_training(facts.encoded),
         reason=f"noisy gradients of a linear model: {why}",
-        outlook=f"noise of {bought.mechanism.sigma:.3g} records on each sum over about {facts.records:,} of them"
-        + (": too much for so few. Nothing here is expected to beat the majority class." if bought.drowned else ""),
+        outlook=f"noise of {steps.mechanism.sigma:.3g} records on each sum over about {facts.records:,} of them"
+        + (": too much for so few. Nothing here is expected to beat the majority class." if steps.drowned else ""),
     )
 
 

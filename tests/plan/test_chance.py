@@ -21,7 +21,7 @@ from pate_torch.mechanisms.laplace import Laplace
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.plan import chance, method
-from pate_torch.plan.descent import Descent, bought
+from pate_torch.plan.descent import Descent, calibrated
 from pate_torch.sensitive import Votes
 from pate_torch.types import Context
 from tests import ROOT
@@ -116,11 +116,11 @@ def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(siz
     assert ("HOW" in said) == better and (chance.SMALLER in said) != better
 
 
-@pytest.mark.parametrize("records", [300, 12_000])
-def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records):
+@pytest.mark.parametrize(("records", "public"), [(300, 500), (12_000, 500), (12_000, 80)])
+def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records, public):
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
-    descent = bought(**price, records=records, public=500)
-    facts = method.Facts(**price, grouped=False, records=records, public=500, classes=4, images=False, encoded=True)
+    descent = calibrated(**price, records=records, public=public)
+    facts = method.Facts(**price, grouped=False, records=records, public=public, classes=4, images=False, encoded=True)
     chosen = method.choose(facts)
     assert (chosen.mechanism, chosen.directions) == (descent.mechanism, descent.directions)
     assert chosen.self_training == descent.self_training(True)
@@ -130,8 +130,8 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove", "records": 12_000}
-    many, few = bought(**price, public=5000), bought(**price, public=80)
-    assert few.directions == 20 < many.directions == bought(**price).directions
+    many, few = calibrated(**price, public=5000), calibrated(**price, public=80)
+    assert few.directions == 20 < many.directions == calibrated(**price).directions
     assert few.mechanism.step_size == pytest.approx(2 * 21**0.5) and few.mechanism.sigma == many.mechanism.sigma
 
 
