@@ -146,10 +146,13 @@ class Prototypes:
         spacing_P, cluster_P = graph.spacing_P.cpu(), cluster_P.cpu()
         size_K = torch.bincount(cluster_P, minlength=len(center_KW))
         size_K[cluster_P[state.asked_Q]] = 0
+        first_K = torch.full_like(size_K, len(cluster_P))  # clusters are numbered as rounding has it, points are not
+        first_K = first_K.scatter_reduce(0, cluster_P, torch.arange(len(cluster_P)), "amin")
+        largest_first = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
         chosen = [
             self._typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, off_center_P)
-            for cluster in size_K.argsort(descending=True, stable=True).tolist()
-            if size_K[cluster] > 0
+            for less_size, _, cluster in largest_first
+            if less_size < 0
         ][:count]
         return self._filled(torch.tensor(chosen, dtype=torch.int64), state, count, spacing_P)
 
