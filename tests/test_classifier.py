@@ -388,6 +388,8 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
     for facts in ({"images": True}, {"grouped": True}, {"own_teacher": True}):
         large = choose(replace(ROWS, **facts), "teachers")
         assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
+    unsaid = choose(replace(ROWS, records=None))  # 3,000 public points tell little of how many records there are
+    assert unsaid.num_teachers == 30 and unsaid.teacher == small.teacher and unsaid.self_training
     given = choose(ROWS, num_teachers=50)
     assert given.num_teachers == 50 and given.teacher is None
     # As many questions as leave the lead that a right label needs within a quarter of the votes.

@@ -135,7 +135,7 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
     """As many questions as leave the lead that a right label needs within reach."""
     about = facts.public if facts.records is None else facts.records
     linear = num_teachers is None and not (facts.images or facts.grouped or facts.own_teacher)
-    if linear:
+    if linear and facts.records is not None:  # of public points alone: there may be far fewer records
         most, each = _MOST_LINEAR, max(_RECORDS_A_LINEAR_TEACHER, math.ceil(_OF_A_CLASS * facts.classes))
     else:
         most, each = _MOST_TEACHERS, _RECORDS_A_TEACHER
