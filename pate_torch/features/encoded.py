@@ -59,8 +59,10 @@ class Encoded:
         Raises:
             ValueError: The encoder cannot take its points.
         """
-        stages = Stages(quiet=True) if stages is None else stages
-        data = self.source.load()
+        return self.encoded(self.source.load(), Stages(quiet=True) if stages is None else stages)
+
+    def encoded(self, data: Dataset, stages: Stages) -> Dataset:
+        """What the encoder makes of ``data``, which the source loaded."""
         card = self.encoder.card(data.spec)
         if not card.disjoint:
             stages.say(overlap(card))
@@ -101,7 +103,8 @@ class Encoded:
         def encode() -> Tensor:
             if side == "public":
                 encoder.refuse_company(x_N, points, self.device)
-            which = {"public": "the public points", "private": "the private records", "test": "the test records"}[side]
+            sides = {"public": "the public points", "private": "the private records", "test": "the test records"}
+            which = f"{sides[side]} of {points.name}"
             progress, began = stages(f"Encoding {which}"), time.monotonic()
             found = encoder.encode(x_N, points, device=self.device, progress=progress)
             each = 1000 * (time.monotonic() - began) / max(1, len(x_N))

@@ -18,7 +18,6 @@ from scipy.special import log_ndtr, ndtri
 from pate_torch.accounting import calibration
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
 from pate_torch.core import checks
-from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -200,19 +199,23 @@ def instead(descent: Descent, how: str) -> str:
 
 def typed(plan: RunConfig, data: Dataset, descent: Descent) -> str:
     """The settings of train.py that have the records of a run answer at the same price, as typed."""
-    return " ".join(settings(plan, descent, images=data.spec.is_image, questions=len(data.pool)))
+    images, encoded = data.spec.is_image, data.spec.encoder is not None
+    return " ".join(settings(plan, descent, images=images, encoded=encoded, questions=len(data.pool)))
 
 
-def settings(plan: RunConfig, descent: Descent, *, images: bool | None, questions: int | None) -> tuple[str, ...]:
+def settings(
+    plan: RunConfig, descent: Descent, *, images: bool | None, encoded: bool, questions: int | None
+) -> tuple[str, ...]:
     """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
 
     Args:
         plan: Plan of the run with teachers; where it has a target, that decides the noise.
         descent: Noisy descent at the same price.
         images: Whether its points are images; None: not known.
+        encoded: Whether they are an encoder's features.
         questions: How many to ask; None: as the plan has it.
     """
-    steps, encoded = descent.mechanism, isinstance(plan.features, Encoder)
+    steps = descent.mechanism
     said = ["voters=gradients", "mechanism=gradient_descent", "query=random"]
     said += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={steps.sigma:.4g}"]
     if descent.directions is None:

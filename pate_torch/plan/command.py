@@ -40,6 +40,9 @@ from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.moved import renamed
+from pate_torch.core.progress import Stages
+from pate_torch.data import locations
+from pate_torch.data.embeddings import Embeddings
 from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
@@ -289,7 +292,9 @@ def _offered(
     descent = chance.same_price(plan, _as_run(plan).mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
-    offered = chance.settings(plan, descent, images=None, questions=judge.declared.pool)
+    encoded = isinstance(plan.dataset, Encoded | Embeddings)
+    images = False if encoded else None
+    offered = chance.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
     replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
     kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
@@ -348,8 +353,8 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
             raise (unknown if before is None else ValueError(before)) from error
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
     planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
-    if type(source) is type(planned) or source.name == planned.name:
-        fix = "Use another public data set."
+    if source.name == planned.name or not _of_other_files(source, planned):
+        fix = "Use another public data set; of two of one kind, each needs its dataset.path."
         raise checks.fail("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
     if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:
         fix = f"Use {', '.join(PUBLIC)}, or say dataset.benchmark=true in its file."
@@ -358,7 +363,27 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
     if data.spec.num_classes != num_classes:
         allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
         raise checks.fail("pilot.on", pilot.on, allowed, "Use public data of as many classes.")
+    if data.evaluation.pool_y is None:
+        fix = "Give its public points a label each."
+        raise checks.fail("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
+    if isinstance(base.dataset, Encoded):
+        return replace(base.dataset, source=source).encoded(data, Stages())
     return data
+
+
+def _of_other_files(stand_in: Any, planned: Any) -> bool:
+    """Whether two sources are of two kinds, or of users' files of one kind that cannot be the same."""
+    if type(stand_in) is not type(planned):
+        return True
+    if not all(hasattr(source, "benchmark") and getattr(source, "path", None) for source in (stand_in, planned)):
+        return False
+    return not _places(stand_in) & _places(planned)
+
+
+def _places(source: Any) -> set[Path]:
+    """Where a user's file may lie."""
+    given = Path(source.path).expanduser()
+    return {given.resolve(), (locations.data_root(source.root) / given).resolve()}
 
 
 def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:

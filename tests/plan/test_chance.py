@@ -27,6 +27,7 @@ from pate_torch.types import Context
 from tests import ROOT
 from tests.command_runs import train
 from tests.mechanisms.mechanism_forms import build
+from tests.tiny_runs import tiny
 
 ASKED = 20_000
 
@@ -126,6 +127,17 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
     assert chosen.self_training == descent.self_training(True)
     assert ("majority" in chosen.outlook) == descent.drowned == (chance.instead(descent, "HOW") == chance.SMALLER)
     assert epsilon(descent.mechanism.worst_case(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
+def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student, tmp_path):
+    """Of features: where noise is large, a student of the model's answers."""
+    descent = calibrated(epsilon=0.5, delta=1e-5, adjacency="add_remove", records=records, public=500)
+    said = chance.settings(tiny(tmp_path), descent, images=False, encoded=True, questions=500)
+    assert student in said and ("student.alpha=.5" in said) == descent.self_training(True)
+    assert "student=released_model" in chance.settings(
+        tiny(tmp_path), descent, images=False, encoded=False, questions=9
+    )
 
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():

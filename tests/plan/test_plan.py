@@ -34,10 +34,11 @@ from pate_torch.plan import chance
 from pate_torch.plan import command as command
 from pate_torch.plan import report as reports
 from pate_torch.plan.choice import Declared, best
-from pate_torch.plan.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes
+from pate_torch.plan.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes, trained
 from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.gradients import Gradients
 from tests import ROOT
+from tests.features import encoder_worlds as worlds
 
 DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "gradient_descent"}
@@ -486,6 +487,68 @@ def test_a_stand_in_must_be_public_and_not_the_data_that_are_planned_for(letters
         ([*asked, "pilot.on=glyphs"], "use pilot.on=digits"),
     ):
         assert command.main([*settings, "--no-plot"]) == 2
+        assert said in capsys.readouterr().err
+
+
+MAILS = """# @package _global_
+defaults: [text]
+dataset:
+  name: {name}
+  path: {folder}/{name}.csv
+  public_path: {folder}/{name}_public.csv
+  test_path: {folder}/{name}_test.csv
+  benchmark: true
+"""
+ENCODED = ("dataset=text", "dataset.nominal_size=400", "features=encoder", f"features.tokenizer={worlds.WORDS}")
+BRIEF = ("pilot.teachers=4", "pilot.steps=20", "pilot.questions=100", "teacher=logistic", "teachers=8")
+
+
+def mails(folder, name, seed, labeled=True):
+    """A data set of one's own: texts of low digits, or of high ones."""
+    draw = np.random.default_rng(seed)
+    for part, count in (("", 300), ("_public", 120), ("_test", 120)):
+        high_N = draw.random(count) < 0.5
+        said = ["".join(draw.choice(list("56789" if high else "01234"), 8)) for high in high_N]
+        rows = [f"{text},{'high' if high else 'low'}" for text, high in zip(said, high_N, strict=True)]
+        head, rows = ("text", said) if part == "_public" and not labeled else ("text,label", rows)
+        (folder / f"{name}{part}.csv").write_text("\n".join([head, *rows]) + "\n")
+    (folder / "dataset").mkdir(exist_ok=True)
+    (folder / "dataset" / f"{name}.yaml").write_text(MAILS.format(name=name, folder=folder))
+
+
+@pytest.fixture
+def encoded(tmp_path):
+    """A plan for texts through an encoder, and public texts that it may be tried on."""
+    mails(tmp_path, "old", seed=1)
+    worlds.table(tmp_path / "table.safetensors")
+    return (*ENCODED, f"features.weights={tmp_path}/table.safetensors", f"hydra.searchpath=[file://{tmp_path}]")
+
+
+def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path, monkeypatch):
+    """Through the same encoder, as features."""
+    seen = []
+    monkeypatch.setattr(command, "trained", lambda *given: seen.append(given[2]) or trained(*given))
+    asked = (*encoded, f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.on=old")
+    report = plan(*asked, *BRIEF, "mechanism.sigma=2", "num_queries=20")
+    texts = [row.split(",")[0] for row in (tmp_path / "old.csv").read_text().split()[1:]]
+    feature_ND = worlds.static(tmp_path).encode(texts)
+    (data,) = seen
+    assert sorted(data.private.x.tolist()) == sorted(feature_ND.tolist()) and not (tmp_path / "mails.csv").exists()
+    teachers, gradients = report.choices
+    assert teachers.outcome.right > 0.8 and gradients.outcome.right > 0.8
+
+
+def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(encoded, tmp_path, capsys):
+    planned = (*encoded, "dataset.name=mails", "pilot.on=old", *BRIEF, "--no-plot")
+    mails(tmp_path, "bare", seed=2, labeled=False)
+    for settings, said in (
+        (planned, "the very records"),  # nobody knows of which file
+        ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
+        ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
+        ((*encoded, "dataset.path=mails.csv", "pilot.on=bare", *BRIEF, "--no-plot"), "of unknown classes"),
+        ((*encoded, "pilot.on=digits", "pilot.num_classes=10", *BRIEF, "--no-plot"), "is for texts"),
+    ):
+        assert command.main(settings) == 2
         assert said in capsys.readouterr().err
 
 
