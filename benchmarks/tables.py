@@ -217,9 +217,13 @@ def _figure(by_split: dict[int, float], own: dict[int, float]) -> str:
     if len(both) < 2:
         return mean
     gap = 100 * np.array([own[seed] - by_split[seed] for seed in both])
-    half = student_t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / np.sqrt(len(gap))
     few = "" if len(both) == len(own) else f", {len(both)} splits"
-    return f"{mean} ({gap.mean():+.1f} ± {half:.1f}{few})"
+    return f"{mean} ({gap.mean():+.1f} ± {half_width(gap):.1f}{few})"
+
+
+def half_width(gap: np.ndarray) -> float:
+    """Of the 95 % interval of a mean over splits."""
+    return float(student_t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / np.sqrt(len(gap)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student_t
+
+from benchmarks import tables
 
 OURS = "by rule"
 
@@ -49,10 +50,7 @@ def _against(ours: dict[int, dict[str, Any]], cell: dict[int, dict[str, Any]]) -
     gap_ST = [_hits(ours[seed]) - _hits(cell[seed]) for seed in both]
     mean_S = 100 * np.array([gap_T.mean() for gap_T in gap_ST])
     points = 196 * np.mean([gap_T.std(ddof=1) / np.sqrt(len(gap_T)) for gap_T in gap_ST])
-    seeds = 0.0
-    if len(both) > 1:
-        seeds = float(student_t.ppf(0.975, len(both) - 1) * mean_S.std(ddof=1) / np.sqrt(len(both)))
-    half = max(points, seeds)
+    half = max(points, tables.half_width(mean_S) if len(both) > 1 else 0.0)
     told = "" if abs(mean_S.mean()) > half else ", not told apart"
     return f"[{mean_S.mean():+.1f} ± {half:.1f}{told}]"
 

@@ -66,7 +66,7 @@ class Encoded:
         card = self.encoder.card(data.spec)
         if not card.disjoint:
             stages.say(overlap(card))
-        x_PD = self._encoded(data, "public", data.pool.x, stages)
+        x_PD = self._features(data, "public", data.pool.x, stages)
         if not bool(x_PD.isfinite().all()):
             raise checks.fail("features.name", card.name, "gives numbers that are not finite, of public points")
         mean_D, std = x_PD.double().mean(0), x_PD.double().std(0, correction=0).square().mean().sqrt()
@@ -82,13 +82,13 @@ class Encoded:
         )
         private, test = data.private, data.evaluation
         # A record that the encoder makes nothing finite of says nothing, and stops nobody's run.
-        x_ND = self._encoded(data, "private", private.x, stages).nan_to_num(0, 0, 0)
+        x_ND = self._features(data, "private", private.x, stages).nan_to_num(0, 0, 0)
         return replace(
             data,
             spec=spec,
             private=replace(private, x=x_ND, origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
-            evaluation=replace(test, x=self._encoded(data, "test", test.x, stages).nan_to_num(0, 0, 0)),
+            evaluation=replace(test, x=self._features(data, "test", test.x, stages).nan_to_num(0, 0, 0)),
         )
 
     def publish(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Encoded:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / name)
 
-    def _encoded(self, data: Dataset, side: str, x_N: Tensor, stages: Stages) -> Tensor:
+    def _features(self, data: Dataset, side: str, x_N: Tensor, stages: Stages) -> Tensor:
         encoder, points = self.encoder, data.spec
 
         def encode() -> Tensor:
