@@ -14,6 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,38 @@ from pate_torch.plan import chance
 from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.queries.random import Random
+from pate_torch.students.label_posterior import label_posterior
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
+from pate_torch.types import DataSpec, NoisyCounts
 
 RECORDS = (5, 10, 20, 50, 100)
 EPSILONS = (0.5, 2.0)
 QUESTIONS_A_CLASS = (6, 12, 25, 50)
 TEACHER = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
 QUERIES: dict[str, QueryStrategy] = {"random": Random(), "prototypes": Prototypes(), "medoids": Medoids()}
+COUNTS = ("counts .5", "counts .9")
 _NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def students() -> dict[str, StudentAlgorithm]:
-    """Logistic regression, and label propagation over the public points by how far and before which network."""
+    """Logistic regression, and label propagation over the public points by how far and before which student.
+
+    Those of ``COUNTS`` see the noisy counts behind the labels, which cost the same.
+    """
+    linear, mlp = Supervised(network="logistic"), Supervised(network="mlp")
+    propagated: tuple[tuple[str, StudentAlgorithm, float], ...] = (
+        ("alpha .5", linear, 0.5),
+        ("alpha .9", linear, 0.9),
+        ("mlp .5", mlp, 0.5),
+        ("cross-validated .5", Logistic(), 0.5),
+        ("counts .5", linear, 0.5),
+        ("counts .9", linear, 0.9),
+    )
     found: dict[str, StudentAlgorithm] = {"logistic": Logistic()}
-    for name, network, alpha in (("alpha .5", "logistic", 0.5), ("alpha .9", "logistic", 0.9), ("mlp .5", "mlp", 0.5)):
-        learner = Supervised(network=network)
+    for name, learner, alpha in propagated:
         found[name] = SelfTraining(first=learner, then=learner, alpha=alpha, num_generations=1)
     return found
 
@@ -78,10 +92,11 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
             query_Q = asked[name, count]
             noisy_QC = votes_PC[query_Q] + mechanism.sigma * torch.randn(count, split.classes, dtype=torch.float64)
             task = StudentTask(spec, pool, query_Q, noisy_QC.argmax(1))
+            counted = replace(task, posterior_QC=label_posterior(NoisyCounts(noisy_QC.round().long(), mechanism.sigma)))
             lead = chance.break_even(mechanism, split.classes)
             right = {
-                student: float((algorithm.fit(task, seed=split.seed, device=pool.device).predict(test).numpy()
-                                == split.truth).mean())
+                student: float((algorithm.fit(counted if student in COUNTS else task, seed=split.seed,
+                                              device=pool.device).predict(test).numpy() == split.truth).mean())
                 for student, algorithm in students().items()
             }  # fmt: skip
             yield {
