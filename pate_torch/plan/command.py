@@ -367,7 +367,7 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
         fix = "Give its public points a label each."
         raise checks.fail("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
     if isinstance(base.dataset, Encoded):
-        return replace(base.dataset, source=source).encoded(data, Stages())
+        return replace(base.dataset, source=source).encoded(data, Stages(quiet=base.quiet))
     return data
 
 
