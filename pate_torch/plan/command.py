@@ -354,7 +354,7 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
     planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
     if source.name == planned.name or not _of_other_files(source, planned):
-        fix = "Use another public data set; of two of one kind, each needs its dataset.path."
+        fix = "Use another public data set; two of your own files must each be named, by dataset.path."
         raise checks.fail("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
     if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:
         fix = f"Use {', '.join(PUBLIC)}, or say dataset.benchmark=true in its file."

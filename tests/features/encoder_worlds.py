@@ -1,5 +1,6 @@
 """Small encoders of every kind, and points for them."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,17 @@ KINDS = {
     "onnx for rows": (onnx_rows, ROWS),
     "onnx for texts": (onnx_words, TEXTS),
 }
+
+
+def mails(file: Path, count: int, draw: np.random.Generator, *, labeled: bool = True) -> None:
+    """A table of texts: of low digits, or of high ones."""
+    with file.open("w", newline="") as lines:
+        rows = csv.writer(lines)
+        rows.writerow(["text", "label"] if labeled else ["text"])
+        for _ in range(count):
+            high = draw.random() < 0.5
+            said = "".join(draw.choice(list("56789" if high else "01234"), draw.integers(4, 20)))
+            rows.writerow([said, "high" if high else "low"] if labeled else [said])
 
 
 def sayings(count: int, seed: int = 0) -> list[str]:

@@ -34,13 +34,7 @@ def mails(folder, private=300, public=80):
     """Two files of texts: of low digits, or of high ones."""
     draw = np.random.default_rng(3)
     for name, count in (("private", private), ("public", public)):
-        with open(folder / f"{name}.csv", "w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["text", "label"])
-            for _ in range(count):
-                high = draw.random() < 0.5
-                said = draw.choice(list("56789" if high else "01234"), draw.integers(4, 20))
-                rows.writerow(["".join(said), "high" if high else "low"])
+        worlds.mails(folder / f"{name}.csv", count, draw)
     return Text(
         name="mails",
         path=str(folder / "private.csv"),

@@ -504,14 +504,10 @@ BRIEF = ("pilot.teachers=4", "pilot.steps=20", "pilot.questions=100", "teacher=l
 
 
 def mails(folder, name, seed, labeled=True):
-    """A data set of one's own: texts of low digits, or of high ones."""
+    """A data set of one's own, by a file of one's own."""
     draw = np.random.default_rng(seed)
     for part, count in (("", 300), ("_public", 120), ("_test", 120)):
-        high_N = draw.random(count) < 0.5
-        said = ["".join(draw.choice(list("56789" if high else "01234"), 8)) for high in high_N]
-        rows = [f"{text},{'high' if high else 'low'}" for text, high in zip(said, high_N, strict=True)]
-        head, rows = ("text", said) if part == "_public" and not labeled else ("text,label", rows)
-        (folder / f"{name}{part}.csv").write_text("\n".join([head, *rows]) + "\n")
+        worlds.mails(folder / f"{name}{part}.csv", count, draw, labeled=labeled or part != "_public")
     (folder / "dataset").mkdir(exist_ok=True)
     (folder / "dataset" / f"{name}.yaml").write_text(MAILS.format(name=name, folder=folder))
 
