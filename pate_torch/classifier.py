@@ -120,7 +120,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     Args:
         epsilon: What the released model costs, all of it.
         account: Whose records these are: everything released from them is charged to this name.
-        num_records_about: About how many private records there are, where that is public knowledge.
+        num_records_about: About how many private records there are, where that is public knowledge. None: the number
+            of units under replace_one, where it is public; unknown under add_remove.
         delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
         classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
@@ -134,6 +135,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_queries: Public points that teachers are asked about; None: by rule.
         adjacency: "add_remove" or "replace_one": what a neighbor is.
         allow_refit: Whether an account that has been charged may be charged again.
+        spend_anyway: Whether to charge the account even where the forecast says that the labels of teachers will be
+            mostly noise.
         home: Where ledger, teachers and releases lie; None: PATE_HOME, or outputs.
         random_state: Seeds everything but the noise, which no seed may know.
         device: Where networks are trained.
@@ -164,6 +167,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_queries: int | None = None,
         adjacency: str = "add_remove",
         allow_refit: bool = False,
+        spend_anyway: bool = False,
         home: Path | str | None = None,
         random_state: int = 0,
         device: str = "cpu",
@@ -183,6 +187,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_queries = num_queries
         self.adjacency = adjacency
         self.allow_refit = allow_refit
+        self.spend_anyway = spend_anyway
         self.home = home
         self.random_state = random_state
         self.device = device
@@ -221,9 +226,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, label_N = self._labels(y)
         partition = self._partition()
-        records = None if self.num_records_about is None else checks.integer(
-            "num_records_about", self.num_records_about, low=1
-        )  # fmt: skip
+        records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
+        if self.num_records_about is not None:
+            records = checks.integer("num_records_about", self.num_records_about, low=1)
         facts = methods.Facts(
             epsilon=checks.positive("epsilon", self.epsilon),
             delta=methods.delta_for(records) if self.delta is None else checks.delta("delta", self.delta),
@@ -240,6 +245,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if self.teacher is not None and self.method_.name != "teachers":
             what = f"goes with method='teachers', and this is {self.method_.name}"
             raise checks.fail("teacher", type(self.teacher).__name__, what)
+        self._refuse_noise(facts)
         terms = self._terms(facts, points, partition, groups)
         if self.verbose:
             print(self._said(facts))
@@ -264,7 +270,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
-        x = self._points(self._validated(self._encoded(X), reset=False))
+        x = self._points(self._validated(self._encoded(X), reset=False), unknown="warn")
         if isinstance(self.student_, Student):
             return self.student_.probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))
@@ -386,6 +392,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "device": self.device,
             "quiet": not self.verbose,
         }
+
+    def _refuse_noise(self, facts: methods.Facts) -> None:
+        """Raise ValueError before the account is charged for labels that the forecast says are mostly noise."""
+        if not self.method_.mostly_noise or self.spend_anyway:
+            return
+        what = "is too small for teachers here: the forecast says that their labels would be mostly noise"
+        fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
+        if facts.records is None:
+            fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
+        raise checks.fail("epsilon", facts.epsilon, what, fix)
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
         """The stages of a run of teachers, or of records that answer for themselves."""

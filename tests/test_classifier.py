@@ -148,6 +148,24 @@ def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, make, tm
     assert 4.0 < account.guarantee.epsilon < 6.0 and account.releases == 2
 
 
+HOPELESS = {"num_records_about": None, "epsilon": 0.3}  # fifteen teachers at most: noise of dozens of votes
+
+
+def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
+    with pytest.raises(ValueError, match=r"epsilon=0\.3.*mostly noise.*num_records_about=.*spend_anyway=True"):
+        make(**HOPELESS).fit(X, Y, public=PUBLIC)
+    assert not (tmp_path / "ledger.sqlite").exists()
+    with pytest.warns(chance.Drowned):
+        make(**HOPELESS, spend_anyway=True).fit(X, Y, public=PUBLIC)
+    with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
+        assert ledger.account("clouds").guarantee.epsilon == pytest.approx(0.3)
+
+
+def test_the_number_of_units_is_public_where_one_is_replaced(make):
+    fitted = make(1.0, num_records_about=None, adjacency="replace_one").fit(X, Y, public=PUBLIC)
+    assert fitted.method_.name == "gradients" and "about 900" in fitted.method_.outlook
+
+
 def test_a_fit_may_cost_more_than_ten(make, tmp_path):
     make(20.0).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
@@ -257,8 +275,14 @@ def test_values_that_only_private_records_show_stay_private(tmp_path):
     clf.fit(table, ill, public=public)
     for file in clf.release_.rglob("*"):
         assert not file.is_file() or b"the-only-one" not in file.read_bytes(), file
-    with pytest.raises(ValueError, match="ward='the-only-one'"):
-        clf.predict(table.iloc[:10])
+    with pytest.warns(UserWarning, match="Some values of 'ward' are missing or are not among") as told:
+        said = clf.predict_proba(table.iloc[:10])
+    assert len(told) == 1 and "the-only-one" not in str(told[0].message)
+    with pytest.warns(UserWarning, match="'ward'"):  # a missing category is encoded alike, at fit as at predict
+        gap = clf.predict_proba(
+            table.iloc[:10].assign(ward=[None if ward == "the-only-one" else ward for ward in table.ward[:10]])
+        )
+    assert np.array_equal(said, gap)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -135,18 +136,19 @@ class TableSchema:
 
         Args:
             table: A DataFrame, or {column: values}; an array [N, columns] where every column is numeric.
-            unknown: What becomes of a value outside its column's categories: "error" or "zeros", none of them. Private
-                records take zeros: whether there is an error would depend on them.
+            unknown: What becomes of a value outside its column's categories: "error"; "zeros", none of them; or "warn",
+                zeros and one warning that names the columns. Private records take zeros: whether there is an error
+                would depend on them.
             missing: What becomes of a number that is empty, not finite or none: "error" or "nan".
 
         Raises:
             ValueError: Names the columns and values that do not fit.
         """
-        checks.one_of("unknown", unknown, ("error", "zeros"))
+        checks.one_of("unknown", unknown, ("error", "warn", "zeros"))
         checks.one_of("missing", missing, ("error", "nan"))
         read = _table(table, [column.name for column in self.columns], self._numeric_only())
         blocks: list[np.ndarray] = []
-        strange: list[str] = []
+        strange: dict[str, str] = {}
         empty: list[str] = []
         for column in self.columns:
             text = read[column.name]
@@ -157,13 +159,21 @@ class TableSchema:
             blocks.append(block)
             if bad_N.any():
                 first = int(bad_N.argmax())
-                (empty if column.categories is None else strange).append(f"{column.name}={text[first]!r} (row {first})")
+                where = f"{column.name}={text[first]!r} (row {first})"
+                if column.categories is None:
+                    empty.append(where)
+                else:
+                    strange[column.name] = where
         if empty and missing == "error":
             what = "are no finite numbers"
             raise checks.fail("table", ", ".join(empty), what, "Fill them in, or leave such records out.")
         if strange and unknown == "error":
             what = "must be one of the categories that public records show or the owner declared"
-            raise checks.fail("table", ", ".join(strange), what, "unknown=zeros takes other values as none of these.")
+            fix = "unknown=zeros takes other values as none of these."
+            raise checks.fail("table", ", ".join(strange.values()), what, fix)
+        if strange and unknown == "warn":
+            what = f"Some values of {', '.join(map(repr, strange))} are missing or are not among the known categories"
+            warnings.warn(f"{what}. They are encoded as in training: as none of the categories.", stacklevel=2)
         return np.concatenate(blocks, axis=1)
 
     def withheld(self, shown: Any, declared: Collection[str] = ()) -> TableSchema:

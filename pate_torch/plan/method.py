@@ -82,6 +82,7 @@ class Method:
         self_training: Whether a student propagates the answers over the public points first.
         reason: Why this one, in a line.
         outlook: What to expect, in a line.
+        mostly_noise: Whether the forecast for teachers says that noise outweighs their votes in most labels.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Method:
     self_training: bool = False
     reason: str
     outlook: str
+    mostly_noise: bool = False
 
 
 def delta_for(records: int | None) -> float:
@@ -161,6 +163,7 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
         outlook=f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
         if drowned is None
         else f"{drowned} Nothing here is expected to beat the majority class.",
+        mostly_noise=drowned is not None,
     )
 
 
