@@ -35,6 +35,7 @@ from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.sensitive import CellHistogram, Votes
+from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import Losses
 from pate_torch.types import Dataset, PrivateData, Release
@@ -294,7 +295,9 @@ def open_budget(
     name, privacy = data.spec.name, config.privacy
     kind = privacy.noise if kind is None else kind
     _refuse_other_ledger(config, name, ledger)
-    _refuse_second_account(config, name, fingerprint, ledger)
+    store = TeacherStore(config.root)
+    records = AccountRecords(store, name, RecordHashes.of(data.private, store) if len(data.private) else None)
+    _refuse_second_account(config, records, fingerprint, ledger)
     known = {account.name: account.budget_epsilon for account in ledger.accounts()}
     refuse_cap(config, name, planned, known)
     cap = privacy.budget_epsilon
@@ -317,7 +320,7 @@ def open_budget(
         run=config.folder.name,
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
-        remember=functools.partial(TeacherStore(config.root).remember, name),
+        remember=records.remember,
     )
 
 
@@ -370,15 +373,16 @@ def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
             )
 
 
-def _refuse_second_account(config: RunConfig, name: str, fingerprint: str, ledger: Ledger) -> None:
+def _refuse_second_account(config: RunConfig, records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
     """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
     if config.privacy.second_account:
         return
-    for account in ledger.accounts():
-        if account.name != name and any(c.fingerprint == fingerprint for c in ledger.charges(account.name).values()):
-            raise checks.fail(
-                "dataset.name",
-                name,
-                f"these very records are charged to account {account.name!r} already, and no total covers both",
-                f"Use dataset.name={account.name}; or say privacy.second_account=true, and add both epsilons yourself.",
-            )
+    others = [account.name for account in ledger.accounts() if account.name != records.account]
+    same = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.charges(n).values()))
+    if other := next(same, None) or records.find_duplicate(others):
+        raise checks.fail(
+            "dataset.name",
+            records.account,
+            f"a tenth or more of these units are charged to account {other!r} already, and no total covers both",
+            f"Use dataset.name={other}; or say privacy.second_account=true, and add both epsilons yourself.",
+        )

@@ -127,7 +127,7 @@ class TeacherStore:
 
     def keyed_digest(self, *parts: bytes | memoryview) -> str:
         """PRIVATE. Keyed BLAKE2b of anything private that is to be known again; 64 hex digits."""
-        state = hashlib.blake2b(key=self._secret(), digest_size=32)
+        state = hashlib.blake2b(key=self.secret(), digest_size=32)
         for part in parts:
             state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
             state.update(part)
@@ -135,7 +135,7 @@ class TeacherStore:
 
     def fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
-        state = hashlib.blake2b(key=self._secret(), digest_size=32)
+        state = hashlib.blake2b(key=self.secret(), digest_size=32)
         for tensor in (private.x, private.y):
             state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             state.update(content(tensor))
@@ -341,7 +341,8 @@ class TeacherStore:
             save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
         return votes
 
-    def _secret(self) -> bytes:
+    def secret(self) -> bytes:
+        """PRIVATE. The key of all hashes of private content, which never leaves the store."""
         path = private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
             with self.writing(), contextlib.suppress(FileExistsError):

@@ -1,0 +1,118 @@
+"""PRIVATE. Which records each account was charged for, by keyed hashes: no data set gets a second budget unnoticed.
+
+The hashes depend on the records alone and not on their order, so that shuffled, grown or partly edited data are known
+again. They stay in the private store, and may lead to a refusal that its owner sees, never to anything published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from pate_torch.core.files import content, private_folder, replacing
+from pate_torch.teachers.store import ACCOUNTS, TeacherStore
+from pate_torch.types import PrivateData
+
+MAX_KNOWN_SHARE = 0.1
+"""The largest share of known units that passes, beyond the share that few distinct records explain by chance."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordHashes:
+    """PRIVATE. The records of one data set or account.
+
+    Attributes:
+        hash_N: Keyed hash of the content of each record, uint64 [N].
+        unit_N: Number of the privacy unit of each record, int64 [N].
+    """
+
+    hash_N: np.ndarray
+    unit_N: np.ndarray
+
+    @classmethod
+    def of(cls, private: PrivateData, store: TeacherStore) -> RecordHashes:
+        """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
+        x = private.x if private.origin is None else private.origin
+        keyed = hashlib.blake2b(key=store.secret(), digest_size=8)
+        keyed.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
+        digests = bytearray()
+        row_bytes, points = x.shape[1:].numel() * x.element_size(), content(x)
+        for row, label in enumerate(private.y.tolist()):
+            state = keyed.copy()
+            state.update(points[row * row_bytes : (row + 1) * row_bytes])
+            state.update(str(label).encode())
+            digests += state.digest()
+        _, unit_N = np.unique(private.unit_id, return_inverse=True)
+        return cls(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
+
+    def known_share(self, others: RecordHashes) -> float:
+        """The share of these units with a record among ``others``, beyond what few distinct records explain.
+
+        Records of a few values coincide between people. Among ``others`` a unit that shares a record with another unit
+        coincides by chance; the share of such units estimates the probability that a new unit does (Good-Turing), to
+        which three standard deviations are added.
+        """
+        share = self._share_of_units(np.isin(self.hash_N, others.hash_N))
+        pairs = np.unique(np.stack([others.hash_N, others.unit_N.astype(np.uint64)]), axis=1)
+        hashes, counts = np.unique(pairs[0], return_counts=True)
+        chance = others._share_of_units(np.isin(others.hash_N, hashes[counts > 1]))
+        spread = 3 * np.sqrt(chance * (1 - chance) / max(1, len(np.unique(self.unit_N))))
+        return share - min(1.0, chance + spread)
+
+    def _share_of_units(self, marked_N: np.ndarray) -> float:
+        return len(np.unique(self.unit_N[marked_N])) / max(1, len(np.unique(self.unit_N)))
+
+    def joined(self, more: RecordHashes) -> RecordHashes:
+        """These records, and those of ``more`` that are not among them."""
+        new_N = ~np.isin(more.hash_N, self.hash_N)
+        first = 1 + self.unit_N.max(initial=-1)
+        return RecordHashes(
+            np.concatenate([self.hash_N, more.hash_N[new_N]]), np.concatenate([self.unit_N, first + more.unit_N[new_N]])
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AccountRecords:
+    """PRIVATE. The records of an account that is about to be charged, beside those of all accounts that were.
+
+    Attributes:
+        store: The private store: <store>/teachers/accounts/<account>.safetensors.
+        account: Name of the account.
+        records: Its records; None: votes alone are here.
+    """
+
+    store: TeacherStore
+    account: str
+    records: RecordHashes | None
+
+    def remember(self, ledger_head: str) -> None:
+        """PRIVATE. Note that the account was charged for these records, and the newest entry of the ledger."""
+        self.store.remember(self.account, ledger_head)
+        if self.records is not None:
+            held = self._charged(self.account)
+            joined = self.records if held is None else held.joined(self.records)
+            if held is None or len(joined.hash_N) > len(held.hash_N):
+                with self.store.writing(), replacing(self._file(self.account)) as temporary:
+                    save_file({"hash_N": joined.hash_N, "unit_N": joined.unit_N}, temporary)
+
+    def find_duplicate(self, accounts: Iterable[str]) -> str | None:
+        """PRIVATE. The first of other accounts that shares a tenth of its units, or of these, with this one."""
+        for account in accounts:
+            held = self._charged(account)
+            if held is None or self.records is None:
+                continue
+            if max(self.records.known_share(held), held.known_share(self.records)) >= MAX_KNOWN_SHARE:
+                return account
+        return None
+
+    def _file(self, account: str) -> Path:
+        return private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
+
+    def _charged(self, account: str) -> RecordHashes | None:
+        file = self._file(account)
+        return RecordHashes(**load_file(file)) if file.exists() else None
