@@ -31,10 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelVoters(VotersBase):
-    """PRIVATE. Teachers of a panel, each voting on every public point by itself."""
+    """PRIVATE. Teachers of a panel, each voting on every public point by itself.
+
+    Attributes:
+        panel: The teachers.
+        kind: What they are, in words: their class and its parameters.
+    """
 
     name: str = "panel"
     panel: Panel = field(repr=False)
+    kind: str = ""
 
     @property
     def num_teachers(self) -> int:
@@ -47,10 +53,10 @@ class PanelVoters(VotersBase):
         return self.num_teachers
 
     def fitted(self, run: RunContext) -> FittedVoters:
-        """PRIVATE. The teachers' votes, recognized by a keyed hash."""
+        """PRIVATE. The teachers' votes."""
         with run.clock("votes"):
             votes = self.panel.votes(run.data.pool.x)
-        return self.registered(run, votes)
+        return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
 
 
 Member = Callable[[Tensor], Tensor]
