@@ -530,8 +530,8 @@ def _descend(
         device=torch.device(terms["device"]),
         quiet=True,
     )
-    DpSgd(network="cnn" if facts.images else "mlp").run(plan)
-    return load_student(plan.folder), plan.folder / "release"
+    folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)
+    return load_student(folder), folder / "release"
 
 
 def _is_table(x: Any) -> bool:

@@ -1,5 +1,6 @@
 """The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
 
+import json
 import math
 
 import numpy as np

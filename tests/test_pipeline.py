@@ -7,7 +7,6 @@ import math
 import stat
 
 import pytest
-import torch
 
 from pate_torch import pipeline, published_price, release_store
 from pate_torch.accounting import gdp, rdp

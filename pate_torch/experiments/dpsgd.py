@@ -101,8 +101,8 @@ class DpSgd:
         checks.between("study.momentum", self.momentum, 0, 0.9999)
         checks.positive("study.clip", self.clip)
 
-    def run(self, plan: RunConfig) -> None:
-        """Charge, train, and write the files of a release."""
+    def run(self, plan: RunConfig) -> Path:
+        """Charge, train, and write the files of a release; the folder of the run."""
         clock = Clock()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
@@ -159,6 +159,7 @@ class DpSgd:
                 call.end()
         if not plan.quiet:
             show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+        return plan.folder
 
     def _network(self, spec: DataSpec) -> dict[str, Any]:
         return networks.describe(self.network, spec.input_shape, spec.num_classes, **dict(self.options))

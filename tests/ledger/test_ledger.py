@@ -1,8 +1,8 @@
 """The ledger: charges, refusals, caps, many processes, crashes, damage, and its command."""
 
-from __future__ import concurrent.futures
-import annotations
+from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
 import multiprocessing
@@ -203,8 +203,9 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     assert (again.budget_epsilon, again.delta, again.adjacency, again.unit) == tuple(other.values())
     with Ledger(path) as read:
         assert read.verify() == (again,)
-    with pytest.raises(ValueError, match="delta=1e-05.*was opened with 1e-06"):  # checked with the charge, too
-        ledger.reserve("svhn", [Laplace(ratio=0.1)], **FACTS, terms={"delta": 1e-5, "adjacency": "replace_one", "unit": "group:user"})
+    with pytest.raises(ValueError, match=r"delta=1e-05.*was opened with 1e-06"):  # checked with the charge, too
+        terms = {key: other[key] for key in ("adjacency", "unit")} | {"delta": 1e-5}
+        ledger.reserve("svhn", [Laplace(ratio=0.1)], **FACTS, terms=terms)
     ledger.close_account("svhn", "ended")
     with pytest.raises(ValueError, match="Set it back"):
         ledger.open_account("svhn", **TERMS, planned_events=PLAN)
