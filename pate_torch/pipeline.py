@@ -58,7 +58,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         sanitised = publish_price(context, release)
         student = fit_student(context, release) if config.trains_student else None
         report = write_reports(context, release, student)
-        context.finish()
+    context.finish()  # last: what is still buffered was written as the run closed
     distributed.broadcast_text(distributed.DONE)
     if sanitised is not None:
         print(sanitised)

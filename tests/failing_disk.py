@@ -184,9 +184,9 @@ def _learn(home: Path, allow_refit: bool) -> None:
             for x, z in draw.random((count, 2)).round(3):
                 lines.append(f"{x},{z}" + (f",{'yes' if x > 0.5 else 'no'}" if labeled else ""))
             (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    given = ["relabeled", str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people",
+    given = ["sspp", str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people",
              f"dataset.public_path={folder / 'public.csv'}", f"dataset.test_path={folder / 'test.csv'}",
-             "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "3", "--below-guarantee",
+             "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "1", "--below-guarantee",
              "--constants", "sharp", "--shard", "10"]  # fmt: skip
     _command(home, lambda: learn_command.main(given))
 
