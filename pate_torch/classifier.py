@@ -30,11 +30,13 @@ from torch import Tensor, nn
 from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.progress import Stages
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
 from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.features.encoded import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.ledger.accounts import refused_refit
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -224,7 +226,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
-        X, public = self._checked(self._encoded(X), self._encoded(public))
+        X, public = self._checked(*self._features(X, public))
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
         x = points(X, unknown="zeros")
         y = column_or_1d(y, warn=True)
@@ -277,7 +279,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
-        x = self._points(self._validated(self._encoded(X), reset=False), unknown="warn")
+        if isinstance(self.encoder, Encoder):
+            X = finite_features(self.encoder.encode(X, TEXTS, device=self.device)).numpy()
+        x = self._points(self._validated(X, reset=False), unknown="warn")
         if isinstance(self.student_, Student):
             return self.student_.probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))
@@ -295,6 +299,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _refuse(self) -> None:
         """Raise ValueError for what cannot work, whatever the data."""
+        if self.account is None:
+            what = "must name whose records these are: everything released from them is charged to it"
+            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
         learner = self.student
         sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
         known = isinstance(learner, StudentAlgorithm) or sklearns or _makes_modules(learner)
@@ -327,11 +334,19 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
 
-    def _encoded(self, X: Any) -> Any:
-        """Features of texts, where there is an encoder."""
+    def _features(self, X: Any, public: Any) -> tuple[Any, Any]:
+        """Features of private and public texts, where there is an encoder."""
         if not isinstance(self.encoder, Encoder):
-            return X
-        return self.encoder.encode(X, TEXTS, device=self.device).numpy()
+            return X, public
+        sides = {"public": self.encoder.read(public, TEXTS), "private": self.encoder.read(X, TEXTS)}
+        with Stages(quiet=not self.verbose) as stages:
+            made = encode_sides(self.encoder, TEXTS, sides, name=str(self.account), root=self._home,
+                                device=torch.device(self.device), stages=stages)  # fmt: skip
+        return made["private"].numpy(), made["public"].numpy()
+
+    @property
+    def _home(self) -> Path:
+        return run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features."""
@@ -372,10 +387,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self, facts: methods.Facts, points: _Points, partition: AddRemove | ReplaceOne, groups: Any
     ) -> dict[str, Any]:
         """What all methods go by; refuses an account that has been charged."""
-        if self.account is None:
-            what = "must name whose records these are: everything released from them is charged to it"
-            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
-        home = run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
+        home = self._home
+        assert self.account is not None
         known = account_of(home, self.account)
         charged = known is not None and known.is_charged
         if charged and not self.allow_refit and not UnfinishedCall.exist(TeacherStore(home), self.account):
