@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +50,20 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, DataSpec, EncoderCard, PrivateData, PublicPool
+from pate_torch.types import (
+    CATEGORIES,
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PRIVATE_LABELS,
+    OF_PUBLIC_POINTS,
+    SIZE,
+    Dataset,
+    DataSpec,
+    EncoderCard,
+    PrivateData,
+    PublicPool,
+)
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters import panel
 from pate_torch.voters.gradients import Gradients
@@ -63,10 +75,6 @@ CAP = 10.0
 
 _MODULE_STEPS = 500
 """Of a torch.nn.Module that learns from released labels."""
-
-
-class AssumedPublic(UserWarning):
-    """Something is taken to be public knowledge that nobody declared."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,7 +136,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_records_about: About how many private records there are, where that is public knowledge. None: the number
             of units under replace_one, where it is public; unknown under add_remove.
         delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
-        classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
+        classes: All of them, in order; required, unless ``classes_are_public``.
+        classes_are_public: Whether the distinct values of ``y`` are public knowledge. They are then the classes, where
+            ``classes`` is None, and the statement says so.
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
         encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or which one made the rows that are given,
             each of its own point alone: ``EncoderCard(name=..., kind="given")``. None: rows, tables or images.
@@ -141,6 +151,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         adjacency: "add_remove" or "replace_one": what a neighbor is.
         allow_refit: Whether an account that has been charged may be charged again. A fit that was interrupted after its
             charge is finished by the same fit, for free.
+        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
+            "private scores" (of cross-validation on private records, for example); None: not stated.
         allow_duplicate_account: Whether these records may be charged to an account of another name, too.
         spend_anyway: Whether to charge the account even where the forecast says that the labels of teachers will be
             mostly noise.
@@ -165,6 +177,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_records_about: int | None = None,
         delta: float | None = None,
         classes: Sequence[Any] | None = None,
+        classes_are_public: bool = False,
         categories: Mapping[str, Sequence[Any]] | None = None,
         encoder: Encoder | EncoderCard | None = None,
         method: str = "auto",
@@ -174,6 +187,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_queries: int | None = None,
         adjacency: str = "add_remove",
         allow_refit: bool = False,
+        chosen_by: str | None = None,
         allow_duplicate_account: bool = False,
         spend_anyway: bool = False,
         home: Path | str | None = None,
@@ -186,6 +200,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_records_about = num_records_about
         self.delta = delta
         self.classes = classes
+        self.classes_are_public = classes_are_public
         self.categories = categories
         self.encoder = encoder
         self.method = method
@@ -195,6 +210,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_queries = num_queries
         self.adjacency = adjacency
         self.allow_refit = allow_refit
+        self.chosen_by = chosen_by
         self.allow_duplicate_account = allow_duplicate_account
         self.spend_anyway = spend_anyway
         self.home = home
@@ -309,6 +325,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
             what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
             raise checks.fail("student", type(learner).__name__, what, fix)
+        if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
+            what = "must list all classes: the values of y are private, and the release names its classes"
+            fix = "Pass classes=[...]; or classes_are_public=True, if the distinct values of y are public knowledge."
+            raise checks.fail("classes", None, what, fix)
         if learner is not None and self.method == "dpsgd":
             raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
@@ -364,9 +384,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """The classes, and each record's, int64 [N]."""
         if self.classes is None:
             classes, label_N = np.unique(y, return_inverse=True)
-            shown = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
-            what = f"the {len(classes)} classes in y ({shown}) are taken to be public knowledge: declare classes=[...]"
-            warnings.warn(what, AssumedPublic, stacklevel=3)
         else:
             classes = np.asarray(self.classes)
             place = {value: code for code, value in enumerate(classes.tolist())}
@@ -401,6 +418,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "budget_epsilon": None if charged else max(CAP, facts.epsilon),
             "only_first": not self.allow_refit,
             "allow_duplicate_account": self.allow_duplicate_account,
+            "chosen_by": self.chosen_by,
+            "declared": self._declared(points),
             "home": home,
             "partition": partition,
             "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
@@ -422,6 +441,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if facts.records is None:
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
         raise checks.fail("epsilon", facts.epsilon, what, fix)
+
+    def _declared(self, points: _Points) -> dict[str, str]:
+        """Where the values come from that are taken to be public, for the statement."""
+        found = {CLASSES: OF_PRIVATE_LABELS if self.classes is None else DECLARED, CONSTANTS: OF_PUBLIC_POINTS}
+        if points.schema is not None:
+            found[CATEGORIES] = DECLARED if self.categories else OF_PUBLIC_POINTS
+        return found if self.num_records_about is None else found | {SIZE: DECLARED}
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
         """The stages of a run of teachers, or of records that answer for themselves."""
@@ -524,7 +550,8 @@ def _descend(
 ) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
     private = PrivateData(x, label_N, tensors.unit_ids(None, x, label_N), terms["unit"])
-    data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False))
+    data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False),
+                   declared=terms["declared"])  # fmt: skip
     plan = RunConfig(
         dataset=InMemory(data),
         partition=terms["partition"],
@@ -535,7 +562,7 @@ def _descend(
         privacy=PrivacyConfig(
             delta=facts.delta,
             target_epsilon=facts.epsilon,
-            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account")},
+            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account", "chosen_by")},
         ),
         root=terms["home"],
         folder=Path(run_folders.run_folder(str(terms["home"]), terms["name"], "dpsgd")) / call_id(),

@@ -55,7 +55,19 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
-from pate_torch.types import Dataset, DataSpec, EncoderCard, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.types import (
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    Dataset,
+    DataSpec,
+    EncoderCard,
+    Evaluation,
+    PrivateData,
+    PublicPool,
+    Release,
+)
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import Voters
 from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
@@ -128,6 +140,10 @@ class Pate:
         only_first: Whether to refuse a charge where the account has any reservation.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
+        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
+            "private scores"; None: not stated.
+        declared: Where the classes and constants come from, for the statement (``types.SOURCES``, by name); None: as
+            they are given here.
         seed: Seeds everything but the noise.
         insecure_noise_seed: Makes noise repeatable, and what is released not private.
         device: Where networks are trained.
@@ -158,6 +174,8 @@ class Pate:
         allow_duplicate_account: bool = False,
         only_first: bool = False,
         allow_chance: bool = False,
+        chosen_by: str | None = None,
+        declared: Mapping[str, str] | None = None,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
         device: torch.device | str = "cpu",
@@ -189,6 +207,9 @@ class Pate:
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
         self.only_first = checks.boolean("only_first", only_first)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
+        self.chosen_by = chosen_by
+        here = {CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if mean is None else DECLARED}
+        self.declared = here if declared is None else dict(declared)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
         self.schema, self.encoder = schema, encoder
@@ -283,7 +304,7 @@ class Pate:
             raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
-        data = Dataset(spec, private, pool, unmeasured(spec, private.x))
+        data = Dataset(spec, private, pool, unmeasured(spec, private.x), declared=self.declared)
         config = replace(
             self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
             features=features,
@@ -366,6 +387,8 @@ class Pate:
                 ledger=ledger,
                 seconds=self._clock.seconds,
                 owner=owner_file.read(self.home, self.name),
+                chosen_by=self.chosen_by,
+                encoder_here=False,
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_release(self.folder, report)
@@ -498,6 +521,7 @@ class Pate:
                 allow_duplicate_account=self.allow_duplicate_account,
                 allow_chance=self.allow_chance,
                 only_first=self.only_first,
+                chosen_by=self.chosen_by,
             ),
             teacher=self._recipe(data.spec),
             root=self.home,

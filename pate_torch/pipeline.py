@@ -280,6 +280,7 @@ def _report(
         ledger=run.ledger,
         seconds=run.clock.seconds,
         owner=run.owner,
+        chosen_by=run.config.privacy.chosen_by,
         baselines=baselines,
         encoder_here=(run.release_dir / ENCODER).is_dir(),
     )

@@ -308,6 +308,17 @@ class PublicAsset:
         checks.text("asset.name", self.name)
 
 
+DECLARED = "declared by the owner"
+OF_PUBLIC_POINTS = "read off public points"
+OF_PRIVATE_LABELS = "read off the private labels, whose values the owner declared public"
+BUILT_IN = "fixed by the code of the data set"
+SOURCES = (DECLARED, OF_PUBLIC_POINTS, OF_PRIVATE_LABELS, BUILT_IN)
+"""Where a value comes from that is taken to be public."""
+CHOSEN_BY = ("public data", "priced", "private scores")
+"""How a release may have been chosen among several settings."""
+CLASSES, CATEGORIES, CONSTANTS, SIZE = "classes", "categories", "normalization constants", "number of records"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """PRIVATE, as its private side is. What a source loads.
@@ -321,6 +332,8 @@ class Dataset:
             as private or public as it was.
         advice: What to do where a run needs another relation.
         dropped: PRIVATE. How many records were left out, by the reason.
+        declared: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
+            OF_PRIVATE_LABELS or BUILT_IN. The statement says of the others that nobody stated it.
     """
 
     spec: DataSpec
@@ -330,8 +343,11 @@ class Dataset:
     adjacencies: tuple[str, ...] = ADJACENCIES
     advice: str = ""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, source in self.declared.items():
+            checks.one_of(f"declared.{name}", source, SOURCES)
         for adjacency in checks.items("adjacencies", self.adjacencies):
             checks.one_of("adjacencies", adjacency, ADJACENCIES)
 

@@ -56,4 +56,5 @@ class LabelsOnly:
             adjacencies=("replace_one",) if replaced else (),
             advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
             dropped=data.dropped,
+            declared=data.declared,
         )

@@ -21,7 +21,20 @@ from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import Dataset, DataSpec, Evaluation, PointNames, PrivateData, PublicPool
+from pate_torch.types import (
+    CATEGORIES,
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    SIZE,
+    Dataset,
+    DataSpec,
+    Evaluation,
+    PointNames,
+    PrivateData,
+    PublicPool,
+)
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 
@@ -371,6 +384,12 @@ def assemble(
         adjacencies=adjacencies,
         advice=advice,
         dropped={**records.dropped, "of no known class": unknown} if unknown else records.dropped,
+        declared={
+            CLASSES: OF_PUBLIC_POINTS if source.classes is None else DECLARED,
+            CONSTANTS: OF_PUBLIC_POINTS,
+            **({} if schema is None else {CATEGORIES: OF_PUBLIC_POINTS}),
+            **({} if source.nominal_size is None else {SIZE: DECLARED}),
+        },
     )
 
 

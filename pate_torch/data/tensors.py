@@ -11,7 +11,17 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import benchmark, locations, roles, units
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import (
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    Dataset,
+    DataSpec,
+    Evaluation,
+    PrivateData,
+    PublicPool,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -88,6 +98,7 @@ class Tensors:
             private=PrivateData(x, y, unit_ids(self.unit_id, x, y, self.unit), self.unit),
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
+            declared={CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if self.mean is None else DECLARED},
         )
 
     def _normalization(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

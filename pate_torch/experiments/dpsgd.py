@@ -316,7 +316,10 @@ class DpSgd:
             takes=spec.kind,
             encoder=None if spec.encoder is None else spec.encoder.without_points,
             created=datetime.date.today().isoformat(),
+            encoder_here=False,
             assets=encoder_asset(spec),
             sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
             owner=owner,
+            declared_values=data.declared,
+            chosen_by=plan.privacy.chosen_by,
         )

@@ -17,7 +17,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.protocols import DatasetSource, PointEncoder
-from pate_torch.types import Dataset, DataSpec, EncoderCard, PublicPool
+from pate_torch.types import CONSTANTS, OF_PUBLIC_POINTS, Dataset, DataSpec, EncoderCard, PublicPool
 
 ENCODER = "encoder"
 """The folder of the encoder's files in a release."""
@@ -89,6 +89,7 @@ class Encoded:
             private=replace(private, x=made["private"], origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(test, x=made["test"]),
+            declared={**data.declared, CONSTANTS: OF_PUBLIC_POINTS},
         )
 
     def publish(self, folder: Path) -> None:

@@ -129,6 +129,8 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         },
         "trust": {"model": "central", "in_words": statement.trust(report)},
         "tuning": {"parameters": report.owner.tuning, "student": "charged" if report.chosen else "none"},
+        "declared_values": dict(report.declared_values),
+        "chosen_by": report.chosen_by,
         "public_assets": [asdict(asset) for asset in report.assets],
         "owner": {name: getattr(report.owner, name) for name in OWNERS},
         "missing": list(statement.missing(report)),
