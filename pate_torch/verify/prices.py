@@ -40,7 +40,8 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
     if left < 0 or (left == 0 and pure == math.inf):
         return Bounds(math.inf, math.inf, "the events fail more often than delta allows")
     if not smooth:
-        return Bounds(0.0, 0.0, "nothing was released")
+        how = f"no loss but a failure of probability {delta - left:.6g}" if left < delta else "nothing was released"
+        return Bounds(0.0, 0.0, how)
     if kinds == {"gaussian"}:
         exact = gaussian(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in smooth)), left)
         return Bounds(exact, exact, "exact Gaussian, 50 digits")
