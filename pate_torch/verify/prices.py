@@ -20,6 +20,9 @@ PURE = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
 """Kinds whose loss is bounded, and what bounds it."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _CELL, _CELLS = 2.5e-4, 1 << 21
+MOST_STEPS, LEAST_MULTIPLIER, MOST_EPSILON = 10**6, 0.3, 100
+LIMITS = (f"sampled noise is checked for at most {MOST_STEPS} steps, a noise multiplier of at least {LEAST_MULTIPLIER}, "
+          f"and epsilon of at most {MOST_EPSILON}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
             high, how = min(high, above), "Renyi, and losses convolved"
     for e in smooth:
         if e["kind"] == "sampled_gaussian":
+            if high > MOST_EPSILON:
+                raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS}")
             below, above = sampled(e, left)
             low = max(low, below)
             if len(smooth) == 1:
@@ -114,6 +119,8 @@ def _pure(e: Event, a: mpf) -> mpf:
 def sampled_divergence(e: Event, a: float) -> float:
     """Of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
     q, z = e["rate"], e["noise"]
+    if e["count"] > MOST_STEPS or z < LEAST_MULTIPLIER:
+        raise ValueError(f"{e['count']} steps at noise multiplier {z:g}: {LIMITS}")
     x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))
     density = -(x**2) / (2 * z * z) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
