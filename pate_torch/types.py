@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,7 +175,7 @@ class EncoderCard:
         for key in ("sha256", "file", "tokenizer_sha256", "module", "license", "trained_on"):
             if getattr(self, key) is not None:
                 checks.text(f"features.{key}", getattr(self, key))
-        if self.file is not None and (Path(self.file).name != self.file or set(self.file) & {"\\", "\0"}):
+        if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
             raise checks.fail("encoder.file", self.file, "must be the plain name of a file beside the student")
         sizes, known = [1 if self.points is None else math.prod(self.points.input_shape)], dict(self.options)
         for key, value in checks.mapping("encoder.options", known).items():
