@@ -96,7 +96,7 @@ class DataSpec:
                 check(key, value)
         shape, constants = facts["input_shape"], len(facts["mean"])
         if not shape or min(shape) < 1 or math.prod(shape) > MOST_NUMBERS or constants not in (1, shape[0]):
-            what = f"must be positive, at most {MOST_NUMBERS} numbers, with one mean or one for each entry of the first axis"
+            what = f"must be positive, of {MOST_NUMBERS} numbers at most, with as many means as its first axis, or one"
             raise checks.fail("input_shape", shape, what)
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
@@ -107,9 +107,7 @@ class DataSpec:
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
             if "encoder" not in facts and shape != (facts["schema"].num_features,):
-                raise checks.fail(
-                    "input_shape", shape, f"must be the schema's, {facts['schema'].num_features} features"
-                )
+                raise checks.fail("input_shape", shape, "must be as many features as its schema has")
         if "encoder" in facts:
             facts["encoder"] = EncoderCard.from_dict(facts["encoder"])
         return cls(**{"num_classes": None, **facts})
@@ -177,17 +175,17 @@ class EncoderCard:
                 checks.text(f"features.{key}", getattr(self, key))
         if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
             raise checks.fail("encoder.file", self.file, "must be the plain name of a file beside the student")
-        sizes, known = [1 if self.points is None else math.prod(self.points.input_shape)], dict(self.options)
-        for key, value in checks.mapping("encoder.options", known).items():
+        known = checks.mapping("encoder.options", self.options)
+        for key, value in known.items():
             checks.one_of("encoder option", key, ENCODER_OPTIONS)
             if ENCODER_OPTIONS[key] is not None and value is not None:
                 ENCODER_OPTIONS[key](f"encoder.options.{key}", value)
             elif key in ("mean", "std"):
                 [checks.number(f"encoder.options.{key}", one) for one in checks.items(key, value or ())]
-        sizes += [known.get("max_length") or 1, (known.get("size") or 1) ** 2]
-        if max(1, known.get("batch_size", 1)) * max(sizes) > MOST_NUMBERS:
-            what = f"makes batches of more than {MOST_NUMBERS} numbers"
-            raise checks.fail("features.batch_size", known.get("batch_size"), what, "Take a smaller one.")
+        size, batch = 1 if self.points is None else math.prod(self.points.input_shape), known.get("batch_size") or 1
+        if batch * max(size, known.get("max_length") or 1, (known.get("size") or 1) ** 2) > MOST_NUMBERS:
+            fix = "Take a smaller one."
+            raise checks.fail("features.batch_size", batch, f"makes batches of more than {MOST_NUMBERS} numbers", fix)
 
     @property
     def without_points(self) -> EncoderCard:
@@ -210,9 +208,8 @@ class EncoderCard:
     def from_dict(cls, plain: Mapping[str, Any]) -> EncoderCard:
         """Inverse of ``to_dict``, of values that went through JSON too. ValueError: they are no card."""
         points = checks.mapping("encoder", plain, fields(cls)).get("points")
-        return cls(
-            **{"name": None, "kind": None, **plain, "points": None if points is None else DataSpec.from_dict(points)}
-        )
+        facts = {"name": None, "kind": None, **plain}
+        return cls(**{**facts, "points": None if points is None else DataSpec.from_dict(points)})
 
 
 @functools.lru_cache(maxsize=32)  # copied to a device once, not at every step

@@ -66,9 +66,9 @@ def epsilon(
 
 
 def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
-    """Epsilon by every route that applies to these events, exact routes first; {"none": 0.0} for no events,
-    {"delta": 0.0} for those that only fail.
+    """Epsilon by every route that applies to these events, exact routes first.
 
+    No events: {"none": 0.0}; events that cost only delta: {"delta": 0.0}.
     Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
     """
     every = merged(events)

@@ -84,6 +84,6 @@ def _fit(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tenso
             raise ValueError("its network has more layers than the file has tensors")
         design = options.get("of")
     for name, value in tensors.items():
-        if name.rpartition(".")[2] in ("feature_K", "feature_R") and value.numel():
-            if value.min() < 0 or value.max() >= math.prod(spec.input_shape):
-                raise ValueError("its rules are about features that points do not have")
+        rules = name.rpartition(".")[2] in ("feature_K", "feature_R")
+        if rules and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
+            raise ValueError("its rules are about features that points do not have")

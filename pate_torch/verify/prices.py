@@ -20,9 +20,8 @@ PURE = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
 """Kinds whose loss is bounded, and what bounds it."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _CELL, _CELLS = 2.5e-4, 1 << 21
-MOST_STEPS, LEAST_MULTIPLIER, MOST_EPSILON = 10**6, 0.3, 100
-LIMITS = (f"sampled noise is checked for at most {MOST_STEPS} steps, a noise multiplier of at least {LEAST_MULTIPLIER}, "
-          f"and epsilon of at most {MOST_EPSILON}")  # fmt: skip
+MOST_STEPS = 10**6
+LIMITS = f"what is checked has {MOST_STEPS} steps at most, a noise multiplier of .3 and more, epsilon below 100"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
             high, how = min(high, above), "Renyi, and losses convolved"
     for e in smooth:
         if e["kind"] == "sampled_gaussian":
-            if high > MOST_EPSILON:
+            if high > 100:
                 raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS}")
             below, above = sampled(e, left)
             low = max(low, below)
@@ -119,7 +118,7 @@ def _pure(e: Event, a: mpf) -> mpf:
 def sampled_divergence(e: Event, a: float) -> float:
     """Of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
     q, z = e["rate"], e["noise"]
-    if e["count"] > MOST_STEPS or z < LEAST_MULTIPLIER:
+    if e["count"] > MOST_STEPS or z < 0.3:
         raise ValueError(f"{e['count']} steps at noise multiplier {z:g}: {LIMITS}")
     x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))

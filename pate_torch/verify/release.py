@@ -24,8 +24,6 @@ ANSWERS = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_s
 FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors", "SHA256SUMS")
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 CURVES = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
-HEADER = 100_000_000
-"""Bytes that the header of a safetensors file may have, by its format."""
 SQRT2 = math.sqrt(2)
 STABLE = ("stability", "soft_stability")
 OLDER = (
@@ -38,12 +36,7 @@ VOTES = ("gaussian", "confident", "interactive", "laplace", "exponential", "sing
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was checked, whether it holds, and what was found.
-
-    Attributes:
-        loose: It holds, and claims too much.
-        checked: Whether it could be checked here at all; a claim by the ledger's filter cannot, without the ledger.
-    """
+    """One line. loose: it holds, and claims too much; checked: what is at hand can tell."""
 
     name: str
     holds: bool
@@ -144,12 +137,13 @@ def _files(folder: Folder) -> Check:
     """Every file against its hash; what is no part of a release fails, whatever its hash."""
     sums = (folder.path / "SHA256SUMS").read_text("utf-8")
     said = dict(line.split("  ", 1)[::-1] for line in sums.splitlines())
-    lies = {
-        f.relative_to(folder.path).as_posix(): f for f in folder.path.rglob("*") if f.is_symlink() or not f.is_dir()
-    }
+    there = [file for file in folder.path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    lies = {file.relative_to(folder.path).as_posix(): file for file in there}
     if foreign := [name for name, file in lies.items() if not (_belongs(folder, name) and file.is_file())]:
         return Check("files", False, f"{', '.join(map(repr, sorted(foreign)[:5]))} is no part of a release")
-    digest = {name: _digest(file) for name, file in lies.items() if name != "SHA256SUMS"}
+    digest = {
+        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items() if name != "SHA256SUMS"
+    }
     holds = {name: digest.get(name) == said.get(name) for name in sorted(digest.keys() | said.keys())}
     if folder.release is not None:
         record = folder.release
@@ -161,16 +155,9 @@ def _belongs(folder: Folder, name: str) -> bool:
     """Whether a file of this name may lie in this release."""
     answers = () if folder.release is None else ("release.json", *ANSWERS.values())
     price = ["sanitised.json"] if any(part["what"] == "sanitised price" for part in folder.parts) else []
-    weights = (folder.statement.get("encoder") or {}).get("file")
-    encoder = (
-        [f"encoder/{file}" for file in (weights, "tokenizer.json") if file] if "encoder" in folder.statement else []
-    )
+    card = folder.statement.get("encoder") or {}
+    encoder = [f"encoder/{file}" for file in (card.get("file"), card and "tokenizer.json") if file]
     return name in (*FILES, *answers, *price, *encoder) or CURVES.fullmatch(name) is not None
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _record(folder: Folder) -> Check:
@@ -238,7 +225,7 @@ def _student(folder: Folder) -> Check:
         return Check("student", named is None, "none was released" if named is None else "its file is missing")
     with file.open("rb") as content:
         size = int.from_bytes(content.read(8), "little")
-        header = content.read(size) if size < min(HEADER, file.stat().st_size) else b""
+        header = content.read(size) if size < file.stat().st_size else b""
     facts = json.loads(json.loads(header)["__metadata__"]["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
     seen, labels = [row["class"] for row in s["utility"]["classes"]], []
@@ -332,13 +319,9 @@ def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
                   if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
         return any(all(r >= sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
     (scale,) = cost.keys() - {"kind", "count"}
-    held, asked = (
-        sum(
-            e["count"] for e in some if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=EQUAL)
-        )
-        for some in (events, costs)
-    )
-    return held >= asked
+    held, asked = ([e for e in some if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=EQUAL)]
+                   for some in (events, costs))  # fmt: skip
+    return sum(e["count"] for e in held) >= sum(e["count"] for e in asked)
 
 
 def _shown(event: Event) -> str:

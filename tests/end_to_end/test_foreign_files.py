@@ -66,7 +66,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 def outcome(read) -> bool:
-    """Whether a file is refused by ValueError; any other exception is a failure, and so is a long or a large reading."""
+    """Whether a file is refused by ValueError; any other exception is a failure, and so is a long reading."""
     begun = time.process_time()
     try:
         read()

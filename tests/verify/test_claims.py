@@ -130,5 +130,5 @@ def test_a_file_that_is_none_is_told_in_a_line(tmp_path, capsys):
 def test_what_would_take_long_is_refused_in_words(extreme, tmp_path, capsys):
     begun = time.process_time()
     code, _, error = told(tmp_path, capsys, **{"mechanism": "sampled_gaussian", "epsilon": 1, "delta": 1e-5} | extreme)
-    assert code == 2 and error.startswith("error: ") and len(error.splitlines()) == 1 
+    assert code == 2 and error.startswith("error: ") and len(error.splitlines()) == 1
     assert time.process_time() - begun < 5
