@@ -89,8 +89,8 @@ class DataSpec:
             ValueError: A field is missing, unknown, of another type, or does not fit the others.
         """
         facts = dict(checks.mapping("spec", plain, fields(cls)))
-        kinds = {"input_shape": checks.integer, "class_names": checks.text, "mean": checks.number, "std": checks.number}
-        for key, check in kinds.items():
+        lists: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
+        for key, check in (lists | {"mean": checks.number, "std": checks.number}).items():
             facts[key] = tuple(checks.items(key, facts.get(key)))
             for value in facts[key]:
                 check(key, value)
@@ -178,9 +178,10 @@ class EncoderCard:
         known = checks.mapping("encoder.options", self.options)
         for key, value in known.items():
             checks.one_of("encoder option", key, ENCODER_OPTIONS)
-            if ENCODER_OPTIONS[key] is not None and value is not None:
-                ENCODER_OPTIONS[key](f"encoder.options.{key}", value)
-            elif key in ("mean", "std"):
+            check = ENCODER_OPTIONS[key]
+            if check is not None and value is not None:
+                check(f"encoder.options.{key}", value)
+            elif check is None:
                 [checks.number(f"encoder.options.{key}", one) for one in checks.items(key, value or ())]
         size, batch = 1 if self.points is None else math.prod(self.points.input_shape), known.get("batch_size") or 1
         if batch * max(size, known.get("max_length") or 1, (known.get("size") or 1) ** 2) > MOST_NUMBERS:

@@ -76,7 +76,7 @@ def _fit(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tenso
     """Raise ValueError where header and tensors contradict each other, before anything is built of them."""
     if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
         raise ValueError("its network takes other points or has other classes than its data")
-    design = network
+    design: Any = network
     while isinstance(design, dict):  # a network may be made of another
         options = design.get("options") or {}
         counts = [options.get(name, 1) for name in ("members", "blocks", "depth")]

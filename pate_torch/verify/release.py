@@ -21,7 +21,7 @@ LOOSE = 1.01
 ALIKE = 1.005  # what two accountants may differ by, of a mechanism whose noise follows from its epsilon
 ANSWERS = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_sha256": "scores.safetensors",
            "guide_sha256": "guide.safetensors"}  # fmt: skip
-FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors", "SHA256SUMS")
+FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 CURVES = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
@@ -135,15 +135,13 @@ def _plain(text: str) -> str:
 
 def _files(folder: Folder) -> Check:
     """Every file against its hash; what is no part of a release fails, whatever its hash."""
-    sums = (folder.path / "SHA256SUMS").read_text("utf-8")
-    said = dict(line.split("  ", 1)[::-1] for line in sums.splitlines())
-    there = [file for file in folder.path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    sums = folder.path / "SHA256SUMS"
+    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
+    there = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     lies = {file.relative_to(folder.path).as_posix(): file for file in there}
     if foreign := [name for name, file in lies.items() if not (_belongs(folder, name) and file.is_file())]:
         return Check("files", False, f"{', '.join(map(repr, sorted(foreign)[:5]))} is no part of a release")
-    digest = {
-        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items() if name != "SHA256SUMS"
-    }
+    digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items()}
     holds = {name: digest.get(name) == said.get(name) for name in sorted(digest.keys() | said.keys())}
     if folder.release is not None:
         record = folder.release
