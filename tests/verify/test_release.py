@@ -349,6 +349,15 @@ def the_cap_for_a_price(liar):
     liar.privacy["headline"] = re.sub("route: .*", "route: the account's cap (cap))", liar.privacy["headline"])
 
 
+def the_cap_where_one_release_needs_none(liar):
+    """A true statement, but one that the folder alone cannot show."""
+    liar.epsilon(liar.privacy["composition"]["account_cap"])
+    liar.fact("cap", "guarantee.route", "accountant")
+    liar.fact(liar.privacy["composition"]["account_cap"], "composition.account_total", "epsilon_charged")
+    liar.fact("cap", "composition.account_route")
+    liar.privacy["headline"] = re.sub("route: .*", "route: the account's cap (cap))", liar.privacy["headline"])
+
+
 def the_cap_for_all_releases_alone(liar):
     liar.fact(0.1, "composition.account_total", "epsilon_charged")
     liar.fact(0.1, "composition.account_cap", "budget_epsilon")
@@ -390,6 +399,7 @@ FOUND = {
     fewer_questions: "labels",
     another_sensitivity: "mechanism",
     the_cap_for_a_price: "guarantee part account",
+    the_cap_where_one_release_needs_none: "guarantee",
     the_cap_for_all_releases_alone: "account",
     other_public_points: "record",
     words_of_the_page_alone: "words",
