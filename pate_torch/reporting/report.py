@@ -28,6 +28,7 @@ ROUTES = {
     "zcdp": "zero-concentrated accounting",
     "pure": "pure composition",
     "none": "nothing was released",
+    "delta": "only delta is paid: a failure has at most this probability",
     "cap": "the account's cap, kept by its filter",
 }
 
@@ -53,7 +54,7 @@ FILES = {
     "student.safetensors": "The student's weights.",
     "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
-    "SHA256SUMS": "The hash of each file but the curves: sha256sum -c SHA256SUMS; pate verify does it, and more.",
+    "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
