@@ -12,6 +12,7 @@ for a missing number come from the public points. ``Pate`` is the power tool; bo
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +29,12 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.core import checks, run_folders
+from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
+from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
+from pate_torch.data.units import name_units
 from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.features.encoded import encode_sides, finite_features
@@ -116,15 +118,20 @@ class _Points:
         points = cls(schema, mean, std)
         return points, points._filled(x_PD)
 
-    def __call__(self, x: Any, *, unknown: str = "error") -> Tensor:
-        """Points as numbers; a missing number is the public mean."""
+    def __call__(self, x: Any, *, private: bool = False) -> Tensor:
+        """Points as numbers; a missing number is the public mean, as is one of a private record that is not finite."""
         if self.mean is None:
             return torch.as_tensor(np.asarray(x))
-        return self._filled(np.asarray(x) if self.schema is None else self.schema.encode(x, unknown=unknown))
+        if self.schema is not None:
+            unknown, missing = ("zeros", "nan") if private else ("error", "error")
+            x = self.schema.encode(x, unknown=unknown, missing=missing)
+        return self._filled(np.asarray(x))
 
     def _filled(self, x_ND: np.ndarray) -> Tensor:
         assert self.mean is not None
-        return torch.from_numpy(np.where(np.isnan(x_ND), self.mean, x_ND).astype(np.float32))
+        with np.errstate(over="ignore"):  # infinite, which is not finite
+            finite_ND = np.isfinite(x_ND.astype(np.float32))
+        return torch.from_numpy(np.where(finite_ND, x_ND, self.mean).astype(np.float32))
 
 
 class PATEClassifier(ClassifierMixin, BaseEstimator):
@@ -242,14 +249,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
+        X, has_N = self._texts(X)
         X, public = self._checked(*self._features(X, public))
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
-        x = points(X, unknown="zeros")
-        y = column_or_1d(y, warn=True)
+        x = points(X, private=True)
+        y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y, warn=True)
         if len(y) != len(x):
-            raise checks.fail("y", len(y), f"must be one class for each of the {len(x)} records")
-        check_classification_targets(y)
+            raise checks.fail("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._labels(y)
+        label_N = np.where(has_N, label_N, -1)
+        names = None if groups is None else name_units("groups", groups, len(x))
         partition = self._partition()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
         if self.num_records_about is not None:
@@ -279,10 +288,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if _makes_modules(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), pool)
+            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), names, pool)
         else:
             pate = self._pate(terms, facts)
-            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=_names(groups, len(x)), public_x=pool)
+            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=names, public_x=pool)
             self.student_, self.release_ = self._released(pate, pool, spec), pate.folder
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
         return self
@@ -368,8 +377,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _home(self) -> Path:
         return run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
 
+    def _texts(self, X: Any) -> tuple[Any, np.ndarray | bool]:
+        """PRIVATE. The records, with a filler for an empty text, and which had one: all, where none need an encoder."""
+        if not isinstance(self.encoder, Encoder):
+            return X, True
+        has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
+        return [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)], has_N
+
     def _validated(self, X: Any, *, reset: bool) -> Any:
-        """As scikit-learn checks it; sets or compares names and number of features."""
+        """As scikit-learn checks it; sets or compares names and number of features.
+
+        Of private records (``reset``) one cell that is no number, or infinite, is missing and stops nobody's run.
+        """
         if _is_images(X):
             if reset:
                 self.n_features_in_ = int(np.prod(X.shape[1:]))
@@ -378,20 +397,24 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X
         if _is_table(X):
             return validate_data(self, X, reset=reset, skip_check_array=True)
-        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
+        if not reset:
+            return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        X = validate_data(self, X, dtype=None, ensure_all_finite=False)
+        return np.vectorize(_number, otypes=[float])(X) if X.dtype.kind not in "biuf" else X.astype(np.float64)
 
     def _labels(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The classes, and each record's, int64 [N]."""
+        """The classes, and each record's, int64 [N]; -1 where it is none of those that are declared."""
         if self.classes is None:
+            check_classification_targets(y)
             classes, label_N = np.unique(y, return_inverse=True)
         else:
             classes = np.asarray(self.classes)
             place = {value: code for code, value in enumerate(classes.tolist())}
             if len(place) < len(classes):
                 raise checks.fail("classes", self.classes, "must be different")
-            if not set(y.tolist()) <= set(place):
-                raise checks.fail("classes", self.classes, "must list every class of y")
-            label_N = np.array([place[value] for value in y.tolist()], dtype=np.int64)
+            label_N = np.array([place.get(value, -1) for value in y.tolist()], dtype=np.int64)
+            if (label_N < 0).all():
+                raise checks.fail("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
             raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
         return classes, label_N.astype(np.int64)
@@ -546,12 +569,19 @@ def _trained(
 
 
 def _descend(
-    terms: dict[str, Any], facts: methods.Facts, spec: DataSpec, x: Tensor, label_N: Tensor, pool: Tensor
+    terms: dict[str, Any],
+    facts: methods.Facts,
+    spec: DataSpec,
+    x: Tensor,
+    label_N: Tensor,
+    names: np.ndarray | None,
+    pool: Tensor,
 ) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    private = PrivateData(x, label_N, tensors.unit_ids(None, x, label_N), terms["unit"])
-    data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False),
-                   declared=terms["declared"])  # fmt: skip
+    private, dropped = tensors.records(x, label_N, names, terms["unit"], facts.classes)
+    evaluation = replace(unmeasured(spec, x), public=False)
+    declared = terms["declared"]
+    data = Dataset(spec, private, PublicPool(pool), evaluation, dropped=dropped, declared=declared)
     plan = RunConfig(
         dataset=InMemory(data),
         partition=terms["partition"],
@@ -582,14 +612,12 @@ def _is_images(x: Any) -> bool:
     return getattr(x, "ndim", 0) == 4
 
 
-def _names(groups: Any, count: int) -> np.ndarray | None:
-    """Names of the privacy units; None: every record is its own."""
-    if groups is None:
-        return None
-    names = np.asarray(groups).astype(str)
-    if names.shape != (count,):
-        raise checks.fail("groups", names.shape, f"must be one name for each of the {count} records")
-    return names
+def _number(value: Any) -> float:
+    """A cell as a number; NaN where it is none."""
+    try:
+        return float(value) if written(value) else math.nan
+    except ValueError:
+        return math.nan
 
 
 def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:

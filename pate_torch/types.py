@@ -230,6 +230,8 @@ class PrivateData:
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
             them. None: ``x`` itself, or nobody asks any more.
+        usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0 and,
+            where its point is the reason, a fixed public filler for it. None: every record can.
     """
 
     x: Tensor
@@ -237,6 +239,7 @@ class PrivateData:
     unit_id: np.ndarray
     unit: str = "record"
     origin: Tensor | None = None
+    usable_N: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):
@@ -245,7 +248,9 @@ class PrivateData:
             raise checks.fail("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
-        object.__setattr__(self, "unit_id", np.asarray(self.unit_id).astype(str))
+        if not (isinstance(self.unit_id, np.ndarray) and self.unit_id.dtype.kind == "U"):
+            fix = "Names are made by pate_torch.data.units.name_units."
+            raise checks.fail("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -374,7 +379,7 @@ class Dataset:
         adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
             as private or public as it was.
         advice: What to do where a run needs another relation.
-        dropped: PRIVATE. How many records were left out, by the reason.
+        dropped: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
         declared: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
             OF_PRIVATE_LABELS or BUILT_IN. The statement says of the others that nobody stated it.
     """
