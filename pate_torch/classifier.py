@@ -119,12 +119,17 @@ class _Points:
         return points, points._filled(x_PD)
 
     def __call__(self, x: Any, *, private: bool = False) -> Tensor:
-        """Points as numbers; a missing number is the public mean, as is one of a private record that is not finite."""
+        """Points as numbers; one that is missing or not finite is the public mean.
+
+        Args:
+            x: The points.
+            private: Whether they are private records. Of others one warning names the columns whose values are no known
+                category; they are encoded alike.
+        """
         if self.mean is None:
             return torch.as_tensor(np.asarray(x))
         if self.schema is not None:
-            unknown, missing = ("zeros", "nan") if private else ("error", "error")
-            x = self.schema.encode(x, unknown=unknown, missing=missing)
+            x = self.schema.encode(x, unknown="zeros" if private else "warn", missing="nan")
         return self._filled(np.asarray(x))
 
     def _filled(self, x_ND: np.ndarray) -> Tensor:
@@ -253,7 +258,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         X, public = self._checked(*self._features(X, public))
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
         x = points(X, private=True)
-        y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y, warn=True)
+        if self.classes is not None and isinstance(y, list | tuple):
+            y = np.array(y, dtype=object)  # else one text would make all of them texts
+        y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.fail("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._labels(y)
@@ -306,7 +313,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = finite_features(self.encoder.encode(X, TEXTS, device=self.device)).numpy()
-        x = self._points(self._validated(X, reset=False), unknown="warn")
+        x = self._points(self._validated(X, reset=False))
         if isinstance(self.student_, Student):
             return self.student_.probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))

@@ -230,8 +230,8 @@ class PrivateData:
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
             them. None: ``x`` itself, or nobody asks any more.
-        usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0 and,
-            where its point is the reason, a fixed public filler for it. None: every record can.
+        usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0,
+            and a fixed public filler where its point is the reason. None: every record can.
     """
 
     x: Tensor
@@ -364,7 +364,7 @@ SOURCES = (DECLARED, OF_PUBLIC_POINTS, OF_PRIVATE_LABELS, BUILT_IN)
 """Where a value comes from that is taken to be public."""
 CHOSEN_BY = ("public data", "priced", "private scores")
 """How a release may have been chosen among several settings."""
-CLASSES, CATEGORIES, CONSTANTS, SIZE = "classes", "categories", "normalization constants", "number of records"
+CLASSES, CATEGORIES, CONSTANTS, SIZE = "classes", "categories", "normalization_constants", "number_of_records"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

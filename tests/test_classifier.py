@@ -190,7 +190,7 @@ BAD = {
     "groups": ({"method": "dpsgd"}, {"groups": np.arange(900)}, "groups"),
     "few groups": ({}, {"groups": np.arange(3)}, "groups"),
     "adjacency": ({"method": "dpsgd", "adjacency": "replace_one"}, {}, "adjacency"),
-    "unlisted class": ({"classes": [0, 1]}, {}, "classes"),
+    "no listed class": ({"classes": ["a", "b"]}, {}, "classes"),
     "form": ({}, {"public": pd.DataFrame(PUBLIC)}, "public"),
     "width": ({}, {"public": PUBLIC[:, :1]}, "public"),
     "teacher": ({"teacher": LogisticRegression()}, {}, "teacher"),
@@ -267,9 +267,9 @@ def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(
     clf.fit(table, ill, public=public, groups=patient)
     assert clf.privacy_["declared_values"] == {
         "classes": "read off the private labels, whose values the owner declared public",
-        "normalization constants": "read off public points",
+        "normalization_constants": "read off public points",
         "categories": "read off public points",
-        "number of records": "declared by the owner",
+        "number_of_records": "declared by the owner",
     }
     assert clf.privacy_["chosen_by"] == "private scores"
     assert any("was made by private scores" in words for words in clf.privacy_["not_covered"])

@@ -347,7 +347,7 @@ def data(tmp_path_factory):
     (folder / "one_class.csv").write_text(
         head + "\n".join(row.replace(",x,", ",z,").replace(",y,", ",z,") for row in rows)
     )
-    (folder / "nan.csv").write_text(head + "\n".join(["nan,0.2,x,u1", ",0.2,y,u2", *rows]))
+    (folder / "nan.csv").write_text(head + "\n".join([*["nan,0.2,x,u1", ",0.2,y,u2"] * 40, *rows]))
     (folder / "one.csv").write_text("a,b,label\n1,2,x\n")
     (folder / "empty.csv").write_text("")
     (folder / "pickle.parquet").write_bytes(b"\x80\x04K\x01.")
@@ -463,17 +463,18 @@ GOOD = {"name": "t", "class_names": 3, "test_y": torch.tensor([0, 1, 2, 0]), **R
     [
         ({"x": torch.randn(9)}, "x="),
         ({"x": torch.full((9, 2), float("nan"))}, "finite"),
+        ({"pool_x": torch.full((4, 2), float("nan"))}, "finite"),
         ({"x": torch.zeros(0, 2)}, "at least one point"),
         ({"x": torch.zeros(9, 2, dtype=torch.int64)}, "float rows"),
         ({"pool_x": torch.randn(4, 3)}, "pool_x"),
         ({"test_x": torch.randn(4, 3)}, "test_x"),
-        ({"y": torch.arange(8) % 3}, "9 integers"),
-        ({"y": torch.rand(9)}, "9 integers"),
+        ({"y": torch.arange(8) % 3}, "integers, one for each point"),
+        ({"y": torch.full((9,), 0.5)}, "0..2"),
         ({"y": torch.full((9,), 3)}, "0..2"),
         ({"y": torch.full((9,), -1)}, "0..2"),
         ({"class_names": 1}, "two classes"),
         ({"class_names": ["a"]}, "two classes"),
-        ({"unit_id": ["a"]}, "one for each of the 9"),
+        ({"unit_id": ["a"]}, "one id for each record"),
         ({"mean": [0.0, 0.0]}, "std"),
         ({"name": "a/b"}, "dataset.name"),
         ({"name": ""}, "dataset.name"),

@@ -145,7 +145,7 @@ def test_the_order_of_stages_and_bad_arguments(make):
     with pytest.raises(ValueError, match="teacher="):
         make(teacher=3).fit_teachers(X, Y)
     with pytest.raises(ValueError, match=r"0\.\.1"):
-        make(classes=2).fit_teachers(X, Y)
+        make(classes=2).fit_teachers(X, Y + 2)
     pate.fit_teachers(X.numpy(), Y.numpy())
     with pytest.raises(ValueError, match="num_queries"):
         pate.label(POOL, num_queries=81)

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
 from pate_torch.config import refuse_adjacency
-from pate_torch.data import image_folder, libsvm, roles, tabular
+from pate_torch.data import image_folder, libsvm, roles, tabular, units
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import hashing
 from pate_torch.data.partition import ReplaceOne
@@ -269,8 +269,12 @@ def test_a_strange_private_record_changes_nobody_else(tmp_path):
     strange.loc[0, "label"], strange.loc[1, "color"] = "perhaps", "ultraviolet"
     strange.loc[2, "age"], strange.loc[3, "height"] = "old", 1e30
     more = pd.concat([frame.astype(object), strange], ignore_index=True)
-    loaded = Csv(path=write(more, tmp_path / "b.csv"), id="key", ignore=["user"], missing="drop", **files).load()
+    loaded = Csv(path=write(more, tmp_path / "b.csv"), id="key", ignore=["user"], **files).load()
     same_public_side(plain, loaded)
+    filled = units.leave_out_unusable(loaded, "replace_one").private
+    assert len(filled) == 64 and filled.x.isfinite().all() and not filled.x[-2:].any() and not filled.y[-4]
+    assert loaded.dropped == {"with missing numbers": 2, "of no known class": 1}
+    loaded = units.leave_out_unusable(loaded, "add_remove")
     rows = rows_of(loaded.private)
     assert set(rows) - set(rows_of(plain.private)) == {"s1", "s3"}
     assert {name: rows[name] for name in rows_of(plain.private)} == rows_of(plain.private)
@@ -339,9 +343,9 @@ def broken(frame, column, row, value):
             {"fractions": [0.998, 0.001, 0.001], "group": "user"},
             r"has no (public|test) records",
         ),
-        (broken(table(), "user", 3, ""), {"group": "user"}, r"dataset\.group='user': has empty values"),
+        (broken(table(), "user", 3, ""), {"group": "user"}, r"dataset\.group='list': has missing ids"),
         *(
-            (broken(table(), "age", 3, value), {"id": "key", "ignore": ["user"]}, r"dataset\.missing='error'.*: age\.")
+            (table().assign(age=value), {"id": "key", "ignore": ["user"]}, r"dataset\.missing='error'.*: age\.")
             for value in ("", "NaN", "inf", "1e60")
         ),
     ],
@@ -441,6 +445,7 @@ def test_a_strange_private_row_changes_nobody_else(tmp_path):
         file.write("1 2:5 31:7 90000:1\n7 1:1\n")
     more = Libsvm(path=path, public_path=public, test_path=test).load()
     same_public_side(plain, more)
+    more = units.leave_out_unusable(more, "add_remove")
     assert len(more.private) == len(plain.private) + 1
     assert more.private.x[-1].tolist() == [0.0, 5.0] + [0.0] * 28
     assert torch.equal(more.private.x[:-1], plain.private.x)
@@ -489,8 +494,8 @@ def test_standardizing_libsvm_uses_the_pool(tmp_path):
         ("<html>\n", {}, "not a readable LIBSVM file"),
         ("", {}, "has no rows"),
         ("1 0:1 2:3\n", {}, r"zero_based=true"),
-        ("1 1:nan\n", {}, "not finite"),
-        ("1 1:1e60\n", {}, "not finite"),
+        ("1 1:nan\n" * 9, {"roles": "position", "fractions": (0.2, 0.6, 0.2)}, "public records.*not finite"),
+        ("1 1:1e60\n" * 9, {"roles": "position", "fractions": (0.2, 0.6, 0.2)}, "public records.*not finite"),
         ("1 1:1\n" * 9, {}, "has no|must be declared"),
         ("1 1:1\n", {"roles": "hush"}, r"dataset\.roles='hush'.*hash"),
         ("1 1:1\n", {"roles": "position", "group": "qid"}, r"dataset\.roles=hash"),
@@ -566,6 +571,7 @@ def test_public_and_test_folders(tmp_path):
         picture(tmp_path / "pool" / f"{i}.png", i)
     private, test = gallery(tmp_path / "a", classes=("cat", "dog", "eel")), gallery(tmp_path / "t", 5)
     dataset = ImageFolder(path=private, public_path=str(tmp_path / "pool"), test_path=test, size=8).load()
+    dataset = units.leave_out_unusable(dataset, "add_remove")
     assert (len(dataset.private), len(dataset.pool), len(dataset.evaluation.y)) == (60, 7, 10)  # no eels in public
     assert dataset.evaluation.pool_y is None and dataset.spec.class_names == ("cat", "dog")
 
@@ -637,13 +643,14 @@ def test_tensors_pass_through_with_the_pools_statistics():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"x": torch.full((20, 4), float("nan"))}, "must be finite"),
+        ({"x": torch.full((20, 4), float("nan"))}, "no integer in 0..2 beside a finite point"),
+        ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
         ({"x": torch.zeros(20, 1, 8, 8)}, "uint8 images"),
         ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
         ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
-        ({"y": torch.arange(20)}, r"y='labels': must lie in 0\.\.2"),
-        ({"y": torch.zeros(19).long()}, "must be 20 integers"),
-        ({"y": torch.zeros(20)}, "must be 20 integers"),
+        ({"y": torch.arange(20) + 3}, r"no integer in 0\.\.2"),
+        ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
+        ({"y": torch.full((20,), 0.5)}, r"no integer in 0\.\.2"),
         ({"unit_id": ["a"]}, "unit_id"),
         ({"class_names": 1}, "class_names=1"),
         ({"mean": [0.0] * 4}, "together with mean"),

@@ -186,11 +186,13 @@ class Splitting(AddRemove):
     """Deals records where it should deal units."""
 
     def shards(self, private, num_teachers, seed):
-        return super().shards(dataclasses.replace(private, unit_id=np.arange(len(private))), num_teachers, seed)
+        return super().shards(
+            dataclasses.replace(private, unit_id=np.arange(len(private)).astype(str)), num_teachers, seed
+        )
 
 
 def test_a_partition_is_held_to_what_it_says():
-    x, y, names = torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), np.repeat(np.arange(10), 3)
+    x, y, names = torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), np.repeat(np.arange(10), 3).astype(str)
     private = PrivateData(x, y, names, "group:person")
     assert deal(AddRemove(), private, 3, 0).num_teachers == 3
     with pytest.raises(ValueError, match="two shards"):

@@ -97,7 +97,7 @@ def demo(**changes: Any) -> ReleaseReport:
         encoder=None,
         encoder_here=False,
         owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
-        declared_values={"classes": "declared by the owner", "normalization constants": "read off public points"},
+        declared_values={"classes": "declared by the owner", "normalization_constants": "read off public points"},
         chosen_by=None,
     )
     return ReleaseReport(**(fields | changes))
