@@ -31,7 +31,6 @@ from pate_torch.core.files import content, file_digest, private_folder, read_ten
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
@@ -257,8 +256,7 @@ class TeacherStore:
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             if trained is None or len(trained) != identity.num_teachers:
                 raise ValueError("the number of teachers does not fit")
-            memory_gib = identity.configuration.get("memory_gib", MEMORY_GIB)
-            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk, memory_gib)
+            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])

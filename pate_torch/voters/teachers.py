@@ -177,7 +177,8 @@ class Teachers(VotersBase):
         stored = reusable(found, run.store, identity, run.ledger)
         if self.stored is None:
             run.stages.say(f"Reusing teachers {found}: same data, same configuration.")
-        return stored
+        memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
+        return dataclasses.replace(stored, ensemble=dataclasses.replace(stored.ensemble, memory_gib=memory_gib))
 
     # ---- votes --------------------------------------------------------------------------------------------------
 
