@@ -34,7 +34,8 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Since version 2, one teacher of each ensemble was trained again alone before the ensemble was stored."""
 ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
