@@ -2,7 +2,8 @@
 
     python -m pate_torch.gpu_check --json benchmarks/gpu/h200.json
 
-Where there is no GPU the parts run at toy size on a pretend one (``gpu_check.pretend``). Exit codes: 0: all is well; 1: a check failed; 2: a wrong argument.
+Where there is no GPU the parts run at toy size on a pretend one (``gpu_check.pretend``). Exit codes: 0: all is well; 1:
+a check failed; 2: a wrong argument.
 """
 
 from __future__ import annotations
