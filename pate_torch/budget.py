@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
+from pate_torch.ledger.accounts import refused_refit
 from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
 from pate_torch.noise.kept import seal, unseal
 from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
@@ -186,6 +187,7 @@ class Budget:
             of its own.
         insecure_seed: Makes noise repeatable, and the run not private.
         remember: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
+        only_first: Whether a charge is refused where the account has any reservation.
     """
 
     ledger: Ledger
@@ -198,6 +200,7 @@ class Budget:
     kind: str = "torch"
     insecure_seed: int | None = None
     remember: Callable[[str], object] = silent
+    only_first: bool = False
 
     def __post_init__(self) -> None:
         if self.kind.startswith(BY):
@@ -236,6 +239,9 @@ class Budget:
     def check(self, events: Iterable[Event]) -> None:
         """Raise what ``spend`` would raise now; nothing is charged."""
         self._same_terms()
+        account, events = self.ledger.account(self.account), tuple(events)
+        if self.only_first and account.is_charged:
+            raise refused_refit(account, account.filter.to_epsilon(account.filter.price(events)))
         self.ledger.check(self.account, events)
 
     def covers(self, sensitivity: Sensitivity) -> None:
@@ -264,7 +270,6 @@ class Budget:
                 charged.
             BudgetExceeded: Its cap would be passed; likewise.
         """
-        self._same_terms()
         reservation = self.ledger.reserve(
             self.account,
             events,
@@ -274,6 +279,8 @@ class Budget:
             what=what,
             noise=self.kind,
             insecure=not self.secret,
+            only_first=self.only_first,
+            terms=self._terms,
         )
         with self._within(reservation) as spending:
             yield spending
@@ -323,10 +330,12 @@ class Budget:
             sealed.unlink(missing_ok=True)
         self.remember(self.ledger.head())
 
+    @property
+    def _terms(self) -> dict[str, Any]:
+        return {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "noise": self.kind}
+
     def _same_terms(self) -> None:
-        self.ledger.same_terms(
-            self.account, delta=self.delta, adjacency=self.adjacency, unit=self.unit, noise=self.kind
-        )
+        self.ledger.same_terms(self.account, **self._terms)
 
 
 __all__ = ["BY", "KINDS", "Budget", "Door", "Rehearsal", "Spending"]

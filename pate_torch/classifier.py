@@ -36,6 +36,7 @@ from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
 from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.features.encoder import TEXTS, Encoder
+from pate_torch.ledger.accounts import refused_refit
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.plan import method as methods
 from pate_torch.protocols import Student, StudentAlgorithm
@@ -47,7 +48,9 @@ from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, DataSpec, EncoderCard, PrivateData, PublicPool
+from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters import panel
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.teachers import Teachers
@@ -134,7 +137,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_teachers: K; None: by rule.
         num_queries: Public points that teachers are asked about; None: by rule.
         adjacency: "add_remove" or "replace_one": what a neighbor is.
-        allow_refit: Whether an account that has been charged may be charged again.
+        allow_refit: Whether an account that has been charged may be charged again. A fit that was interrupted after its
+            charge is finished by the same fit, for free.
+        allow_duplicate_account: Whether these records may be charged to an account of another name, too.
         spend_anyway: Whether to charge the account even where the forecast says that the labels of teachers will be
             mostly noise.
         home: Where ledger, teachers and releases lie; None: PATE_HOME, or outputs.
@@ -167,6 +172,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_queries: int | None = None,
         adjacency: str = "add_remove",
         allow_refit: bool = False,
+        allow_duplicate_account: bool = False,
         spend_anyway: bool = False,
         home: Path | str | None = None,
         random_state: int = 0,
@@ -187,6 +193,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_queries = num_queries
         self.adjacency = adjacency
         self.allow_refit = allow_refit
+        self.allow_duplicate_account = allow_duplicate_account
         self.spend_anyway = spend_anyway
         self.home = home
         self.random_state = random_state
@@ -370,17 +377,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
         home = run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
         known = account_of(home, self.account)
-        if known is not None and known.releases and not self.allow_refit:
-            told = "nothing is claimed of it" if known.guarantee is None else f"epsilon {known.guarantee.epsilon:.4g}"
-            told += f", delta {show_delta(known.delta)}, {known.adjacency}, unit {known.unit}"
-            what = f"has been charged already ({told})"
-            fix = f"allow_refit=True adds a release of epsilon {facts.epsilon:g}, and both compose."
-            raise checks.fail("account", self.account, what, fix)
+        charged = known is not None and known.is_charged
+        if charged and not self.allow_refit and not UnfinishedCall.exist(TeacherStore(home), self.account):
+            assert known is not None
+            raise refused_refit(known, facts.epsilon)  # before anything is trained; the charge itself checks it again
         return {
             "name": self.account,
             "classes": [str(value) for value in self.classes_],
             "delta": facts.delta,
-            "budget_epsilon": None if known is not None else max(CAP, facts.epsilon),
+            "budget_epsilon": None if charged else max(CAP, facts.epsilon),
+            "only_first": not self.allow_refit,
+            "allow_duplicate_account": self.allow_duplicate_account,
             "home": home,
             "partition": partition,
             "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
@@ -417,15 +424,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _released(self, pate: Pate, pool: Tensor, spec: DataSpec) -> Any:
         """Buy the answers, and train what learns from them."""
         method, student = self.method_, self.student
-        release = pate.label(pool, num_queries=method.num_queries, strategy=method.query, features=method.features)
+        release = pate.label(pool, num_queries=method.num_queries, strategy=method.query, features=method.features,
+                             finish=False)  # fmt: skip
         if student is not None and not isinstance(student, StudentAlgorithm):
             asked_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
             pate.report()
+            pate.finish()
             if _makes_modules(student):
                 return _trained(student, pool[asked_A], label_A, spec, self.random_state, torch.device(self.device))
             return clone(student).fit(self._normalized(pool)[asked_A], label_A.numpy())
         fitted = pate.fit_student(self._algorithm(pool) if student is None else student)
         pate.report()
+        pate.finish()
         return fitted
 
     def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
@@ -507,15 +517,19 @@ def _descend(
         mechanism=Gaussian(sigma=1.0),
         query=Random(),
         num_queries=1,
-        privacy=PrivacyConfig(delta=facts.delta, target_epsilon=facts.epsilon, budget_epsilon=terms["budget_epsilon"]),
+        privacy=PrivacyConfig(
+            delta=facts.delta,
+            target_epsilon=facts.epsilon,
+            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account")},
+        ),
         root=terms["home"],
         folder=Path(run_folders.run_folder(str(terms["home"]), terms["name"], "dpsgd")) / call_id(),
         seed=terms["seed"],
         device=torch.device(terms["device"]),
         quiet=True,
     )
-    DpSgd(network="cnn" if facts.images else "mlp").run(plan)
-    return load_student(plan.folder), plan.folder / "release"
+    folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)
+    return load_student(folder), folder / "release"
 
 
 def _is_table(x: Any) -> bool:

@@ -46,8 +46,9 @@ class PrivacyConfig:
         budget_epsilon: The account's cap, fixed when it opens; None: the cap it has, or ``opening_budget``.
         opening_budget: The cap of an account that nobody gave one.
         target_epsilon: What the labels are to cost: the mechanism's sigma is calibrated to it.
-        second_account: Whether the same records may be charged to an account of another name, too.
+        allow_duplicate_account: Whether the same records may be charged to an account of another name, too.
         allow_chance: Whether labels may be bought that would be no better than chance.
+        only_first: Whether the charge is refused where the account has any reservation.
 
     Raises:
         ValueError: A value is out of its range.
@@ -59,8 +60,9 @@ class PrivacyConfig:
     budget_epsilon: float | None = None
     opening_budget: float = 10.0
     target_epsilon: float | None = None
-    second_account: bool = False
+    allow_duplicate_account: bool = False
     allow_chance: bool = False
+    only_first: bool = False
 
     def __post_init__(self) -> None:
         for key in ("budget_epsilon", "target_epsilon"):
@@ -69,7 +71,7 @@ class PrivacyConfig:
         checks.positive("privacy.opening_budget", self.opening_budget)
         check_noise(self.noise, self.insecure_noise_seed)
         check_delta(self.noise, self.delta)
-        checks.boolean("privacy.second_account", self.second_account)
+        checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
         checks.boolean("privacy.allow_chance", self.allow_chance)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import settled
+from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.features.encoded import Encoded
@@ -39,6 +40,7 @@ from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import Losses
 from pate_torch.types import Dataset, PrivateData, Release
+from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import FittedVoters
 
 
@@ -86,6 +88,7 @@ class RunContext:
         owner: What only the owner can say of the data, for the statement.
         forecast: A forecast of the labels from public values, where noise drowns the votes.
         opened: Closes with the run; None outside a run's folder.
+        call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
     """
 
     config: RunConfig
@@ -99,6 +102,7 @@ class RunContext:
     owner: OwnerFacts = field(default_factory=OwnerFacts)
     forecast: str | None = None
     opened: contextlib.ExitStack | None = None
+    call: UnfinishedCall | None = None
 
     @property
     def data(self) -> Dataset:
@@ -163,6 +167,11 @@ class RunContext:
         if self.budget is not None:
             self.budget.check(self.config.worst_case_events(self.data.spec.num_classes))
 
+    def finish(self) -> None:
+        """Note that the call has ended: the same call makes a new release from now on."""
+        if self.call is not None:
+            self.call.end()
+
     def encoder(self) -> nn.Module | None:
         """The encoder of the public points, learnt from them alone; None: the points are taken as they are."""
         config = self.config
@@ -192,11 +201,13 @@ class RunContext:
             config = config.for_data(loaded.data, stages)
             owner = owner_file.read(config.root, loaded.data.spec.name)
             planned = config.worst_case_events(loaded.data.spec.num_classes)
-            reused = forecast = None
+            reused = forecast = call = None
             if config.labels is None:
                 config.validate_for(loaded.data)
                 refuse_cap_unopened(config, loaded.data.spec.name, planned)
                 forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
+                call = _call(config, loaded)
+                config, reused = _resumed(config, loaded.data, call, stages)
                 opened.enter_context(holding(config))
                 ledger = opened.enter_context(Ledger(config.ledger_path))
             else:
@@ -217,12 +228,14 @@ class RunContext:
                 owner=owner,
                 forecast=forecast,
                 opened=opened,
+                call=call,
+                paid=[] if reused is None or config.labels is not None else [reused.labels.id],
             )
             if planned:
-                voters = config.voters
-                content = voters.fingerprint(run) if reused is None else run.store.content_fingerprint(run.everyone)
+                by_records = run.store.content_fingerprint(run.everyone)
+                content = by_records if config.labels else config.voters.fingerprint(run.store, run.everyone)
                 run.budget = open_budget(config, ledger, loaded.data, planned, content)
-                if reused is not None:
+                if not run.paid:
                     run.budget.check(planned)
             if forecast is not None:
                 stages.say(forecast)
@@ -270,6 +283,37 @@ def holding(config: RunConfig) -> Iterator[None]:
         yield
 
 
+def _call(config: RunConfig, loaded: Loaded) -> UnfinishedCall | None:
+    """PRIVATE. This call, by all that decides its labels; None where seeded noise is no release, or it buys more."""
+    if config.privacy.insecure_noise_seed is not None or config.sanitiser is not None or config.selection is not None:
+        return None
+    store, name = TeacherStore(config.root), loaded.data.spec.name
+    decisive = ("voters", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
+    facts: dict[str, Any] = {key: repr(getattr(config, key)) for key in (*decisive, "num_queries", "num_rounds")}
+    facts |= {"pool": tensor_digest(loaded.data.pool.x), "delta": config.privacy.delta, "noise": config.privacy.noise}
+
+    def fingerprint() -> str:
+        return config.voters.fingerprint(store, loaded.everyone) + store.fingerprint(loaded.everyone)
+
+    return UnfinishedCall(store, name, facts, fingerprint)
+
+
+def _resumed(
+    config: RunConfig, data: Dataset, call: UnfinishedCall | None, stages: Stages
+) -> tuple[RunConfig, LabelRelease | None]:
+    """PRIVATE. The configuration in the folder of the same call that was interrupted, and the labels that it bought."""
+    found = None if call is None else call.find(config.ledger_path)
+    if found is None:
+        return config, None
+    folder, committed = found
+    with Ledger(config.ledger_path, create=False) as ledger:
+        labels, facts, guide = release_store.read_folder(folder / "release", data.pool, data.spec, ledger)
+    if labels.id not in committed:
+        return config, None
+    stages.say(f"Finishing the interrupted release {labels.id}. It is paid for, and costs nothing more.")
+    return replace(config, folder=folder), LabelRelease(labels=labels, facts=facts, guide=guide)
+
+
 # ---- the account ---------------------------------------------------------------------------------------------------
 
 
@@ -297,8 +341,8 @@ def open_budget(
     _refuse_other_ledger(config, name, ledger)
     store = TeacherStore(config.root)
     records = AccountRecords(store, name, RecordHashes.of(data.private, store) if len(data.private) else None)
-    _refuse_second_account(config, records, fingerprint, ledger)
-    known = {account.name: account.budget_epsilon for account in ledger.accounts()}
+    _refuse_duplicate_account(config, records, fingerprint, ledger)
+    known = _caps(ledger)
     refuse_cap(config, name, planned, known)
     cap = privacy.budget_epsilon
     ledger.open_account(
@@ -320,6 +364,7 @@ def open_budget(
         run=config.folder.name,
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
+        only_first=privacy.only_first,
         remember=records.remember,
     )
 
@@ -329,8 +374,13 @@ def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) 
     known: dict[str, float] = {}
     if config.ledger_path.exists():
         with Ledger(config.ledger_path) as ledger:
-            known = {account.name: account.budget_epsilon for account in ledger.accounts()}
+            known = _caps(ledger)
     refuse_cap(config, name, planned, known)
+
+
+def _caps(ledger: Ledger) -> dict[str, float]:
+    """The caps of the accounts that were charged: the others have no fixed terms."""
+    return {account.name: account.budget_epsilon for account in ledger.accounts() if account.is_charged}
 
 
 def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Mapping[str, float]) -> None:
@@ -373,16 +423,14 @@ def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
             )
 
 
-def _refuse_second_account(config: RunConfig, records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
+def _refuse_duplicate_account(config: RunConfig, records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
     """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
-    if config.privacy.second_account:
+    if config.privacy.allow_duplicate_account:
         return
     others = [account.name for account in ledger.accounts() if account.name != records.account]
     same = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.charges(n).values()))
     if other := next(same, None) or records.find_duplicate(others):
-        raise checks.fail(
-            "dataset.name",
-            records.account,
-            f"a tenth or more of these units are charged to account {other!r} already, and no total covers both",
-            f"Use dataset.name={other}; or say privacy.second_account=true, and add both epsilons yourself.",
-        )
+        what = f"shares a tenth or more of the units with account {other!r}, which was charged: no total covers both"
+        fix = f"Use account {other!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
+        fix += "and add both epsilons yourself."
+        raise checks.fail("account", records.account, what, fix)

@@ -56,6 +56,7 @@ from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
 from pate_torch.types import Dataset, DataSpec, EncoderCard, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import Voters
 from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
 from pate_torch.voters.teachers import Teachers
@@ -123,7 +124,8 @@ class Pate:
         schema: How tables become the rows given here; students carry it. None: rows come from no table.
         encoder: Which frozen encoder made the rows given here (``Encoder.card``), each of its own point alone; students
             and the privacy statement name it. None: none did.
-        second_account: Whether these records may be charged to an account of another name, too.
+        allow_duplicate_account: Whether these records may be charged to an account of another name, too.
+        only_first: Whether to refuse a charge where the account has any reservation.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
         seed: Seeds everything but the noise.
@@ -153,7 +155,8 @@ class Pate:
         std: Sequence[float] | None = None,
         schema: TableSchema | None = None,
         encoder: EncoderCard | None = None,
-        second_account: bool = False,
+        allow_duplicate_account: bool = False,
+        only_first: bool = False,
         allow_chance: bool = False,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
@@ -183,7 +186,8 @@ class Pate:
         else:
             self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
-        self.second_account = checks.boolean("second_account", second_account)
+        self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
+        self.only_first = checks.boolean("only_first", only_first)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
@@ -195,6 +199,7 @@ class Pate:
         self._panel: Panel | None = None
         self._labeled: _Labeled | None = None
         self._student: tuple[str, Student] | None = None
+        self._call: UnfinishedCall | None = None
         self._clock = Clock()
 
     def __repr__(self) -> str:
@@ -248,10 +253,11 @@ class Pate:
         guide_student: str | StudentAlgorithm | None = None,
         voters: str | TransductiveTeachers | None = None,
         features: FeatureRecipe | None = None,
+        finish: bool = True,
     ) -> Release:
         """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
 
-        The same questions to the same teachers are answered from the earlier release, for free.
+        A call that was interrupted after its charge is finished by the same call, for free; any other call is charged.
 
         Args:
             pool_x: The public points, of the form of the private ones.
@@ -263,6 +269,8 @@ class Pate:
                 all public points together; None: for each by itself.
             features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
+            finish: Whether the call ends with the labels. False: it ends with ``finish``, and whoever is interrupted
+                before that goes on with these labels.
 
         Raises:
             BudgetExceeded: The cap would be passed; nothing has been drawn.
@@ -286,9 +294,17 @@ class Pate:
         with RunContext.open(config, self._clock, _remedy) as run:
             if run.forecast is not None:
                 warnings.warn(run.forecast, chance.Drowned, stacklevel=3)
-            release = release_labels(run)
+            release = run.reused or release_labels(run)
+        self._call = run.call
+        if finish:
+            self.finish()
         self._labeled, self._student = _Labeled(run.config, data, release, tuple(run.paid)), None
         return release.labels
+
+    def finish(self) -> None:
+        """Note that the last call of ``label(finish=False)`` has ended: the same call is charged from now on."""
+        if self._call is not None:
+            self._call.end()
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
@@ -479,8 +495,9 @@ class Pate:
                 noise=getattr(self.mechanism, "noise", "torch"),
                 insecure_noise_seed=self.insecure_noise_seed,
                 budget_epsilon=self.budget_epsilon,
-                second_account=self.second_account,
+                allow_duplicate_account=self.allow_duplicate_account,
                 allow_chance=self.allow_chance,
+                only_first=self.only_first,
             ),
             teacher=self._recipe(data.spec),
             root=self.home,
@@ -501,14 +518,17 @@ class Pate:
             voters = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
         if self._stored is not None:
             how = Teachers(num_teachers=self.num_teachers) if voters is None else voters
-            return replace(how, num_teachers=self.num_teachers, stored=self._stored.id)
+            alias = TeacherStore(self.home).new_alias(self._stored.identity.fingerprint, self._stored.id)
+            return replace(how, num_teachers=self.num_teachers, stored=self._stored.id, alias=alias)
         if voters is not None:
             fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
             raise checks.fail("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, Voters):
             return self.teacher
         assert self._panel is not None
-        return PanelVoters(panel=self._panel)
+        kind = type(self.teacher)
+        parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
+        return PanelVoters(panel=self._panel, kind=f"{kind.__module__}.{kind.__qualname__} {parameters!r}")
 
     @contextmanager
     def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:

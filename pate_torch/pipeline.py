@@ -58,6 +58,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         sanitised = publish_price(context, release)
         student = fit_student(context, release) if config.trains_student else None
         report = write_reports(context, release, student)
+    context.finish()  # last: what is still buffered was written as the run closed
     distributed.broadcast_text(distributed.DONE)
     if sanitised is not None:
         print(sanitised)
@@ -65,27 +66,16 @@ def run(config: RunConfig) -> ReleaseReport | None:
 
 
 def release_labels(run: RunContext) -> LabelRelease:
-    """Ask the voters about public points, and write down the answers that the mechanism releases.
-
-    The same questions to the same voters are not paid for twice: they are answered from the earlier release.
-    """
+    """Ask the voters about public points, and write down the answers that the mechanism releases."""
     config, data, budget = run.config, run.data, run.budget
     assert budget is not None
     voters = config.voters.fitted(run)
     with run.clock("labels"):
         facts = _facts(run, voters)
-        found = (
-            release_store.find_same(config.root, facts["key"], data.pool, data.spec, run.ledger)
-            if budget.secret
-            else None
-        )
-        if found is not None:
-            release_store.refuse_used_folder(config.folder, found[0].id)
-            run.stages.say(f"Reusing release {found[0].id}: same questions, mechanism and teachers. It costs nothing.")
-            voters.remember(run.ledger.head())
-            return LabelRelease(labels=found[0], facts=found[1], guide=found[2], voters=voters)
         run.afford()  # all of it: labels that no student can be chosen from would be paid for in vain
         release_store.refuse_used_folder(config.folder)
+        if run.call is not None:
+            run.call.begin(config.folder)
         written: dict[str, Any] = {}
         guide = _Guide(run, voters)
         raw_votes: list[Votes | CellHistogram] = []  # told once, at the end, if at all
@@ -147,22 +137,13 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     config, data = run.config, run.data
     assert run.budget is not None
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
-    asking: dict[str, Any] = {"strategy": _configuration(config.query), "num_queries": config.num_queries}
-    if config.features is not None:
-        asking["representation"] = _configuration(config.features)
-    asking |= config.voters.facts(data, config)
-    if config.is_guided:
-        asking["refit"] = _configuration(config.guide)
     declared = config.voters.declared(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
-    pool = tensor_digest(data.pool.x)
-    same = {"teachers": voters.id, "pool": pool, "mechanism": parameters, "asking": asking, "seed": config.seed}
     # A switch is named where it is on, so that a mechanism that gets a new one leaves the same record as before.
     named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
-        "key": release_store.key(same),
         "dataset": data.spec.name,
-        "pool_sha256": pool,
+        "pool_sha256": tensor_digest(data.pool.x),
         "teachers_id": voters.id,
         "num_teachers": config.num_teachers,
         "mechanism": config.mechanism.name,
@@ -189,11 +170,6 @@ def _sensitivity(mechanism: Mechanism) -> dict[str, Any]:
     priced = mechanism.priced_for
     bounded = {norm: value if math.isfinite(value := getattr(priced, norm)) else None for norm in ("l1", "l2", "linf")}
     return {**bounded, "per": getattr(mechanism, "per", "question")}
-
-
-def _configuration(component: Any) -> dict[str, Any]:
-    kind = type(component)
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", **dataclasses.asdict(component)}
 
 
 def publish_price(run: RunContext, release: LabelRelease) -> str | None:
@@ -252,7 +228,7 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             assert held is not None and run.budget is not None
             name, student, paid = selection.choose(fit, held=held, budget=run.budget)
             run.paid.append(paid)
-    run.release_dir.mkdir(exist_ok=True)
+    run.release_dir.mkdir(parents=True, exist_ok=True)
     save_student(student, run.release_dir / "student.safetensors")
     if isinstance(config.dataset, Encoded):
         config.dataset.publish(run.release_dir / ENCODER)

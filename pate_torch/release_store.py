@@ -46,15 +46,6 @@ They are nothing without their release.json, which is written last.
 """
 
 
-def key(facts: Mapping[str, Any]) -> str:
-    """Key of a release: two with the same questions, mechanism and teachers have the same one. Public facts only."""
-
-    def text(value: object) -> str:
-        return tensor_digest(value) if isinstance(value, Tensor) else str(value)
-
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=text).encode()).hexdigest()
-
-
 def refuse_used_folder(run: Path, reused: str | None = None) -> None:
     """Refuse a run's folder that holds another release: the run's claim would not cover what lies there.
 
@@ -254,17 +245,15 @@ def read(
     return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
 
 
-def find_same(
-    root: Path, same: str, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any], Student | None] | None:
-    """The release with the same key, as ``read`` returns it; None: there is none.
-
-    The same questions need not be paid for twice.
-    """
-    for folder, record in run_folders.releases(root):
-        if record.get("key") == same and record.get("private") is True and record.get("dataset") == spec.name:
-            return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
-    return None
+def read_folder(
+    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
+) -> tuple[Release, dict[str, Any], Student | None]:
+    """Read the release in this folder, as ``read`` does."""
+    try:
+        record = json.loads((folder / "release.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / 'release.json'}: missing or damaged ({error}).") from error
+    return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
 
 
 def _guide(folder: Path, record: dict[str, Any]) -> Student | None:

@@ -180,6 +180,7 @@ def test_an_account_from_before_kinds_were_recorded_takes_any(ledger, kind):
 def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
     for kind in ("discrete", "by opacus"):
         ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise=kind)
+        ledger.reserve(kind, [EACH], fingerprint="", mechanism="gaussian", run="first")
         with pytest.raises(ValueError, match=rf"noise='torch'.*{kind}"):
             ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
     with Ledger(path) as again:

@@ -1,5 +1,6 @@
 """The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
 
+import json
 import math
 
 import numpy as np
@@ -87,20 +88,17 @@ def test_from_tensors_to_a_reported_student(make, teacher):
         assert [account.name for account in ledger.verify()] == ["clouds"]
 
 
-def test_recipes_teachers_are_found_again_and_the_same_questions_are_free(make):
-    first = make().fit_teachers(X, Y)
-    release = first.label(POOL, num_queries=20)
-    again = make().fit_teachers(X, Y)  # another process
-    assert again.label(POOL, num_queries=20).id == release.id
-    assert again.epsilon == price(20)
-    assert len([f for f in (first.home / "teachers").iterdir() if (f / "manifest.json").exists()]) == 1
-
-
-def test_deterministic_estimators_are_recognized_by_their_votes(make):
-    release = make(teacher=LogisticRegression()).fit_teachers(X, Y).label(POOL, num_queries=20)
-    again = make(teacher=LogisticRegression()).fit_teachers(X, Y)
-    assert again.label(POOL, num_queries=20).id == release.id
-    assert again.epsilon == price(20)
+@pytest.mark.parametrize("teacher", [{}, {"teacher": LogisticRegression()}], ids=["recipe", "estimator"])
+def test_teachers_are_trained_once_and_the_same_questions_are_charged_again(make, teacher):
+    first = make(**teacher).fit_teachers(X, Y)
+    releases = [first.label(POOL, num_queries=20), first.label(POOL, num_queries=20)]
+    again = make(**teacher).fit_teachers(X, Y)  # another process
+    releases.append(again.label(POOL, num_queries=20))
+    assert len({release.id for release in releases}) == 3 and again.epsilon == price(60)
+    records = [json.loads(file.read_text()) for file in first.home.glob("runs/*/*/*/release/release.json")]
+    assert len({record["teachers_id"] for record in records}) == 3
+    stored = [f for f in (first.home / "teachers").iterdir() if (f / "manifest.json").exists()]
+    assert len(stored) == (0 if teacher else 1)
 
 
 def test_other_questions_compose_in_one_account(make):
@@ -180,7 +178,7 @@ def test_units_adjacency_and_constants_reach_the_account(make):
     pate.label(POOL, num_queries=5)
     assert (pate.account.unit, pate.account.adjacency) == ("group:ward", "add_remove")
     other = make(
-        name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0], second_account=True
+        name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0], allow_duplicate_account=True
     ).fit_teachers(X, Y)
     other.label(POOL, num_queries=5)
     assert other.account.adjacency == "replace_one"
@@ -242,7 +240,7 @@ def test_the_owner_may_attack_the_student(make):
 
 def test_a_labeler_of_these_teachers(make):
     for teacher in (RECIPE, LogisticRegression()):
-        pate = make(teacher=teacher, name=type(teacher).__name__, second_account=True).fit_teachers(X, Y)
+        pate = make(teacher=teacher, name=type(teacher).__name__, allow_duplicate_account=True).fit_teachers(X, Y)
         with pate.labeler(num_queries=10) as labeler:
             answers = labeler.answer(TEST[:6])
             assert float((answers == TEST_Y[:6]).float().mean()) >= 0.5

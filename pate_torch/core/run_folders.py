@@ -17,7 +17,7 @@ from typing import Any
 from pate_torch.core import checks, locks
 
 _ID = re.compile(r"[0-9a-f]{16}")
-_LOCK = ".lock"
+LOCK = ".lock"
 
 
 def run_id() -> str:
@@ -69,7 +69,7 @@ def hold(folder: Path) -> Iterator[None]:
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locks.hold(folder / _LOCK, "paths.run", busy=refuse):
+        with locks.hold(folder / LOCK, "paths.run", busy=refuse):
             locks.sweep(folder)
             yield
     finally:
@@ -79,7 +79,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 def sweep(root: Path) -> None:
     """Remove what killed runs left half written under ``root``."""
-    for lock in (root / "runs").glob(f"*/*/*/{_LOCK}"):
+    for lock in (root / "runs").glob(f"*/*/*/{LOCK}"):
         with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as dead:
             if dead:
                 locks.sweep(lock.parent)

@@ -49,9 +49,10 @@ from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_fig
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
 from pate_torch.reporting.report import OwnerFacts, ReleaseReport
-from pate_torch.students.store import save
+from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, PrivateData
+from pate_torch.types import Dataset, DataSpec, PrivateData
+from pate_torch.unfinished import UnfinishedCall, save_model
 
 
 class EntropyOptimizer(DPOptimizer):
@@ -100,8 +101,8 @@ class DpSgd:
         checks.between("study.momentum", self.momentum, 0, 0.9999)
         checks.positive("study.clip", self.clip)
 
-    def run(self, plan: RunConfig) -> None:
-        """Charge, train, and write the files of a release."""
+    def run(self, plan: RunConfig) -> Path:
+        """Charge, train, and write the files of a release; the folder of the run."""
         clock = Clock()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
@@ -124,24 +125,29 @@ class DpSgd:
                 stages.say(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
             facts = owner_file.read(plan.root, data.spec.name)
             root = self._root(plan, data, stages)
+            store = TeacherStore(root)
+            said = {"model": repr(self), "seed": plan.seed, "events": repr(events), "delta": plan.privacy.delta}
+            call = UnfinishedCall(store, data.spec.name, said, lambda: store.fingerprint(everyone))
             plan = dataclasses.replace(plan, root=root)
+            bought = call.find_model(plan.ledger_path)
+            plan = plan if bought is None else dataclasses.replace(plan, folder=bought[0])
+            release = plan.folder / "release"
             with holding(plan), Ledger(plan.ledger_path) as ledger:
-                release_store.refuse_used_folder(plan.folder)
-                store = TeacherStore(root)
-                fingerprint = store.content_fingerprint(everyone)
-                budget = open_budget(plan, ledger, data, events, fingerprint, kind="torch")
-                release = plan.folder / "release"
-                with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
-                    with clock("training"):
-                        progress = stages("Training by DP-SGD")
-                        self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
-                    network = networks.describe(
-                        self.network, data.spec.input_shape, data.spec.num_classes, **dict(self.options)
-                    )
-                    student = Student(network, module.cpu().eval(), data.spec)
-                    release.mkdir(parents=True, exist_ok=True)
-                    save(student, release / "student.safetensors")
-                report = self.report(plan, data, student, batch, multiplier, ledger, spending.id, facts)
+                budget = open_budget(plan, ledger, data, events, store.content_fingerprint(everyone), kind="torch")
+                if bought is not None:
+                    release_id = bought[1]
+                    student = load(release / "student.safetensors")
+                else:
+                    release_store.refuse_used_folder(plan.folder)
+                    call.begin(plan.folder)
+                    with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
+                        with clock("training"):
+                            progress = stages("Training by DP-SGD")
+                            self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
+                        student = Student(self._network(data.spec), module.cpu().eval(), data.spec)
+                        spending.wrote(save_model(student, release))
+                    release_id = spending.id
+                report = self.report(plan, data, student, batch, multiplier, ledger, release_id, facts)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
                     **withheld_figures(data, student),
@@ -150,8 +156,13 @@ class DpSgd:
                 )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
                 write_release(release, report)
+                call.end()
         if not plan.quiet:
             show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+        return plan.folder
+
+    def _network(self, spec: DataSpec) -> dict[str, Any]:
+        return networks.describe(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
 
     def batch(self, data: Dataset) -> int:
         """How many records a step sees on average: a public number, since it follows from the declared size."""

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from pate_torch import release_store
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter
 from pate_torch.accounting.shown import show_delta
+from pate_torch.budget import Budget, Spending
 from pate_torch.config import RunConfig, refuse_adjacency
 from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
+from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
 from pate_torch.learn.problem import Choices, Problem, problems
 from pate_torch.ledger import Ledger
+from pate_torch.ledger.accounts import HYPOTHESIS
 from pate_torch.pac.sample import BelowGuarantee
-from pate_torch.protocols import Student
+from pate_torch.protocols import Progress, Student
 from pate_torch.reporting.build import claims, student_figures
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
 from pate_torch.reporting.report import ReleaseReport
-from pate_torch.students.store import save
+from pate_torch.sensitive import Sensitivity
+from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset
+from pate_torch.unfinished import UnfinishedCall, save_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,33 +76,80 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
         parts = problems(data, choices, delta, config.seed)
         planned = _planned(learning, parts, terms.noise, stages)
         _refuse_dear(config, learning, planned)
+        store = TeacherStore(config.root)
+        said = {
+            "learning": repr(learning),
+            "seed": config.seed,
+            "pool": tensor_digest(data.pool.x),
+            "delta": terms.delta,
+        }
+        call = UnfinishedCall(store, data.spec.name, said, lambda: store.fingerprint(data.private))
+        bought = call.find_model(config.ledger_path)
+        config = config if bought is None else replace(config, folder=bought[0])
+        release = config.folder / "release"
         with holding(config), Ledger(config.ledger_path) as ledger:
-            release_store.refuse_used_folder(config.folder)
-            fingerprint = TeacherStore(config.root).content_fingerprint(data.private)
-            budget = open_budget(config, ledger, data, planned, fingerprint)
-            budget.check(planned)  # all of it: what is charged for some classes alone would be lost
-            before = set(ledger.charges(data.spec.name))
-            progress = stages(f"Learning by {learning.name}")
-            found = []
-            with clock("learning"), warnings.catch_warnings():
-                warnings.simplefilter("ignore", BelowGuarantee)  # told already
-                for done, part in enumerate(parts, start=1):
-                    found.append(learning.algorithm.learn(part, budget))
-                    progress(done, len(parts))
-            paid = [charge for charge in ledger.charges(data.spec.name) if charge not in before]
-            make = students.of_parameters if learning.algorithm.linear else students.of_hypotheses
-            student = make(data, found)
-            release = config.folder / "release"
-            release.mkdir(parents=True, exist_ok=True)
-            save(student, release / "student.safetensors")
-            report = _report(config, learning, data, student, ledger, paid)
+            budget = open_budget(config, ledger, data, planned, store.content_fingerprint(data.private))
+            if bought is not None:
+                release_id = bought[1]
+                student = load(release / "student.safetensors")
+            else:
+                release_store.refuse_used_folder(config.folder)
+                call.begin(config.folder)
+                with budget.spend(planned, mechanism=learning.name, what=HYPOTHESIS) as spending:
+                    with clock("learning"), warnings.catch_warnings():
+                        warnings.simplefilter("ignore", BelowGuarantee)  # told already
+                        progress = stages(f"Learning by {learning.name}")
+                        student = _learn(learning, data, parts, _OneReservation(budget, spending), progress)
+                    spending.wrote(save_model(student, release))
+                release_id = spending.id
+            report = _report(config, learning, data, student, ledger, [release_id])
             make_private_folder(config.folder / "private")
             owner = OwnerSummary(**withheld_figures(data, student), records=count_records(data), seconds=clock.seconds)
             write_owner_summary(owner, config.folder / "private" / "summary.json")
             write_release(release, report)
+            call.end()
     if not config.quiet:
         show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
     return report
+
+
+class _OneReservation:
+    """The door to noise for all parts of what is learnt, paid for by one reservation."""
+
+    def __init__(self, budget: Budget, spending: Spending) -> None:
+        self.budget, self.spending = budget, spending
+        self._left = list(spending.reserved)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the noise."""
+        return self.budget.kind
+
+    def covers(self, sensitivity: Sensitivity) -> None:
+        """Refuse a value under another adjacency than the account's."""
+        self.budget.covers(sensitivity)
+
+    @contextmanager
+    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = HYPOTHESIS) -> Iterator[Spending]:
+        """The reservation's spending; a part that does not say what it incurred has incurred these events."""
+        for event in events:
+            self._left.remove(event)  # ValueError, before anything is drawn, for what was not reserved
+        before = self.spending.incurred
+        yield self.spending
+        if self.spending.incurred is before:
+            self.spending.incur(events)
+
+
+def _learn(
+    learning: Learning, data: Dataset, parts: Sequence[Problem], door: _OneReservation, progress: Progress
+) -> Student:
+    """Learn every part, and make one student of what was found."""
+    found = []
+    for done, part in enumerate(parts, start=1):
+        found.append(learning.algorithm.learn(part, door))
+        progress(done, len(parts))
+    make = students.of_parameters if learning.algorithm.linear else students.of_hypotheses
+    return make(data, found)
 
 
 def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages) -> tuple[Event, ...]:

@@ -15,6 +15,8 @@ from typing import Any
 from pate_torch.accounting.epsilon import CAP, Guarantee, epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, merged, to_json
 from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.accounting.shown import show_delta
+from pate_torch.core import checks
 from pate_torch.ledger.chain import Entry, LedgerError
 
 LABELS, CHOICE, PRICE, HYPOTHESIS = "labels", "choice of a student", "sanitised price", "hypothesis or its answers"
@@ -69,6 +71,11 @@ class Account:
     noise: str | None = None
     reserved: tuple[Event, ...] = ()
     incurred: tuple[Event, ...] = ()
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether anything was reserved from it: else it has no fixed terms."""
+        return self.releases + self.open > 0
 
     @property
     def budget_epsilon(self) -> float:
@@ -270,7 +277,8 @@ def _genesis(accounts: dict[str, State], name: str, facts: dict[str, Any], recom
 
 
 def _open(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _require(name not in accounts, "the account is open already")
+    known = accounts.get(name)
+    _require(known is None or not (known.charges or known.closed), "the account is open already")
     terms = Filter(
         kind=facts["filter"],
         epsilon=facts["budget_epsilon"],
@@ -380,6 +388,16 @@ def within(now: Spend, reserved: Spend) -> bool:
 
 def _equal(stored: Spend, computed: Spend) -> bool:
     return within(stored, computed) and within(computed, stored)
+
+
+def refused_refit(account: Account, asked: float) -> ValueError:
+    """The error of a first release that finds its account charged: what was spent, and the epsilon it would add."""
+    spent = account.guarantee
+    terms = f"delta {show_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
+    told = "nothing is claimed of it" if spent is None else f"epsilon {spent.epsilon:.4g}, {terms}, {spent.route}"
+    open_ = f"; {account.open} of its releases were interrupted and stay spent" * (account.open > 0)
+    fix = f"allow_refit=True adds a release of epsilon {asked:.4g}, and both compose."
+    return checks.fail("account", account.name, f"has been charged already ({told}{open_})", fix)
 
 
 def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> BudgetExceeded:

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
+from typing import Any
 
 from pate_torch.accounting.epsilon import Guarantee
 from pate_torch.accounting.events import Event, to_json
@@ -44,6 +45,7 @@ from pate_torch.ledger.accounts import (
     apply,
     exceeded,
     priced,
+    refused_refit,
     within,
 )
 from pate_torch.ledger.chain import Chain, Entry, LedgerError
@@ -150,6 +152,8 @@ class Ledger:
     ) -> Account:
         """Open the account of a private data set, or return the one there is, on its stored terms.
 
+        The terms are fixed by the first charge: an account that was never charged opens anew.
+
         Args:
             name: Declared name of the private data.
             budget_epsilon: Epsilon of the cap.
@@ -171,7 +175,8 @@ class Ledger:
             raise checks.fail("unit", unit, 'must say what is protected, such as "record"')
         with self._chain.writing():
             self._catch_up()
-            if name in self._accounts:
+            known = self._accounts.get(name)
+            if known is not None and (known.charges or known.closed):
                 self.same_terms(
                     name,
                     budget_epsilon=budget_epsilon,
@@ -198,7 +203,8 @@ class Ledger:
                     "unit": unit,
                     **({} if noise is None else {"noise": noise}),
                 }
-                self._chain.append("open", name, facts)
+                if known != State(filter=terms, adjacency=adjacency, unit=unit, noise=noise):
+                    self._chain.append("open", name, facts)
         return self.account(name)
 
     def account(self, name: str) -> Account:
@@ -263,6 +269,8 @@ class Ledger:
         noise: str = "",
         note: str = "",
         insecure: bool = False,
+        only_first: bool = False,
+        terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
         """Charge a whole release at its worst, before anything is drawn.
 
@@ -276,15 +284,22 @@ class Ledger:
             noise: Its kind, in words.
             note: Kept with the charge.
             insecure: The noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
+            only_first: Whether to refuse where the account has any reservation, a killed or an open one included.
+            terms: Terms that the account must have (``same_terms``), checked with the charge; None: not asked for.
 
         Raises:
             BudgetExceeded: The cap would be passed.
+            ValueError: ``only_first`` or ``terms`` do not hold.
             LedgerError: The charge cannot be written.
         """
         events = tuple(events)
         checks.boolean("insecure", insecure)
         with self._chain.writing():
+            if terms is not None:
+                self.same_terms(account, **terms)
             asked = self.check(account, events)
+            if only_first and self._state(account).charges:
+                raise refused_refit(self._state(account).view(account), self._state(account).filter.to_epsilon(asked))
             reservation = Reservation(
                 id=secrets.token_hex(8), account=account, events=events, spend=asked, insecure=insecure
             )

@@ -233,7 +233,9 @@ def public_seconds(seconds: Mapping[str, float], voters: VotersDescription, *, c
         voters: Who answered.
         chosen: Whether the student was chosen by private records.
     """
-    shown = {"start"} if chosen else {"start", "student"}
+    shown: set[str] = (
+        set() if chosen else {"student"}
+    )  # a public start is learnt only where no teachers are found again
     if voters.public_time:
         shown.add("labels")
     return {stage: took for stage, took in seconds.items() if stage in shown}

@@ -40,7 +40,6 @@ from pate_torch.teachers.baseline import logits_of_one, train_on_all
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.voting import count
 from pate_torch.types import Dataset, PrivateData, Release
-from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.context import LabelRelease, RunContext
@@ -334,7 +333,7 @@ def examine(
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures
-    if not VoterRegister(run.store).behind(facts["teachers_id"], run.store.fingerprint(data.private)):
+    if not run.store.behind(facts["teachers_id"], run.store.fingerprint(data.private)):
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = deal(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])

@@ -41,6 +41,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
 TRUNK = "__trunk__."
 ACCOUNTS = "accounts"
+ALIASES = "aliases"
 LOCK = ".lock"
 PARTIAL = ".partial-"
 UNFINISHED = re.compile(r"\.[0-9a-f]{16}")
@@ -147,6 +148,10 @@ class TeacherStore:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         x = private.x if private.origin is None else private.origin
         return self.keyed_digest(*(content(tensor) for tensor in (x, private.y)))
+
+    def votes_fingerprint(self, votes: Votes) -> str:
+        """PRIVATE. Keyed BLAKE2b of votes that were brought, under whichever name they come; 64 hex digits."""
+        return self.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
 
     def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
@@ -302,10 +307,30 @@ class TeacherStore:
         with self.writing(), replacing(path) as temporary:
             temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
 
+    def new_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
+        """A fresh id for who answers one release, which is published in place of anything private.
+
+        Args:
+            fingerprint: PRIVATE. Of the records, or of the votes in their place.
+            ensemble: Id of the stored ensemble behind it; None: none is kept.
+        """
+        alias = secrets.token_hex(8)
+        with self.writing(), replacing(private_folder(self.folder / ALIASES) / f"{alias}.json") as temporary:
+            temporary.write_text(json.dumps({"ensemble": ensemble, "fingerprint": fingerprint}) + "\n")
+        return alias
+
+    def behind(self, name: str, fingerprint: str) -> bool:
+        """Whether the records of this fingerprint are behind the release that shows this id."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            alias = self.folder / ALIASES / f"{name}.json"
+            facts = json.loads(alias.read_text()) if alias.exists() else self.manifest(name)
+            return bool(facts["fingerprint"] == fingerprint)
+        return False
+
     def heads(self, account: str) -> dict[Path, str]:
         """Every ledger entry that something in the store noted for this account, by the file that names it."""
         found = {}
-        for pattern in ("*/manifest.json", "brought/*.json", f"{ACCOUNTS}/*.json"):
+        for pattern in ("*/manifest.json", f"{ACCOUNTS}/*.json"):
             for file in sorted(self.folder.glob(pattern)):
                 with contextlib.suppress(OSError, ValueError):
                     facts = json.loads(file.read_text())
@@ -360,10 +385,17 @@ class TeacherStore:
     def _folder(self, name: str) -> Path:
         if not isinstance(name, str) or not ID.fullmatch(name):
             raise checks.fail("teachers", name, "must be an id of 16 hexadecimal digits")
-        folder = self.folder / name
+        folder = self.folder / self._ensemble(name)
         if not folder.is_dir():
             raise checks.fail("teachers", name, f"no such ensemble under {self.folder}")
         return folder
+
+    def _ensemble(self, name: str) -> str:
+        """The ensemble of this id, or behind this alias."""
+        alias = self.folder / ALIASES / f"{name}.json"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return str(json.loads(alias.read_text())["ensemble"] or name) if alias.exists() else name
+        return name
 
     def _manifest(self, folder: Path) -> dict[str, Any]:
         path = folder / "manifest.json"

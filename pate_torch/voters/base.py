@@ -7,19 +7,18 @@ of the privacy statement.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.protocols import Student
-from pate_torch.sensitive import Sensitive, Votes
-from pate_torch.types import Dataset
+from pate_torch.protocols import Student, silent
+from pate_torch.sensitive import Sensitive
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.types import Dataset, PrivateData
 from pate_torch.voters.description import VotersDescription
-from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -32,9 +31,9 @@ class FittedVoters:
     """PRIVATE. Voters, ready to be asked about one public pool.
 
     Attributes:
-        id: A random id: the same voters keep it.
+        id: A random id, fresh for each release unless the user named these voters by it.
         sensitive: Their values on the pool, which only a mechanism opens.
-        remember: Notes the newest ledger entry, so that they are not used apart from their ledger.
+        remember: Notes the newest ledger entry with stored teachers, so that they are not used apart from their ledger.
         feature_PD: Releasable features of the public points, for the next questions; None: the run's.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
         ensemble: The teachers behind the answers, where they are here: for the owner's figures.
@@ -42,7 +41,7 @@ class FittedVoters:
 
     id: str
     sensitive: Sensitive
-    remember: Callable[[str], None]
+    remember: Callable[[str], object] = silent
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
     ensemble: Ensemble | None = None
@@ -92,7 +91,7 @@ class Voters(Protocol):
         """How many votes a question gets at most, by public values; None: not known, or no votes."""
         ...
 
-    def fingerprint(self, run: RunContext) -> str:
+    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
         """PRIVATE. The content fingerprint of what they answer from: it never has two accounts unnoticed."""
         ...
 
@@ -102,10 +101,6 @@ class Voters(Protocol):
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """PRIVATE. What a rank above 0 of a torchrun does while rank 0 makes them ready, where rank 0 asks for it."""
-        ...
-
-    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        """Public choices that decide their answers beside the records, by name."""
         ...
 
     def declared(self, data: Dataset) -> int | None:
@@ -146,21 +141,11 @@ class VotersBase:
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return None
 
-    def fingerprint(self, run: RunContext) -> str:
-        return run.store.content_fingerprint(run.everyone)
-
-    def registered(self, run: RunContext, votes: Votes) -> FittedVoters:
-        """PRIVATE. These votes, under the random id that they had before, or a new one."""
-        register = VoterRegister(run.store)
-        registered = register.register_votes(votes, run.data.spec.name, run.ledger)
-        remember = functools.partial(register.set_ledger_head, registered)
-        return FittedVoters(id=registered.id, sensitive=votes, remember=remember)
+    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
+        return store.content_fingerprint(everyone)
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """Rank 0 needs no help."""
-
-    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        return {}
 
     def declared(self, data: Dataset) -> int | None:
         return None

@@ -18,8 +18,8 @@ Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full ba
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -79,9 +79,6 @@ class Gradients(RecordVoters):
         """Raise ValueError as ``RecordVoters`` does, and as ``check_size``."""
         super().validate_for(data, config)
         self.check_size(data)
-
-    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        return {"voting": asdict(self)}
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
         return describe(unit, getattr(config.mechanism, "steps", 1))

@@ -34,10 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelVoters(VotersBase):
-    """PRIVATE. Teachers of a panel, each voting on every public point by itself."""
+    """PRIVATE. Teachers of a panel, each voting on every public point by itself.
+
+    Attributes:
+        panel: The teachers.
+        kind: What they are, in words: their class and its parameters.
+    """
 
     name: str = "panel"
     panel: Panel = field(repr=False)
+    kind: str = ""
 
     @property
     def num_teachers(self) -> int:
@@ -58,7 +64,7 @@ class PanelVoters(VotersBase):
                 self.panel.try_again(run.data.pool.x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count(prediction_KQ, self.panel.spec.num_classes)
-        return self.registered(run, votes)
+        return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
 
 
 Member = Callable[[Tensor], Tensor]

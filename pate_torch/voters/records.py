@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -21,7 +20,6 @@ from pate_torch.protocols import Progress, Student, silent
 from pate_torch.sensitive import SensitiveRecords
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -104,12 +102,10 @@ class RecordVoters(VotersBase):
             records = ask(feature_extractor(guide.module))
             return replace(first, sensitive=records, feature_PD=placed(records.feature_PD, run.config.device))
 
-        register = VoterRegister(run.store)
-        registered = register.known(run.store.fingerprint(run.data.private), run.data.spec.name, 0, run.ledger)
-        remember = functools.partial(register.set_ledger_head, registered)
         with run.clock("records"):
             records = ask(run.encoder())
-        first = FittedVoters(id=registered.id, sensitive=records, remember=remember, refit=refit)
+        alias = run.store.new_alias(run.store.fingerprint(run.data.private))
+        first = FittedVoters(id=alias, sensitive=records, refit=refit)
         return first
 
 

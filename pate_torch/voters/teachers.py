@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import shutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -38,12 +38,15 @@ class Teachers(VotersBase):
 
     Attributes:
         num_teachers: K. A unit's records lie in one shard, so that one unit moves one vote on every question.
-        stored: Id of an ensemble to use again; None: one trained before on the same records, or a new one.
+        stored: Id of an ensemble to use again, or that a release showed for it; None: one trained before on the same
+            records, or a new one, under a fresh id.
+        alias: Fresh id that the release shows for ``stored``; None: ``stored`` itself, which the user named.
     """
 
     name: str = "teachers"
     num_teachers: int
     stored: str | None = None
+    alias: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +105,9 @@ class Teachers(VotersBase):
         with run.clock("votes"):
             votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
+        alias = self.alias or self.stored or run.store.new_alias(stored.identity.fingerprint, stored.id)
         opened: Sensitive = self._soft(stored.ensemble, run) if self.soft(run.config) else votes
-        return FittedVoters(id=stored.id, sensitive=opened, remember=remember, ensemble=stored.ensemble)
+        return FittedVoters(id=alias, sensitive=opened, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
@@ -218,9 +222,6 @@ class Teachers(VotersBase):
     def _soft(self, ensemble: Ensemble, run: RunContext) -> SoftVotes:
         progress = run.stages("Asking for probabilities")
         return SoftVotes.of(ensemble.probabilities(run.data.pool.x, device=run.config.device, progress=progress))
-
-    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        return {"soft": True} if self.soft(config) else {}
 
     def _manner(self, config: RunConfig) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""

@@ -72,9 +72,6 @@ class TransductiveTeachers(Teachers):
         """They have votes alone: what reaches a point along the graph is no probability."""
         return False
 
-    def facts(self, data: Dataset, config: RunConfig) -> dict[str, Any]:
-        return {"voting": self._choices()}
-
     def among(self, feature_PD: Tensor) -> JointVotes:
         """The joint votes on the public points that have these features, float32 [P, D]."""
         return JointVotes(neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.sensitive import Votes
+from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count
-from pate_torch.types import Dataset
+from pate_torch.types import Dataset, PrivateData
 from pate_torch.voters import teachers
 from pate_torch.voters.base import FittedVoters, Voters, VotersBase
 from pate_torch.voters.description import VotersDescription
-from pate_torch.voters.register import VoterRegister
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -71,13 +71,13 @@ class VotesFile(VotersBase):
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def fingerprint(self, run: RunContext) -> str:
+    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
-        return VoterRegister(run.store).content_fingerprint(self._read)
+        return store.votes_fingerprint(self._read)
 
     def fitted(self, run: RunContext) -> FittedVoters:
-        """PRIVATE. The votes under the random id that they had, or a new one."""
-        return self.registered(run, self._read)
+        """PRIVATE. The votes, as they were read."""
+        return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(self._read)), sensitive=self._read)
 
     @property
     def _read(self) -> Votes:

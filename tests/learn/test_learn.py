@@ -105,12 +105,12 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(name, asked
     assert np.mean([a == b for a, b in zip(told, truth, strict=True)]) > (0.6 if name == "private-prediction" else 0.85)
 
 
-def test_several_classes_are_charged_one_by_one_at_equal_shares(home):
+def test_several_classes_are_charged_in_one_reservation_at_equal_shares(home):
     assert main(["sspp", *settings(("a", "b", "c")), "--epsilon", "3", *LOOSE]) == 0
-    found = charges(home)
-    assert len(found) == 3 and all(charge.planned[0].eta == pytest.approx(1.0) for charge in found)
+    (found,) = charges(home)
+    assert found.committed and [event.eta for event in found.planned] == pytest.approx([1.0] * 3)
     statement = json.loads((release(home) / "privacy.json").read_text())
-    assert len(statement["composition"]["parts"]) == 3 and statement["guarantee"]["epsilon"] <= 3
+    assert len(statement["composition"]["parts"]) == 1 and statement["guarantee"]["epsilon"] <= 3
     assert json.loads((release(home) / "summary.json").read_text())["student_accuracy"] > 0.6
     student = load_student(release(home).parent)
     assert student.predict_names({"age": [0.05, 0.95], "dose": [0.5, 0.5]}) == ["a", "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
 import multiprocessing
@@ -186,10 +187,47 @@ def test_seeded_noise_marks_the_account(ledger):
 # ---- accounts -------------------------------------------------------------------------------------------------------
 
 
-def test_opening_again_keeps_the_stored_terms(ledger):
+def test_opening_again_keeps_the_terms_of_a_charged_account(ledger):
+    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
     head = ledger.head()
     again = ledger.open_account("svhn", **TERMS, planned_events=[Laplace(ratio=0.1)])
     assert again.filter.kind == "gdp" and ledger.head() == head
+
+
+def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
+    head = ledger.head()
+    ledger.open_account("svhn", **TERMS, planned_events=PLAN)
+    assert ledger.head() == head  # the same terms are not written twice
+    other = {"budget_epsilon": 2.0, "delta": 1e-6, "adjacency": "replace_one", "unit": "group:user"}
+    again = ledger.open_account("svhn", **other, planned_events=[Laplace(ratio=0.1)])
+    assert (again.budget_epsilon, again.delta, again.adjacency, again.unit) == tuple(other.values())
+    with Ledger(path) as read:
+        assert read.verify() == (again,)
+    with pytest.raises(ValueError, match=r"delta=1e-05.*was opened with 1e-06"):  # checked with the charge, too
+        terms = {key: other[key] for key in ("adjacency", "unit")} | {"delta": 1e-5}
+        ledger.reserve("svhn", [Laplace(ratio=0.1)], **FACTS, terms=terms)
+    ledger.close_account("svhn", "ended")
+    with pytest.raises(ValueError, match="Set it back"):
+        ledger.open_account("svhn", **TERMS, planned_events=PLAN)
+
+
+def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
+    """The condition is part of the charge: of several that are made at once, one passes."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+
+        def charge(_: int) -> str | None:
+            with Ledger(path) as mine:
+                try:
+                    return mine.reserve("svhn", [Gaussian(mu=MU)], **FACTS, only_first=True).id
+                except ValueError as error:
+                    assert "has been charged already" in str(error) and "interrupted" in str(error)
+                    return None
+
+        made = [one for one in pool.map(charge, range(4)) if one is not None]
+    assert len(made) == 1 and list(ledger.charges("svhn")) == made
+    ledger.commit(made[0], [Gaussian(mu=MU)])
+    with pytest.raises(ValueError, match=r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"):
+        ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS, only_first=True)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +243,7 @@ def test_opening_again_keeps_the_stored_terms(ledger):
     ],
 )
 def test_other_terms_are_refused(ledger, change, words):
+    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
     head = ledger.head()
     with pytest.raises(ValueError, match=words):
         ledger.open_account("svhn", **{**TERMS, **change}, planned_events=PLAN)

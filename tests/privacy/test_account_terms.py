@@ -298,7 +298,7 @@ def test_records_have_one_account_unless_their_owner_says_otherwise(tmp_path, fi
     with pytest.raises(ValueError, match=r"dataset\.name='twin'.*account 'blobs' already"):
         pipeline.run(again)
     assert entries(tmp_path) == before
-    pipeline.run(changed(again, second_account=True))
+    pipeline.run(changed(again, allow_duplicate_account=True))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert [account.name for account in ledger.accounts()] == ["blobs", "twin"]
 
@@ -323,7 +323,7 @@ def test_python_and_the_label_command_know_records_and_votes_again(tmp_path, mon
     assert label.main([*given, "dataset.name=a"]) == 0
     assert label.main([*given, "dataset.name=b"]) == 2
     assert "account 'a' already" in capsys.readouterr().err
-    assert label.main([*given, "dataset.name=b", "privacy.second_account=true"]) == 0
+    assert label.main([*given, "dataset.name=b", "privacy.allow_duplicate_account=true"]) == 0
 
 
 # ---- DP-SGD: a unit is all records of one id ------------------------------------------------------------------------

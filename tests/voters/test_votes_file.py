@@ -12,10 +12,7 @@ from safetensors.torch import save_file
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.sensitive import Votes
-from pate_torch.teachers.store import TeacherStore
-from pate_torch.voters.votes_file import VoterRegister, read
+from pate_torch.voters.votes_file import read
 from tests.command_runs import TINY, train
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
@@ -172,27 +169,6 @@ def test_a_shape_that_fits_both_forms_is_not_guessed(tmp_path):
     assert read(write(tmp_path / "v.npy", np.array([[5, 0], [4, 1]])), num_classes=2).num_teachers == 5
 
 
-def test_the_same_votes_are_known_again_and_not_apart_from_their_ledger(tmp_path):
-    register = VoterRegister(TeacherStore(tmp_path))
-    votes = Votes(torch.tensor([[3, 2], [1, 4]]), 5)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        first = register.register_votes(votes, "hospitals", ledger)
-        ledger.open_account("a", budget_epsilon=1.0, delta=1e-5, adjacency="add_remove", unit="record",
-                            planned_events=())  # fmt: skip
-        register.set_ledger_head(first, ledger.head())
-        assert register.register_votes(votes, "hospitals", ledger) == first
-        assert register.register_votes(Votes(torch.tensor([[3, 2], [2, 3]]), 5), "hospitals", ledger).id != first.id
-        assert register.register_votes(votes, "clinics", ledger).id != first.id
-    record = next(path for path in (tmp_path / "teachers" / "brought").glob("*.json") if first.id in path.read_text())
-    assert record.stat().st_mode & 0o077 == 0
-    assert record.stem == first.fingerprint != first.id
-    with Ledger(tmp_path / "other.sqlite") as other, pytest.raises(ValueError, match="another privacy ledger"):
-        register.register_votes(votes, "hospitals", other)
-    record.write_text("{}")
-    with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="damaged"):
-        register.register_votes(votes, "hospitals", ledger)
-
-
 # ---- a whole run: python train.py votes=<file> -------------------------------------------------------------------
 
 
@@ -224,14 +200,12 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     )
 
 
-def test_the_same_brought_votes_are_asked_once(plan, votes_file):
+def test_the_same_brought_votes_are_charged_each_time_under_an_id_of_their_own(plan, votes_file):
     pipeline.run(one := changed(plan, votes=votes_file))
     pipeline.run(two := again(one, "second"))
-    assert summary(two)["release_id"] == summary(one)["release_id"]
-    assert summary(two)["epsilon_charged"] == summary(one)["epsilon_charged"]
-    pipeline.run(other := again(one, "other", mechanism=Gaussian(sigma=3.0)))
-    assert summary(other)["teachers_id"] == summary(one)["teachers_id"]
-    assert summary(other)["epsilon_charged"] > summary(one)["epsilon_charged"]
+    assert summary(two)["release_id"] != summary(one)["release_id"]
+    assert summary(two)["teachers_id"] != summary(one)["teachers_id"]
+    assert summary(two)["epsilon_charged"] > summary(one)["epsilon_charged"]
 
 
 def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):

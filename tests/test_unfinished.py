@@ -1,0 +1,167 @@
+"""Calls that are interrupted after their charge: the same call finishes them, and any other call is a new charge."""
+
+import json
+
+import numpy as np
+import pytest
+from joblib import parallel_backend
+from sklearn.model_selection import cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from pate_torch import Pate, PATEClassifier, pipeline
+from pate_torch.experiments import dpsgd
+from pate_torch.learn import release as learn_release
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from tests.learn.test_learn import LOOSE, main, settings
+from tests.tiny_runs import again, summary, tiny
+from tests.worlds import clouds
+
+X, Y = (part.numpy() for part in clouds(900, 0))
+PUBLIC = clouds(150, 1)[0].numpy()
+METHODS = ("gradients", "teachers", "dpsgd")
+STAGE = {
+    "gradients": (pipeline, "save_student"),
+    "teachers": (pipeline, "save_student"),
+    "dpsgd": (dpsgd, "write_release"),
+}
+"""What a fit does after its answers are committed."""
+
+
+class Killed(BaseException):
+    """The end of a process, as far as one process can show it."""
+
+
+def kill(*_, **__):
+    raise Killed
+
+
+@pytest.fixture
+def fit(tmp_path):
+    def fit(x=X, y=Y, **changes):
+        given = {"account": "clouds", "classes": [0, 1, 2], "num_records_about": 900, "verbose": False}
+        return PATEClassifier(4.0, **(given | {"home": tmp_path} | changes)).fit(x, y, public=PUBLIC)
+
+    return fit
+
+
+def charges(home, account="clouds") -> list:
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+        return list(ledger.charges(account).values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit(method, fit, tmp_path, monkeypatch):
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(*STAGE[method], kill)
+        fit(method=method)
+    (charge,) = charges(tmp_path)
+    assert charge.committed
+    with pytest.raises(ValueError, match="has been charged already"):
+        fit(method=method, x=X[:-1], y=Y[:-1])  # other records: another call
+    finished = fit(method=method)
+    assert len(charges(tmp_path)) == 1 and finished.score(X, Y) > 0.5
+    assert finished.privacy_["guarantee"]["epsilon"] == pytest.approx(4.0, rel=1e-3)
+    with pytest.raises(ValueError, match="has been charged already"):
+        fit(method=method)  # it has ended now
+    fit(method=method, allow_refit=True)
+    assert len(charges(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path, monkeypatch):
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr("pate_torch.ledger.Ledger.commit", kill)
+        fit(method=method)
+    assert [charge.committed for charge in charges(tmp_path)] == [False]
+    with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*1 of its releases were interrupted"):
+        fit(method=method)
+    fit(method=method, allow_refit=True)
+    assert [charge.committed for charge in charges(tmp_path)] == [False, True]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fit_that_ended_is_charged_again_where_that_is_allowed(method, fit, tmp_path):
+    runs = [fit(method=method, allow_refit=True).release_ for _ in range(2)]
+    assert len(charges(tmp_path)) == 2 and runs[0] != runs[1]
+    shown = [json.loads((run / "summary.json").read_text()) for run in runs]
+    assert shown[0]["ledger_head"] != shown[1]["ledger_head"]
+    assert shown[0]["epsilon_charged"] < shown[1]["epsilon_charged"]
+
+
+def test_folds_in_threads_charge_once(tmp_path):
+    clf = PATEClassifier(1.0, account="cv", classes=[0, 1, 2], num_records_about=600, home=tmp_path, verbose=False)
+    with parallel_backend("threading"), pytest.raises(ValueError, match="has been charged already"):
+        cross_val_score(clf, X, Y, cv=3, n_jobs=3, params={"public": PUBLIC}, error_score="raise")
+    assert len(charges(tmp_path, "cv")) == 1
+
+
+def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, monkeypatch):
+    plan = tiny(tmp_path)
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(pipeline, "write_reports", kill)
+        pipeline.run(plan)
+    pipeline.run(again(plan, "second"))
+    assert len(charges(tmp_path, "blobs")) == 1 and summary(plan)["student_accuracy"] > 0.5
+    assert not again(plan, "second").folder.exists()  # it goes on where it was
+    pipeline.run(again(plan, "third"))
+    assert len(charges(tmp_path, "blobs")) == 2
+
+
+def test_a_hypothesis_that_was_paid_for_is_found(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("PATE_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    given = ["sspp", *settings(), "--epsilon", "1", *LOOSE]
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(learn_release, "write_release", kill)
+        main(given)
+    assert main(given) == 0 and len(charges(home, "people")) == 1
+    assert len(list(home.glob("runs/*/*/*/release/summary.json"))) == 1
+    assert main(given) == 0 and len(charges(home, "people")) == 2
+
+
+def test_whether_two_releases_agree_on_every_vote_shows_nowhere(tmp_path):
+    """A release by other teachers was found again, for free, if and only if all noiseless votes were the same."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    x = np.where(y[:, None] == 1, 3.0, -3.0) + rng.normal(size=(400, 2)) * 0.5
+    pool = np.concatenate([rng.normal(size=(40, 2)) * 0.3 + center for center in (3, -3)])
+    victim_x, victim_y = pool[:1] + 1e-3, np.array([0])
+    found = []
+    for name, (private_x, private_y) in {
+        "absent": (x, y),
+        "present": (np.concatenate([x, victim_x]), np.concatenate([y, victim_y])),
+    }.items():
+        ids, totals = [], []
+        for neighbors in (1, 3, 1):
+            clf = PATEClassifier(
+                0.5, account="clinic", classes=[0, 1], method="teachers", num_teachers=10, num_queries=40,
+                teacher=KNeighborsClassifier(neighbors), allow_refit=True, spend_anyway=True, home=tmp_path / name,
+                verbose=False,
+            )  # fmt: skip
+            with pytest.warns(UserWarning):
+                clf.fit(private_x, private_y, public=pool)
+            shown = json.loads((clf.release_ / "summary.json").read_text())
+            ids.append((shown["release_id"], shown["teachers_id"]))
+            totals.append(shown["epsilon_charged"])
+        found.append(([len({one[part] for one in ids}) for part in range(2)], totals))
+    assert found[0] == found[1] and found[0][0] == [3, 3]
+
+
+def test_a_call_of_pate_ends_with_its_labels_unless_it_says_otherwise(tmp_path):
+    pate = Pate("clouds", classes=3, num_teachers=10, mechanism=Gaussian(sigma=9.0), delta=1e-5, home=tmp_path)
+    pate.fit_teachers(X, Y)
+    first = pate.label(PUBLIC, 10, finish=False)
+    assert pate.label(PUBLIC, 10, finish=False).id == first.id  # it goes on with what it paid for
+    pate.finish()
+    assert pate.label(PUBLIC, 10).id != first.id and len(charges(tmp_path)) == 2
+    assert pate.label(PUBLIC, 10).id != first.id and len(charges(tmp_path)) == 3
+
+
+def test_the_classifier_names_its_own_parameters_where_records_have_another_account(fit):
+    fit()
+    order = np.random.default_rng(0).permutation(len(X))[:600]
+    with pytest.raises(ValueError, match=r"account='other'.*account 'clouds'.*allow_duplicate_account=True"):
+        fit(account="other", x=X[order], y=Y[order])
+    assert fit(account="other", x=X[order], y=Y[order], allow_duplicate_account=True).score(X, Y) > 0.5
