@@ -97,7 +97,7 @@ class Counting(LogisticRegression):
 
     def fit(self, x, y):
         self.fits.append(len(x))
-        return super().fit(x, y if len(self.fits) == 1 else (y + len(self.fits)) % 3)
+        return super().fit(x, y if len(self.fits) == 1 else (y + 1) % 3)
 
 
 @pytest.mark.fresh_process
