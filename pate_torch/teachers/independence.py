@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import torch
@@ -29,11 +29,12 @@ from pate_torch.teachers.ensemble import TEACHERS, Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
+T = TypeVar("T")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def choose(candidates: Sequence[int]) -> int:
-    """One of the teachers, by the randomness of the system: nobody can know which one will be tried."""
+def choose(candidates: Sequence[T]) -> T:
+    """One of the candidates, by the randomness of the system: nobody can know which one will be tried."""
     return secrets.choice(candidates)
 
 
@@ -112,6 +113,30 @@ class Trial:
     teacher: int
     again: Retraining
 
+    @classmethod
+    def drawn(
+        cls,
+        ensemble: Ensemble,
+        launched: Sequence[range],
+        private: PrivateData,
+        spec: DataSpec,
+        shards: Shards,
+        recipe: TeacherRecipe,
+        seed: int,
+        device: torch.device,
+    ) -> Trial:
+        """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
+        candidates = [(launch, teacher) for launch in launched for teacher in launch]
+        launch, teacher = choose(candidates[1:] or candidates)
+        own, row, size = shards.of(teacher), teacher - launch.start, len(launch)
+        x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
+        y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
+        x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)
+        chunk = Chunk(launch.start, x_kS, y_kS, size_k)
+        if recipe.backend == "loop":  # each teacher is a launch of its own
+            chunk, row = Chunk(teacher, *(t[row : row + 1] for t in (x_kS, y_kS, size_k))), 0
+        return cls(ensemble, teacher, Retraining(chunk, row, spec, recipe, seed, device))
+
     def run(self, public_x: Tensor, device: torch.device) -> None:
         """Raise ValueError unless its parameters and its probabilities on the public points come out bit for bit."""
         row = {name: p[self.teacher] for name, p in self.ensemble.params.items()}
@@ -138,30 +163,6 @@ class Retraining:
     recipe: TeacherRecipe
     seed: int
     device: torch.device
-
-    @classmethod
-    def of(
-        cls,
-        private: PrivateData,
-        spec: DataSpec,
-        shards: Shards,
-        recipe: TeacherRecipe,
-        *,
-        teacher: int,
-        launch: range,
-        seed: int,
-        device: torch.device,
-    ) -> Retraining:
-        """The retraining of a teacher that was trained in this launch."""
-        own, row = shards.of(teacher), teacher - launch.start
-        size, capacity = len(launch), max(1, shards.index_KS.shape[1])
-        x_kS = torch.zeros(size, capacity, *private.x.shape[1:], dtype=private.x.dtype)
-        y_kS, size_k = torch.zeros(size, capacity, dtype=torch.int64), torch.ones(size, dtype=torch.int64)
-        x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)
-        chunk = Chunk(launch.start, x_kS, y_kS, size_k)
-        if recipe.backend == "loop":  # each teacher is a launch of its own
-            chunk, row = Chunk(teacher, *(t[row : row + 1] for t in (x_kS, y_kS, size_k))), 0
-        return cls(chunk, row, spec, recipe, seed, device)
 
     def __call__(self, others: Ensemble, place: int, public_x: Tensor) -> bytes:
         """PRIVATE. The bits of the teacher; ``others`` are blank ones beside which it is asked at its old place."""

@@ -19,7 +19,7 @@ from pate_torch.core import checks
 from pate_torch.core.files import content, private_folder, read_tensors, replacing
 from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
-from pate_torch.teachers import distributed, independence, launch, stacked
+from pate_torch.teachers import distributed, launch, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.independence import Trial
@@ -135,13 +135,7 @@ def train(
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     ensemble = Ensemble(network, params, shards.mask_KS.any(1), input_spec, trunk, recipe.memory_gib)
     if total > 1 and me.rank == 0:
-        candidates = [teacher for launch_ in launched for teacher in launch_]
-        teacher = independence.choose(candidates[1:] or candidates)  # nobody was trained before the first one
-        (own,) = (launch_ for launch_ in launched if teacher in launch_)
-        again = independence.Retraining.of(
-            private, spec, shards, recipe, teacher=teacher, launch=own, seed=seed, device=device
-        )
-        try_again(Trial(ensemble, teacher, again))
+        try_again(Trial.drawn(ensemble, launched, private, spec, shards, recipe, seed, device))
     return ensemble
 
 

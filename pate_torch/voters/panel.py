@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -124,51 +124,44 @@ def constant(label: int) -> Member:
     return lambda x: torch.full((len(x),), label, dtype=torch.int64)
 
 
-class Fit(Protocol):
-    """How a teacher is fitted to its own records: the same call in this process and in a fresh one."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the teachers' streams."""
-        ...
-
-    def __call__(self, x: Tensor, y: Tensor, teacher: int) -> Member:
-        """PRIVATE. The teacher of these records, of which there is at least one. Raises whatever it raises."""
-        ...
+Fit = Callable[[Tensor, Tensor, int], Member]
+"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher; raises what it raises."""
 
 
-def _member(fit: Fit, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
+def _member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
     """PRIVATE. The teacher of these records; a constant where it cannot be fitted: stopping would tell of its shard."""
     if len(y) == 0:
         return constant(ABSTAIN)
     try:
-        with rng.seeded(fit.seed, "teacher", teacher, "fit"):
+        with rng.seeded(seed, "teacher", teacher, "fit"):
             member = fit(x, y, teacher)
     except Exception as error:
         errors.append(error)
         return constant(ABSTAIN)
 
     def seeded(points: Tensor) -> Tensor:
-        with rng.seeded(fit.seed, "teacher", teacher, "predict"):
+        with rng.seeded(seed, "teacher", teacher, "predict"):
             return member(points)
 
     return seeded
 
 
-def _vote_again(fit: Fit, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
-    return _member(fit, x, y, teacher, [])(points)
+def _vote_again(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
+    return _member(fit, seed, x, y, teacher, [])(points)
 
 
 def _fit_all(
-    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, progress: Progress, fatal: str = ""
+    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, seed: int, progress: Progress, fatal: str
 ) -> Panel:
     """PRIVATE. Every shard's teacher. ``fatal``: the error where no teacher could be fitted."""
     several = shards.num_teachers > 1
-    packed = independence.pack(functools.partial(_vote_again, fit)) if several else b""  # before anything is trained
+    packed = (
+        independence.pack(functools.partial(_vote_again, fit, seed)) if several else b""
+    )  # before anything is trained
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
         own = shards.of(teacher)
-        members.append(_member(fit, private.x[own], private.y[own], teacher, errors))
+        members.append(_member(fit, seed, private.x[own], private.y[own], teacher, errors))
         progress(teacher + 1, shards.num_teachers)
     if errors and len(errors) == shards.num_teachers:
         raise ValueError(f"teacher: no {fatal} could be fitted: {type(errors[0]).__name__}") from errors[0]
@@ -194,45 +187,34 @@ def fit_estimators(
     """
     if not is_classifier(estimator):
         raise checks.fail("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
-    return _fit_all(EstimatorFit(estimator, spec, seed), private, spec, shards, progress, type(estimator).__name__)
+    fit = functools.partial(_fit_estimator, estimator, spec, seed)
+    return _fit_all(fit, private, spec, shards, seed, progress, type(estimator).__name__)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class EstimatorFit:
-    """The fit of a scikit-learn classifier."""
+def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
+    if len(torch.unique(y)) < 2:
+        return constant(int(y[0]))
+    own = copy.deepcopy(clone(estimator))  # some estimators are their own clone
+    states = {
+        key: rng.derive(seed, "teacher", teacher, key) % 2**32
+        for key, value in own.get_params(deep=True).items()
+        if value is None and key.split("__")[-1] == "random_state"
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
 
-    estimator: Any
-    spec: DataSpec
-    seed: int
-
-    def __call__(self, x: Tensor, y: Tensor, teacher: int) -> Member:
-        """PRIVATE. See ``Fit``."""
-        if len(torch.unique(y)) < 2:
-            return constant(int(y[0]))
-        own = copy.deepcopy(clone(self.estimator))  # some estimators are their own clone
-        states = {
-            key: rng.derive(self.seed, "teacher", teacher, key) % 2**32
-            for key, value in own.get_params(deep=True).items()
-            if value is None and key.split("__")[-1] == "random_state"
-        }
+    def member(points: Tensor) -> Tensor:
+        label = np.full(len(points), ABSTAIN, dtype=np.int64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            own.set_params(**states).fit(self._rows(x), y.numpy())
+            try:
+                label[:] = np.asarray(own.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+            except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
+                label[:] = ABSTAIN
+        return torch.from_numpy(label)
 
-        def member(points: Tensor) -> Tensor:
-            label = np.full(len(points), ABSTAIN, dtype=np.int64)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    label[:] = np.asarray(own.predict(self._rows(points))).astype(np.int64)
-                except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
-                    label[:] = ABSTAIN
-            return torch.from_numpy(label)
-
-        return member
-
-    def _rows(self, x: Tensor) -> np.ndarray:
-        return self.spec.normalize(x).flatten(1).numpy()
+    return member
 
 
 def fit_modules(
@@ -265,24 +247,22 @@ def fit_modules(
         ValueError: The network has another shape, or networks share parameters.
     """
     check_factory("teacher", factory, spec)
-    fit = ModuleFit(factory, spec, recipe, seed, torch.device(device))
-    return _fit_all(fit, private, spec, shards, progress, "network")
+    fit = functools.partial(_fit_network, factory, spec, recipe, seed, torch.device(device))
+    return _fit_all(fit, private, spec, shards, seed, progress, "network")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ModuleFit:
-    """The training of a network of the user's own."""
-
-    factory: Callable[[], nn.Module]
-    spec: DataSpec
-    recipe: TeacherRecipe
-    seed: int
-    device: torch.device
-
-    def __call__(self, x: Tensor, y: Tensor, teacher: int) -> Member:
-        """PRIVATE. See ``Fit``."""
-        module = fit_module(self.factory, x, y, self.spec, self.recipe, teacher, seed=self.seed, device=self.device)
-        return _network(module, self.spec, self.device, self.recipe.torch_dtype)
+def _fit_network(
+    factory: Callable[[], nn.Module],
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    x: Tensor,
+    y: Tensor,
+    teacher: int,
+) -> Member:
+    module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
+    return _network(module, spec, device, recipe.torch_dtype)
 
 
 def fit_module(
