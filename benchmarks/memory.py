@@ -35,7 +35,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     draw = torch_stream(0, "benchmark", "memory")
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 12)
-    private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count))
+    private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
     recipe = TeacherRecipe(network=network, steps=3, backend="vectorised")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")

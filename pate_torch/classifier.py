@@ -12,9 +12,9 @@ for a missing number come from the public points. ``Pate`` is the power tool; bo
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,15 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.core import checks, run_folders
+from pate_torch.core import checks, run_folders, texts
+from pate_torch.core.progress import Stages
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.data.schema import MAX_CATEGORIES, TableSchema
+from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
+from pate_torch.data.units import name_units
 from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
+from pate_torch.features.encoded import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.ledger.accounts import refused_refit
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -49,7 +52,20 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, DataSpec, EncoderCard, PrivateData, PublicPool
+from pate_torch.types import (
+    CATEGORIES,
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PRIVATE_LABELS,
+    OF_PUBLIC_POINTS,
+    SIZE,
+    Dataset,
+    DataSpec,
+    EncoderCard,
+    PrivateData,
+    PublicPool,
+)
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters import panel
 from pate_torch.voters.gradients import Gradients
@@ -61,10 +77,6 @@ CAP = 10.0
 
 _MODULE_STEPS = 500
 """Of a torch.nn.Module that learns from released labels."""
-
-
-class AssumedPublic(UserWarning):
-    """Something is taken to be public knowledge that nobody declared."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,15 +118,20 @@ class _Points:
         points = cls(schema, mean, std)
         return points, points._filled(x_PD)
 
-    def __call__(self, x: Any, *, unknown: str = "error") -> Tensor:
-        """Points as numbers; a missing number is the public mean."""
+    def __call__(self, x: Any, *, private: bool = False) -> Tensor:
+        """Points as numbers; a missing number is the public mean, as is one of a private record that is not finite."""
         if self.mean is None:
             return torch.as_tensor(np.asarray(x))
-        return self._filled(np.asarray(x) if self.schema is None else self.schema.encode(x, unknown=unknown))
+        if self.schema is not None:
+            unknown, missing = ("zeros", "nan") if private else ("error", "error")
+            x = self.schema.encode(x, unknown=unknown, missing=missing)
+        return self._filled(np.asarray(x))
 
     def _filled(self, x_ND: np.ndarray) -> Tensor:
         assert self.mean is not None
-        return torch.from_numpy(np.where(np.isnan(x_ND), self.mean, x_ND).astype(np.float32))
+        with np.errstate(over="ignore"):  # infinite, which is not finite
+            finite_ND = np.isfinite(x_ND.astype(np.float32))
+        return torch.from_numpy(np.where(finite_ND, x_ND, self.mean).astype(np.float32))
 
 
 class PATEClassifier(ClassifierMixin, BaseEstimator):
@@ -126,7 +143,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_records_about: About how many private records there are, where that is public knowledge. None: the number
             of units under replace_one, where it is public; unknown under add_remove.
         delta: None: the largest power of ten below one in ``num_records_about``, at most 1e-5.
-        classes: All of them, in order; None: those that ``y`` shows, which are then taken to be public.
+        classes: All of them, in order; required, unless ``classes_are_public``.
+        classes_are_public: Whether the distinct values of ``y`` are public knowledge. They are then the classes, where
+            ``classes`` is None, and the statement says so.
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
         encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or which one made the rows that are given,
             each of its own point alone: ``EncoderCard(name=..., kind="given")``. None: rows, tables or images.
@@ -139,6 +158,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         adjacency: "add_remove" or "replace_one": what a neighbor is.
         allow_refit: Whether an account that has been charged may be charged again. A fit that was interrupted after its
             charge is finished by the same fit, for free.
+        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
+            "private scores" (of cross-validation on private records, for example); None: not stated.
         allow_duplicate_account: Whether these records may be charged to an account of another name, too.
         spend_anyway: Whether to charge the account even where the forecast says that the labels of teachers will be
             mostly noise.
@@ -163,6 +184,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_records_about: int | None = None,
         delta: float | None = None,
         classes: Sequence[Any] | None = None,
+        classes_are_public: bool = False,
         categories: Mapping[str, Sequence[Any]] | None = None,
         encoder: Encoder | EncoderCard | None = None,
         method: str = "auto",
@@ -172,6 +194,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         num_queries: int | None = None,
         adjacency: str = "add_remove",
         allow_refit: bool = False,
+        chosen_by: str | None = None,
         allow_duplicate_account: bool = False,
         spend_anyway: bool = False,
         home: Path | str | None = None,
@@ -184,6 +207,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_records_about = num_records_about
         self.delta = delta
         self.classes = classes
+        self.classes_are_public = classes_are_public
         self.categories = categories
         self.encoder = encoder
         self.method = method
@@ -193,6 +217,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.num_queries = num_queries
         self.adjacency = adjacency
         self.allow_refit = allow_refit
+        self.chosen_by = chosen_by
         self.allow_duplicate_account = allow_duplicate_account
         self.spend_anyway = spend_anyway
         self.home = home
@@ -224,14 +249,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
-        X, public = self._checked(self._encoded(X), self._encoded(public))
+        X, has_N = self._texts(X)
+        X, public = self._checked(*self._features(X, public))
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
-        x = points(X, unknown="zeros")
-        y = column_or_1d(y, warn=True)
+        x = points(X, private=True)
+        y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y, warn=True)
         if len(y) != len(x):
-            raise checks.fail("y", len(y), f"must be one class for each of the {len(x)} records")
-        check_classification_targets(y)
+            raise checks.fail("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._labels(y)
+        label_N = np.where(has_N, label_N, -1)
+        names = None if groups is None else name_units("groups", groups, len(x))
         partition = self._partition()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
         if self.num_records_about is not None:
@@ -261,10 +288,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if _makes_modules(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), pool)
+            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), names, pool)
         else:
             pate = self._pate(terms, facts)
-            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=_names(groups, len(x)), public_x=pool)
+            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=names, public_x=pool)
             self.student_, self.release_ = self._released(pate, pool, spec), pate.folder
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
         return self
@@ -277,7 +304,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
-        x = self._points(self._validated(self._encoded(X), reset=False), unknown="warn")
+        if isinstance(self.encoder, Encoder):
+            X = finite_features(self.encoder.encode(X, TEXTS, device=self.device)).numpy()
+        x = self._points(self._validated(X, reset=False), unknown="warn")
         if isinstance(self.student_, Student):
             return self.student_.probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))
@@ -295,6 +324,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _refuse(self) -> None:
         """Raise ValueError for what cannot work, whatever the data."""
+        if self.account is None:
+            what = "must name whose records these are: everything released from them is charged to it"
+            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
         learner = self.student
         sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
         known = isinstance(learner, StudentAlgorithm) or sklearns or _makes_modules(learner)
@@ -302,6 +334,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
             what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
             raise checks.fail("student", type(learner).__name__, what, fix)
+        if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
+            what = "must list all classes: the values of y are private, and the release names its classes"
+            fix = "Pass classes=[...]; or classes_are_public=True, if the distinct values of y are public knowledge."
+            raise checks.fail("classes", None, what, fix)
         if learner is not None and self.method == "dpsgd":
             raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
@@ -327,14 +363,32 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
 
-    def _encoded(self, X: Any) -> Any:
-        """Features of texts, where there is an encoder."""
+    def _features(self, X: Any, public: Any) -> tuple[Any, Any]:
+        """Features of private and public texts, where there is an encoder."""
         if not isinstance(self.encoder, Encoder):
-            return X
-        return self.encoder.encode(X, TEXTS, device=self.device).numpy()
+            return X, public
+        sides = {"public": self.encoder.read(public, TEXTS), "private": self.encoder.read(X, TEXTS)}
+        with Stages(quiet=not self.verbose) as stages:
+            made = encode_sides(self.encoder, TEXTS, sides, name=str(self.account), root=self._home,
+                                device=torch.device(self.device), stages=stages)  # fmt: skip
+        return made["private"].numpy(), made["public"].numpy()
+
+    @property
+    def _home(self) -> Path:
+        return run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
+
+    def _texts(self, X: Any) -> tuple[Any, np.ndarray | bool]:
+        """PRIVATE. The records, with a filler for an empty text, and which had one: all, where none need an encoder."""
+        if not isinstance(self.encoder, Encoder):
+            return X, True
+        has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
+        return [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)], has_N
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
-        """As scikit-learn checks it; sets or compares names and number of features."""
+        """As scikit-learn checks it; sets or compares names and number of features.
+
+        Of private records (``reset``) one cell that is no number, or infinite, is missing and stops nobody's run.
+        """
         if _is_images(X):
             if reset:
                 self.n_features_in_ = int(np.prod(X.shape[1:]))
@@ -343,23 +397,24 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X
         if _is_table(X):
             return validate_data(self, X, reset=reset, skip_check_array=True)
-        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
+        if not reset:
+            return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        X = validate_data(self, X, dtype=None, ensure_all_finite=False)
+        return np.vectorize(_number, otypes=[float])(X) if X.dtype.kind not in "biuf" else X.astype(np.float64)
 
     def _labels(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The classes, and each record's, int64 [N]."""
+        """The classes, and each record's, int64 [N]; -1 where it is none of those that are declared."""
         if self.classes is None:
+            check_classification_targets(y)
             classes, label_N = np.unique(y, return_inverse=True)
-            shown = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
-            what = f"the {len(classes)} classes in y ({shown}) are taken to be public knowledge: declare classes=[...]"
-            warnings.warn(what, AssumedPublic, stacklevel=3)
         else:
             classes = np.asarray(self.classes)
             place = {value: code for code, value in enumerate(classes.tolist())}
             if len(place) < len(classes):
                 raise checks.fail("classes", self.classes, "must be different")
-            if not set(y.tolist()) <= set(place):
-                raise checks.fail("classes", self.classes, "must list every class of y")
-            label_N = np.array([place[value] for value in y.tolist()], dtype=np.int64)
+            label_N = np.array([place.get(value, -1) for value in y.tolist()], dtype=np.int64)
+            if (label_N < 0).all():
+                raise checks.fail("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
             raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
         return classes, label_N.astype(np.int64)
@@ -372,10 +427,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self, facts: methods.Facts, points: _Points, partition: AddRemove | ReplaceOne, groups: Any
     ) -> dict[str, Any]:
         """What all methods go by; refuses an account that has been charged."""
-        if self.account is None:
-            what = "must name whose records these are: everything released from them is charged to it"
-            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
-        home = run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
+        home = self._home
+        assert self.account is not None
         known = account_of(home, self.account)
         charged = known is not None and known.is_charged
         if charged and not self.allow_refit and not UnfinishedCall.exist(TeacherStore(home), self.account):
@@ -388,6 +441,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "budget_epsilon": None if charged else max(CAP, facts.epsilon),
             "only_first": not self.allow_refit,
             "allow_duplicate_account": self.allow_duplicate_account,
+            "chosen_by": self.chosen_by,
+            "declared": self._declared(points),
             "home": home,
             "partition": partition,
             "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
@@ -409,6 +464,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if facts.records is None:
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
         raise checks.fail("epsilon", facts.epsilon, what, fix)
+
+    def _declared(self, points: _Points) -> dict[str, str]:
+        """Where the values come from that are taken to be public, for the statement."""
+        found = {CLASSES: OF_PRIVATE_LABELS if self.classes is None else DECLARED, CONSTANTS: OF_PUBLIC_POINTS}
+        if points.schema is not None:
+            found[CATEGORIES] = DECLARED if self.categories else OF_PUBLIC_POINTS
+        return found if self.num_records_about is None else found | {SIZE: DECLARED}
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
         """The stages of a run of teachers, or of records that answer for themselves."""
@@ -505,11 +567,19 @@ def _trained(
 
 
 def _descend(
-    terms: dict[str, Any], facts: methods.Facts, spec: DataSpec, x: Tensor, label_N: Tensor, pool: Tensor
+    terms: dict[str, Any],
+    facts: methods.Facts,
+    spec: DataSpec,
+    x: Tensor,
+    label_N: Tensor,
+    names: np.ndarray | None,
+    pool: Tensor,
 ) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    private = PrivateData(x, label_N, tensors.unit_ids(None, x, label_N), terms["unit"])
-    data = Dataset(spec, private, PublicPool(pool), replace(unmeasured(spec, x), public=False))
+    private, dropped = tensors.records(x, label_N, names, terms["unit"], facts.classes)
+    evaluation = replace(unmeasured(spec, x), public=False)
+    declared = terms["declared"]
+    data = Dataset(spec, private, PublicPool(pool), evaluation, dropped=dropped, declared=declared)
     plan = RunConfig(
         dataset=InMemory(data),
         partition=terms["partition"],
@@ -520,7 +590,7 @@ def _descend(
         privacy=PrivacyConfig(
             delta=facts.delta,
             target_epsilon=facts.epsilon,
-            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account")},
+            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account", "chosen_by")},
         ),
         root=terms["home"],
         folder=Path(run_folders.run_folder(str(terms["home"]), terms["name"], "dpsgd")) / call_id(),
@@ -540,14 +610,12 @@ def _is_images(x: Any) -> bool:
     return getattr(x, "ndim", 0) == 4
 
 
-def _names(groups: Any, count: int) -> np.ndarray | None:
-    """Names of the privacy units; None: every record is its own."""
-    if groups is None:
-        return None
-    names = np.asarray(groups).astype(str)
-    if names.shape != (count,):
-        raise checks.fail("groups", names.shape, f"must be one name for each of the {count} records")
-    return names
+def _number(value: Any) -> float:
+    """A cell as a number; NaN where it is none."""
+    try:
+        return float(value) if written(value) else math.nan
+    except ValueError:
+        return math.nan
 
 
 def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from pate_torch.protocols import (
 from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import Dataset
+from pate_torch.types import CHOSEN_BY, Dataset
 from pate_torch.voters.base import Voters
 
 
@@ -49,6 +49,7 @@ class PrivacyConfig:
         allow_duplicate_account: Whether the same records may be charged to an account of another name, too.
         allow_chance: Whether labels may be bought that would be no better than chance.
         only_first: Whether the charge is refused where the account has any reservation.
+        chosen_by: How this release is chosen among several settings (``types.CHOSEN_BY``); None: not stated.
 
     Raises:
         ValueError: A value is out of its range.
@@ -63,6 +64,7 @@ class PrivacyConfig:
     allow_duplicate_account: bool = False
     allow_chance: bool = False
     only_first: bool = False
+    chosen_by: str | None = None
 
     def __post_init__(self) -> None:
         for key in ("budget_epsilon", "target_epsilon"):
@@ -73,6 +75,8 @@ class PrivacyConfig:
         check_delta(self.noise, self.delta)
         checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
         checks.boolean("privacy.allow_chance", self.allow_chance)
+        if self.chosen_by is not None:
+            checks.one_of("privacy.chosen_by", self.chosen_by, CHOSEN_BY)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,6 +25,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.device import settled
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Clock, Stages
+from pate_torch.data.units import leave_out_unusable
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Ledger
@@ -65,6 +66,7 @@ class Loaded:
         """Load the data set and split it."""
         source, validation, others = config.dataset, None, None
         data = source.load(stages) if isinstance(source, Encoded) else source.load()
+        data = leave_out_unusable(data, config.partition.adjacency)
         everyone = data.private
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)

@@ -35,6 +35,7 @@ from pate_torch.core.progress import Clock, Stages
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
 from pate_torch.data.schema import TableSchema
+from pate_torch.data.units import leave_out_unusable
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.pipeline import fit_student, release_labels
@@ -55,7 +56,19 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
-from pate_torch.types import Dataset, DataSpec, EncoderCard, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.types import (
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    Dataset,
+    DataSpec,
+    EncoderCard,
+    Evaluation,
+    PrivateData,
+    PublicPool,
+    Release,
+)
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import Voters
 from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
@@ -128,6 +141,10 @@ class Pate:
         only_first: Whether to refuse a charge where the account has any reservation.
         allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
             agreed.
+        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
+            "private scores"; None: not stated.
+        declared: Where the classes and constants come from, for the statement (``types.SOURCES``, by name); None: as
+            they are given here.
         seed: Seeds everything but the noise.
         insecure_noise_seed: Makes noise repeatable, and what is released not private.
         device: Where networks are trained.
@@ -158,6 +175,8 @@ class Pate:
         allow_duplicate_account: bool = False,
         only_first: bool = False,
         allow_chance: bool = False,
+        chosen_by: str | None = None,
+        declared: Mapping[str, str] | None = None,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
         device: torch.device | str = "cpu",
@@ -189,11 +208,15 @@ class Pate:
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
         self.only_first = checks.boolean("only_first", only_first)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
+        self.chosen_by = chosen_by
+        here = {CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if mean is None else DECLARED}
+        self.declared = here if declared is None else dict(declared)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
         self.schema, self.encoder = schema, encoder
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
         self._private: PrivateData | None = None
+        self._dropped: dict[str, int] = {}
         self._spec: DataSpec | None = None
         self._stored: Stored | None = None
         self._panel: Panel | None = None
@@ -212,7 +235,7 @@ class Pate:
         x: Tensor | np.ndarray,
         y: Tensor | np.ndarray,
         *,
-        unit_id: Sequence[str] | np.ndarray | None = None,
+        unit_id: Any = None,
         public_x: Tensor | np.ndarray | None = None,
     ) -> Pate:
         """Train one teacher per shard, or find those trained before in the same way on the same records.
@@ -220,18 +243,20 @@ class Pate:
         Where the records answer for themselves, this takes them in and trains nothing.
 
         Args:
-            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D].
+            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A row that is not finite, like a label that is no
+                class, cannot be used: the record is left out or, under replace_one, filled in.
             y: PRIVATE. Integers [N].
-            unit_id: Stable names [N] of the units; None: a hash of the record, so equal records are one unit.
+            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates (``data.units.name_units``); None:
+                a hash of the record, so equal records are one unit.
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
         """
-        held_x = tensors.points("x", x)
-        held_y = tensors.labels("y", torch.as_tensor(y), len(held_x), len(self.class_names))
-        private = PrivateData(held_x, held_y, tensors.unit_ids(unit_id, held_x, held_y, self.unit), self.unit)
-        public = held_x[:0] if public_x is None else tensors.points("public_x", public_x)
-        spec = self._describe(held_x, public)
-        data = Dataset(spec, private, PublicPool(public), unmeasured(spec, held_x))
+        private, self._dropped = tensors.records(x, y, unit_id, self.unit, len(self.class_names))
+        public = private.x[:0] if public_x is None else tensors.points("public_x", public_x)
+        spec = self._describe(private.x, public)
+        data = Dataset(spec, private, PublicPool(public), unmeasured(spec, private.x), dropped=self._dropped)
+        data = leave_out_unusable(data, self.partition.adjacency)
+        private = data.private
         self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
         if isinstance(self.teacher, Voters):
             return self
@@ -283,7 +308,8 @@ class Pate:
             raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
-        data = Dataset(spec, private, pool, unmeasured(spec, private.x))
+        evaluation = unmeasured(spec, private.x)
+        data = Dataset(spec, private, pool, evaluation, dropped=self._dropped, declared=self.declared)
         config = replace(
             self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
             features=features,
@@ -366,6 +392,8 @@ class Pate:
                 ledger=ledger,
                 seconds=self._clock.seconds,
                 owner=owner_file.read(self.home, self.name),
+                chosen_by=self.chosen_by,
+                encoder_here=False,
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_release(self.folder, report)
@@ -498,6 +526,7 @@ class Pate:
                 allow_duplicate_account=self.allow_duplicate_account,
                 allow_chance=self.allow_chance,
                 only_first=self.only_first,
+                chosen_by=self.chosen_by,
             ),
             teacher=self._recipe(data.spec),
             root=self.home,

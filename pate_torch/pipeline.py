@@ -255,6 +255,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
         figures, nonprivate = owner.look(run, release)
     report = _report(run, release, name, student, owner.publishable(run.data, figures))
     run.release_board.write(report)
+    run.release_board.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
     figures = owner.examine(run, release, student, figures, nonprivate)
     owner.write_owner_summary(figures, run.private_dir / "summary.json")
@@ -280,6 +281,7 @@ def _report(
         ledger=run.ledger,
         seconds=run.clock.seconds,
         owner=run.owner,
+        chosen_by=run.config.privacy.chosen_by,
         baselines=baselines,
         encoder_here=(run.release_dir / ENCODER).is_dir(),
     )

@@ -321,8 +321,15 @@ _BLOCK = 4096
 
 
 def quantize(value: Tensor) -> Tensor:
-    """Round vectors of length at most 1 towards zero to units of 1/GRID, int64, so that none is longer than GRID."""
-    return (value.double() * (_BELOW * GRID)).trunc().to(torch.int64)
+    """Round vectors of length at most 1 towards zero to units of 1/GRID, int64, so that none is longer than GRID.
+
+    Raises:
+        ValueError: A number is not finite or beyond 2: as an integer its square could wrap around to a small one.
+    """
+    value = value.double()
+    if not bool((value.abs() <= 2).all()):  # written so that NaN fails
+        raise ValueError("gradients: a vector that is to be rounded is not finite or too long")
+    return (value * (_BELOW * GRID)).trunc().to(torch.int64)
 
 
 def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
@@ -330,8 +337,13 @@ def _whole_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 
     Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID long, stay
     below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+
+    Raises:
+        ValueError: A column of weights is not finite or longer than 2^40.
     """
     longest = float(weight_DC.norm(dim=0).max())
+    if not longest <= 2.0**40:  # written so that NaN fails
+        raise ValueError("gradients: the weights of the model must be finite, and no column longer than 2^40")
     unit = 2.0 ** (math.frexp(longest)[1] - 36)
     return (weight_DC / unit).round(), unit
 
@@ -367,8 +379,12 @@ class GradientSums:
 
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.
-        if not all(bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()) for z_BD in self.z_ND.split(_BLOCK)):
-            raise ValueError("gradients: a record's features are longer than 1")
+        for z_BD in self.z_ND.split(_BLOCK):
+            # The range comes first: the square of a larger integer could wrap around to a small one.
+            whole_BD = z_BD.long()
+            short = bool(((whole_BD >= -GRID) & (whole_BD <= GRID)).all())
+            if not short or not bool((whole_BD.square().sum(1) <= UNIT_NORM).all()):
+                raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:
         return len(self.z_PD) if self.asked_Q is None else len(self.asked_Q)

@@ -7,7 +7,8 @@ public points, Q questions, R rounds, C classes, D features, B batch. ``votes_QC
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +21,14 @@ from pate_torch.core import checks, moved
 from pate_torch.data.schema import TableSchema
 
 NO_ANSWER = -1
+MOST_NUMBERS = 1 << 26
+"""Numbers that a point, or a batch of points for an encoder, may have: what a file asks for is held to that."""
+ENCODER_OPTIONS: dict[str, Callable[[str, Any], Any] | None] = {
+    **dict.fromkeys(("batch_size", "max_length", "size"), functools.partial(checks.integer, low=1)),
+    **dict.fromkeys(("special_tokens", "headless"), checks.boolean),
+    **{"pooling": checks.text, "mean": None, "std": None},
+}
+"""What may decide an encoder's features besides its files: name -> its check."""
 ADJACENCIES = ("add_remove", "replace_one")
 LABEL_UNIT = "label of one record"
 """The privacy unit where features are public and only labels are private."""
@@ -74,15 +83,34 @@ class DataSpec:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:
-        """Inverse of ``to_dict``, of values that went through JSON too."""
-        facts: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
-        }
+        """Inverse of ``to_dict``, of values that went through JSON too: the one gate for facts from a stranger's file.
+
+        Raises:
+            ValueError: A field is missing, unknown, of another type, or does not fit the others.
+        """
+        facts = dict(checks.mapping("spec", plain, fields(cls)))
+        lists: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
+        for key, check in (lists | {"mean": checks.number, "std": checks.number}).items():
+            facts[key] = tuple(checks.items(key, facts.get(key)))
+            for value in facts[key]:
+                check(key, value)
+        shape, constants = facts["input_shape"], len(facts["mean"])
+        if not shape or min(shape) < 1 or math.prod(shape) > MOST_NUMBERS or constants not in (1, shape[0]):
+            what = f"must be positive, of {MOST_NUMBERS} numbers at most, with as many means as its first axis, or one"
+            raise checks.fail("input_shape", shape, what)
+        for key in ("name", "resize", "text"):
+            if key == "name" or facts.get(key) is not None:
+                checks.text(key, facts.get(key))
+        checks.boolean("benchmark", facts.get("benchmark", False))
+        if facts.get("nominal_size") is not None:
+            checks.number("nominal_size", facts["nominal_size"])
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
+            if "encoder" not in facts and shape != (facts["schema"].num_features,):
+                raise checks.fail("input_shape", shape, "must be as many features as its schema has")
         if "encoder" in facts:
             facts["encoder"] = EncoderCard.from_dict(facts["encoder"])
-        return cls(**facts)
+        return cls(**{"num_classes": None, **facts})
 
     @property
     def is_image(self) -> bool:
@@ -142,9 +170,23 @@ class EncoderCard:
         checks.text("features.name", self.name)
         checks.one_of("kind", self.kind, ("torch", "onnx", "static", "given"))
         checks.boolean("features.disjoint", self.disjoint)
-        for key in ("license", "trained_on"):
+        for key in ("sha256", "file", "tokenizer_sha256", "module", "license", "trained_on"):
             if getattr(self, key) is not None:
                 checks.text(f"features.{key}", getattr(self, key))
+        if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
+            raise checks.fail("encoder.file", self.file, "must be the plain name of a file beside the student")
+        known = checks.mapping("encoder.options", self.options)
+        for key, value in known.items():
+            checks.one_of("encoder option", key, ENCODER_OPTIONS)
+            check = ENCODER_OPTIONS[key]
+            if check is not None and value is not None:
+                check(f"encoder.options.{key}", value)
+            elif check is None:
+                [checks.number(f"encoder.options.{key}", one) for one in checks.items(key, value or ())]
+        size, batch = 1 if self.points is None else math.prod(self.points.input_shape), known.get("batch_size") or 1
+        if batch * max(size, known.get("max_length") or 1, (known.get("size") or 1) ** 2) > MOST_NUMBERS:
+            fix = "Take a smaller one."
+            raise checks.fail("features.batch_size", batch, f"makes batches of more than {MOST_NUMBERS} numbers", fix)
 
     @property
     def without_points(self) -> EncoderCard:
@@ -165,9 +207,10 @@ class EncoderCard:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> EncoderCard:
-        """Inverse of ``to_dict``, of values that went through JSON too."""
-        points = plain.get("points")
-        return cls(**{**plain, "points": None if points is None else DataSpec.from_dict(points)})
+        """Inverse of ``to_dict``, of values that went through JSON too. ValueError: they are no card."""
+        points = checks.mapping("encoder", plain, fields(cls)).get("points")
+        facts = {"name": None, "kind": None, **plain}
+        return cls(**{**facts, "points": None if points is None else DataSpec.from_dict(points)})
 
 
 @functools.lru_cache(maxsize=32)  # copied to a device once, not at every step
@@ -187,6 +230,8 @@ class PrivateData:
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
             them. None: ``x`` itself, or nobody asks any more.
+        usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0 and,
+            where its point is the reason, a fixed public filler for it. None: every record can.
     """
 
     x: Tensor
@@ -194,6 +239,7 @@ class PrivateData:
     unit_id: np.ndarray
     unit: str = "record"
     origin: Tensor | None = None
+    usable_N: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):
@@ -202,7 +248,9 @@ class PrivateData:
             raise checks.fail("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
-        object.__setattr__(self, "unit_id", np.asarray(self.unit_id).astype(str))
+        if not (isinstance(self.unit_id, np.ndarray) and self.unit_id.dtype.kind == "U"):
+            fix = "Names are made by pate_torch.data.units.name_units."
+            raise checks.fail("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -308,6 +356,17 @@ class PublicAsset:
         checks.text("asset.name", self.name)
 
 
+DECLARED = "declared by the owner"
+OF_PUBLIC_POINTS = "read off public points"
+OF_PRIVATE_LABELS = "read off the private labels, whose values the owner declared public"
+BUILT_IN = "fixed by the code of the data set"
+SOURCES = (DECLARED, OF_PUBLIC_POINTS, OF_PRIVATE_LABELS, BUILT_IN)
+"""Where a value comes from that is taken to be public."""
+CHOSEN_BY = ("public data", "priced", "private scores")
+"""How a release may have been chosen among several settings."""
+CLASSES, CATEGORIES, CONSTANTS, SIZE = "classes", "categories", "normalization constants", "number of records"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """PRIVATE, as its private side is. What a source loads.
@@ -320,7 +379,9 @@ class Dataset:
         adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
             as private or public as it was.
         advice: What to do where a run needs another relation.
-        dropped: PRIVATE. How many records were left out, by the reason.
+        dropped: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
+        declared: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
+            OF_PRIVATE_LABELS or BUILT_IN. The statement says of the others that nobody stated it.
     """
 
     spec: DataSpec
@@ -330,8 +391,11 @@ class Dataset:
     adjacencies: tuple[str, ...] = ADJACENCIES
     advice: str = ""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, source in self.declared.items():
+            checks.one_of(f"declared.{name}", source, SOURCES)
         for adjacency in checks.items("adjacencies", self.adjacencies):
             checks.one_of("adjacencies", adjacency, ADJACENCIES)
 

@@ -22,7 +22,6 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from pate_torch import Pate, PATEClassifier, load_student
 from pate_torch.accounting import gdp
-from pate_torch.classifier import AssumedPublic
 from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -95,7 +94,15 @@ EXPECTED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["gradients", pytest.param("teachers", marks=pytest.mark.slow)])
 def test_scikit_learns_own_checks(method, tmp_path):
-    estimator = Thrown(8.0, num_records_about=100, method=method, home=tmp_path, verbose=False)
+    estimator = Thrown(
+        8.0,
+        num_records_about=100,
+        classes_are_public=True,
+        method=method,
+        home=tmp_path,
+        verbose=False,
+        spend_anyway=True,
+    )
     found = check_estimator(estimator, expected_failed_checks=EXPECTED, on_fail="raise")
     by_status = {
         status: [one["check_name"] for one in found if one["status"] == status] for status in ("passed", "xfail")
@@ -173,6 +180,8 @@ def test_a_fit_may_cost_more_than_ten(make, tmp_path):
 
 
 BAD = {
+    "no classes": ({"classes": None}, {}, "classes=None: must list all classes"),
+    "chosen by": ({"chosen_by": "luck"}, {}, "chosen_by"),
     "public": ({}, {"public": None}, "public=None: must be given"),
     "account": ({"account": None}, {}, "account=None: must name"),
     "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),
@@ -251,9 +260,19 @@ def test_tensors_are_taken_as_arrays_are(make):
 def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(tmp_path):
     (table, ill), (public, _), (new, truth) = frame(3000, 0), frame(600, 1), frame(500, 2)
     patient = pd.Series(np.arange(3000) // 2, name="patient")
-    clf = PATEClassifier(2.0, account="clinic", num_records_about=3000, home=tmp_path / "home", verbose=False)
-    with pytest.warns(AssumedPublic, match="2 classes in y \\(ill, well\\)"):
-        clf.fit(table, ill, public=public, groups=patient)
+    given = {"account": "clinic", "num_records_about": 3000, "home": tmp_path / "home", "verbose": False}
+    with pytest.raises(ValueError, match=r"classes=None: must list all classes.*classes_are_public=True"):
+        PATEClassifier(2.0, **given).fit(table, ill, public=public, groups=patient)
+    clf = PATEClassifier(2.0, **given, classes_are_public=True, chosen_by="private scores")
+    clf.fit(table, ill, public=public, groups=patient)
+    assert clf.privacy_["declared_values"] == {
+        "classes": "read off the private labels, whose values the owner declared public",
+        "normalization constants": "read off public points",
+        "categories": "read off public points",
+        "number of records": "declared by the owner",
+    }
+    assert clf.privacy_["chosen_by"] == "private scores"
+    assert any("was made by private scores" in words for words in clf.privacy_["not_covered"])
     assert clf.score(new, truth) > 0.85 and list(clf.classes_) == ["ill", "well"]
     assert list(clf.feature_names_in_) == ["age", "ward"] and clf.n_features_in_ == 2
     assert clf.privacy_["guarantee"]["unit"] == "group:patient"
@@ -445,8 +464,11 @@ def test_it_says_why_in_two_lines(make, capsys):
     assert len(said) == 2 and "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
 
 
-def test_the_statement_is_that_of_the_release(make):
+def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(make):
     fitted = make().fit(X, Y, public=PUBLIC)
+    not_covered = " ".join(fitted.privacy_["not_covered"])
+    assert "is not stated, so the choice is not covered" in not_covered and fitted.privacy_["chosen_by"] is None
+    assert fitted.privacy_["declared_values"]["classes"] == "declared by the owner"
     assert fitted.privacy_ == json.loads((fitted.release_ / "privacy.json").read_text())
 
 

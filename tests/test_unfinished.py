@@ -10,10 +10,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import Pate, PATEClassifier, pipeline
 from pate_torch.experiments import dpsgd
-from pate_torch.learn import release as learn_release
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from tests.learn.test_learn import LOOSE, main, settings
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
 
@@ -106,19 +104,6 @@ def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, monkeypatch)
     assert not again(plan, "second").folder.exists()  # it goes on where it was
     pipeline.run(again(plan, "third"))
     assert len(charges(tmp_path, "blobs")) == 2
-
-
-def test_a_hypothesis_that_was_paid_for_is_found(tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    monkeypatch.setenv("PATE_HOME", str(home))
-    monkeypatch.chdir(tmp_path)
-    given = ["sspp", *settings(), "--epsilon", "1", *LOOSE]
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(learn_release, "write_release", kill)
-        main(given)
-    assert main(given) == 0 and len(charges(home, "people")) == 1
-    assert len(list(home.glob("runs/*/*/*/release/summary.json"))) == 1
-    assert main(given) == 0 and len(charges(home, "people")) == 2
 
 
 def test_whether_two_releases_agree_on_every_vote_shows_nowhere(tmp_path):

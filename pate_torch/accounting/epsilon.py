@@ -14,6 +14,8 @@ from pate_torch.core import checks
 CAP = "cap"
 """Not a route of composition: the account's cap, which its filter keeps."""
 NO_ROUTE = "none"
+DELTA_ALONE = "delta"
+"""The route of events that cost only delta: neighbors give the same, but for a failure of this probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,8 @@ class Guarantee:
         epsilon: Epsilon at ``delta``.
         delta: Delta of the account, or as asked.
         route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
-            order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "cap" (of the
-            account, where its releases reserved more).
+            order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta" (the
+            events cost only delta), "cap" (of the account, where its releases reserved more).
         adjacency: Neighboring relation; None: not stated.
         unit: What the privacy unit is; None: not stated.
     """
@@ -64,12 +66,14 @@ def epsilon(
 
 
 def routes(events: Iterable[Event], delta: float) -> dict[str, float]:
-    """Epsilon by every route that applies to these events, exact routes first; {"none": 0.0} for no events.
+    """Epsilon by every route that applies to these events, exact routes first.
 
+    No events: {"none": 0.0}; events that cost only delta: {"delta": 0.0}.
     Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
     """
-    smooth, left = _split(events, delta)
-    values = dict(_routes(smooth, left))
+    every = merged(events)
+    smooth, left = _split(every, delta)
+    values = {DELTA_ALONE: 0.0} if every and not smooth else dict(_routes(smooth, left))
     if not values:
         raise _too_small(delta, delta - left)
     return values

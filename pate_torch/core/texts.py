@@ -23,11 +23,16 @@ def pack(key: str, texts: Sequence[str], length: int) -> Tensor:
     """
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
     for place, text in enumerate(texts):
-        if not isinstance(text, str) or not text.strip("\0 \t\r\n"):
-            raise checks.fail(key, text, f"must be a text that is not empty (number {place}, counted from 0)")
+        if not is_text(text):  # nothing is said of it, which may be private
+            raise ValueError(f"{key}: every one must be a text that is not empty")
         kept = text.replace("\0", " ").encode(errors="replace")[:length].decode(errors="ignore").encode()
         x[place, : len(kept)] = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
     return x
+
+
+def is_text(value: object) -> bool:
+    """Whether something is a text that is not empty."""
+    return isinstance(value, str) and bool(value.strip("\0 \t\r\n"))
 
 
 def unpack(x: Tensor) -> list[str]:

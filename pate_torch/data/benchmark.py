@@ -12,7 +12,18 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.data.locations import missing
 from pate_torch.data.units import positions
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import (
+    BUILT_IN,
+    CLASSES,
+    CONSTANTS,
+    OF_PUBLIC_POINTS,
+    SIZE,
+    Dataset,
+    DataSpec,
+    Evaluation,
+    PrivateData,
+    PublicPool,
+)
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -79,6 +90,7 @@ def assemble(
         private=PrivateData(x, y, positions(len(y)) if unit_id is None else unit_id),
         pool=PublicPool(pool_x),
         evaluation=Evaluation(test_x, test_y, pool_y),
+        declared={CLASSES: BUILT_IN, CONSTANTS: OF_PUBLIC_POINTS, SIZE: BUILT_IN},
     )
 
 

@@ -18,7 +18,7 @@ from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
 from pate_torch.data.labeled_tables import LabeledTable
 from pate_torch.data.tabular import Table
-from pate_torch.data.units import content_id
+from pate_torch.data.units import content_id, name_unit, name_units
 from pate_torch.types import Dataset, EncoderCard
 
 KNOWN = ("name", "sha256", "license", "trained_on", "disjoint")
@@ -77,20 +77,20 @@ class Embeddings(LabeledTable):
         ids, x = vectors(file, self.id, None if self.ids is None else self._ids())
         place = {name: row for row, name in enumerate(ids)}
         if len(place) < len(ids):
-            twice = next(name for row, name in enumerate(ids) if place[name] != row)
-            raise checks.fail("dataset.vectors", str(file), f"has several vectors of the id {twice!r}")
-        wanted = [name.strip() for name in table[self.id]]
-        lacking = [name for name in wanted if name not in place]
-        if lacking:
-            what = f"has no vector of {len(lacking)} records, such as {lacking[0]!r}"
-            raise checks.fail("dataset.vectors", str(file), what, "Every id of the tables needs one.")
-        rows = torch.tensor([place[name] for name in wanted])
-        return x[rows], np.ones(len(wanted), dtype=bool), ""
+            raise checks.fail("dataset.vectors", str(file), "has several vectors of one id")
+        wanted = [name_unit(name) for name in table[self.id]]
+        row_N = torch.tensor([place.get(name, -1) for name in wanted])
+        has_N = ((row_N >= 0) & x[row_N].isfinite().all(1)).numpy()
+        if not has_N[public_N].all():
+            lacking = [name for name, has in zip(np.array(wanted)[public_N], has_N[public_N], strict=True) if not has]
+            what = f"has no finite vector of {len(lacking)} public records, such as {str(lacking[0])!r}"
+            raise checks.fail("dataset.vectors", str(file), what, "Every id of public records needs one.")
+        return x[row_N], has_N, "without a finite vector"
 
     def _ids(self) -> list[str]:
         file = locations.existing("dataset.ids", self.ids, self.root)
         try:
-            return [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+            return [name_unit(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.fail("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
 
@@ -107,7 +107,7 @@ def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str]
         named: The ids in order, where the file holds none.
 
     Raises:
-        ValueError: It is damaged, its vectors are not finite rows of one length, or ids are missing.
+        ValueError: It is damaged, its vectors are not rows of one length, or ids are missing.
     """
     key, what = "dataset.vectors", "must be .npy, .safetensors or .parquet"
     readers = {".npy": _npy, ".safetensors": _safetensors, ".parquet": _parquet}
@@ -127,10 +127,8 @@ def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str]
     if len(ids) != len(array):
         what = f"has {len(array)} vectors, and there are {len(ids)} ids"
         raise checks.fail(key, str(file), what, "One id for each vector, in their order.")
-    x = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    if not bool(x.isfinite().all()):
-        raise checks.fail(key, str(file), "has numbers that are not finite")
-    return ids, x
+    with np.errstate(over="ignore"):
+        return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def _npy(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
@@ -149,7 +147,7 @@ def _parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
     table = pq.read_table(file)
     ids = None
     if column in table.column_names:
-        ids = [str(value) for value in table.column(column).to_pylist()]
+        ids = name_units(f"column {column}", table.column(column).to_pylist(), table.num_rows).tolist()
         table = table.drop_columns([column])
     if "embedding" in table.column_names:
         rows = table.column("embedding").to_pylist()

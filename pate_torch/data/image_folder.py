@@ -89,7 +89,8 @@ class ImageFolder:
             unlabeled = part == roles.PUBLIC and bool(self.test_path)
             found += [(part, folder, file) for file in _images(key, folder, unlabeled)]
         part_N = np.array([part for part, _, _ in found])
-        unit_id = np.array([self._unit(file.relative_to(folder)) for _, folder, file in found])
+        unit_id = units.name_units("dataset.group", [self._unit(file.relative_to(folder)) for _, folder, file in found],
+                                   len(found))  # fmt: skip
         role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
         relative = [file.relative_to(folder).parts for _, folder, file in found]
         records = roles.Records(
@@ -118,14 +119,10 @@ class ImageFolder:
         if self.group is None:
             return relative.as_posix()
         match = re.search(self.group, relative.name)
-        if match is None:
-            raise checks.fail(
-                "dataset.group",
-                self.group,
-                f"does not match the file name {relative.name!r}",
-                "Every file needs a unit.",
-            )
-        return match.group(1) if match.re.groups else match.group(0)
+        if match is None or not match.group(1 if match.re.groups else 0):
+            what = "does not match every file name, and every file needs a unit"
+            raise checks.fail("dataset.group", self.group, what)
+        return match.group(1 if match.re.groups else 0)
 
 
 def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:

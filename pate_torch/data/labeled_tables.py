@@ -110,14 +110,14 @@ class LabeledTable:
         wanted = set(self.needed.values())
         table = {name: [value for part in tables.values() for value in part[name]] for name in wanted}
         x, has_N, why = self.points(table, np.isin(role_N, roles.public_roles(self)))
-        kept = np.flatnonzero(has_N)
         records = roles.Records(
-            x=x[kept],
-            label=label[kept],
-            unit_id=unit_id[kept],
+            x=x,
+            label=label,
+            unit_id=unit_id,
             unit="record" if self.group is None else f"group:{self.group}",
-            role_N=role_N[kept],
-            dropped={why: len(label) - len(kept)} if len(kept) < len(label) else {},
+            role_N=role_N,
+            usable_N=has_N,
+            why=why,
         )
         return roles.assemble(
             records,
@@ -130,14 +130,15 @@ class LabeledTable:
                 benchmark=self.benchmark,
             ),
             text=self.text,
-            names=self._names(tables, records.x, kept),
+            names=self._names(tables, x),
         )
 
     def _tables(self) -> dict[int, Table]:
         """Every file's rows, by the role it was given for (PRIVATE: the main file)."""
         tables: dict[int, Table] = {}
         for part, (key, file) in roles.files(self).items():
-            table = tabular.read_text(key, file, self.separator, columns=self.columns, quotes=self.quotes)
+            unit = tabular.unit_column(self)
+            table = tabular.read_text(key, file, self.separator, columns=self.columns, quotes=self.quotes, unit=unit)
             if part == roles.PUBLIC and self.test_path and self.label not in table:
                 table[self.label] = [""] * num_rows(table)
             for name, column in ({"dataset.label": self.label} | self.needed).items():
@@ -145,7 +146,7 @@ class LabeledTable:
             tables[part] = table
         return tables
 
-    def _names(self, tables: Mapping[int, Table], x: Tensor, kept: np.ndarray) -> Callable[[np.ndarray], PointNames]:
+    def _names(self, tables: Mapping[int, Table], x: Tensor) -> Callable[[np.ndarray], PointNames]:
         """Public points by their own ids where their file has them, else by content."""
 
         def names(public: np.ndarray) -> PointNames:
@@ -154,7 +155,7 @@ class LabeledTable:
             for column in (self.id, self.group):
                 own = tables.get(roles.PUBLIC, {})
                 if source is not None and column is not None and column in own:
-                    named = tuple(own[column][row - first].strip() for row in kept[public].tolist())
+                    named = tuple(own[column][row - first].strip() for row in public.tolist())
                     if len(set(named)) == len(named):  # a group may own several points
                         return PointNames("id", named, source, column)
             return PointNames("content", tuple(self.content(x[public])), source)

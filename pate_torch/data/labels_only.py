@@ -9,7 +9,7 @@ import torch
 
 from pate_torch.core import checks
 from pate_torch.protocols import DatasetSource
-from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PrivateData, PublicPool
+from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PublicPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,11 @@ class LabelsOnly:
         replaced = "replace_one" in data.adjacencies
         return Dataset(
             spec=dataclasses.replace(data.spec, name=name),
-            private=PrivateData(private.x, private.y, private.unit_id, LABEL_UNIT),
+            private=dataclasses.replace(private, unit=LABEL_UNIT),
             pool=PublicPool(torch.cat([data.pool.x, private.x]), data.pool.split),
             evaluation=Evaluation(evaluation.x, evaluation.y, pool_y, evaluation.public),
             adjacencies=("replace_one",) if replaced else (),
             advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
             dropped=data.dropped,
+            declared=data.declared,
         )

@@ -107,12 +107,20 @@ class Libsvm:
         else:
             unit_id = np.concatenate([ids for _, _, ids in read.values()])
             role_N = roles.by_hash(unit_id, part_N, set(read), self.fractions, self.seed)
+        public_N = np.isin(role_N, roles.public_roles(self))
+        x = self._dense(rows, public_N)
+        finite_N = x.isfinite().all(1).numpy()
+        if not finite_N[public_N].all():
+            what = "has public records whose features are not finite numbers"
+            raise checks.fail("dataset.name", self.name, what, "Remove NaN and infinity.")
         records = roles.Records(
-            x=self._dense(rows, np.isin(role_N, roles.public_roles(self))),
+            x=x,
             label=label,
             unit_id=unit_id,
             unit=f"group:{self.group}" if self.group else "record",
             role_N=role_N,
+            usable_N=finite_N,
+            why="with features that are not finite",
         )
         return roles.assemble(
             records,
@@ -142,14 +150,11 @@ class Libsvm:
         rows = sp.csr_matrix(rows)
         if len(y) == 0:
             raise checks.fail(key, str(file), "has no rows")
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(rows.data.astype(np.float32)).all()
-        if not finite:
-            raise checks.fail(key, str(file), "has features that are not finite numbers", "Remove NaN and infinity.")
         label = np.array([class_name(value) for value in y.tolist()])
         if query and len(query[0]) != len(y):
             raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {file}")
-        return rows, label, query[0].astype(str) if query else _content_ids(rows, label)
+        ids = units.name_units("dataset.group", query[0], len(y)) if query else _content_ids(rows, label)
+        return rows, label, ids
 
     def _dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
         """float32 [N, D], D declared or read off the public side."""
@@ -158,7 +163,8 @@ class Libsvm:
         if width > _MOST_FEATURES:
             fix = f"Set dataset.num_features, at most {_MOST_FEATURES}: features beyond are left out."
             raise checks.fail("dataset.num_features", None, f"public rows have features up to number {width}", fix)
-        rows = _widened(rows, width)[:, :width].astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite, which is not finite
+            rows = _widened(rows, width)[:, :width].astype(np.float32)
         if width > self.feature_limit:
             rows = rows @ hashing(width, self.project)
         return torch.from_numpy(rows.toarray())

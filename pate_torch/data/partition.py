@@ -23,7 +23,8 @@ class AddRemove:
     """Unit -> shard by a keyed BLAKE2b hash of its id, independent of every other record.
 
     Neighbors differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
-    removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty.
+    removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty: how many units there are is
+    private, and refuses no number of teachers.
 
     Attributes:
         name: Name of the partition.
@@ -47,7 +48,7 @@ class AddRemove:
         """Shards as indices into ``private``.
 
         Raises:
-            ValueError: Fewer units than teachers.
+            ValueError: No records at all, or labels as units.
         """
         if private.unit == LABEL_UNIT:
             raise checks.fail(
@@ -56,8 +57,7 @@ class AddRemove:
                 f"does not go with the privacy unit {private.unit}: a label is replaced, not removed",
                 "Use partition=replace_one.",
             )
-        units = len(np.unique(private.unit_id))
-        _check_teachers(num_teachers, units, "records" if private.unit == "record" else f"units ({private.unit})")
+        checks.integer("num_teachers", num_teachers, low=1)
         word_N2 = keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
         shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
         # lexsort is stable: the records of one unit share both words and keep their order in the file.
@@ -92,7 +92,8 @@ class ReplaceOne:
                 "Use partition=add_remove, which keeps all of a unit's records in one shard.",
             )
         count = len(private)
-        _check_teachers(num_teachers, count, "records")
+        fix = f"There are {count} private records, which is public here, and every teacher needs one of its own."
+        checks.integer("num_teachers", num_teachers, low=1, high=max(count, 1), fix=fix)
         order_N = rng.numpy_stream(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
         return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
@@ -117,17 +118,12 @@ def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: in
     return shards
 
 
-def _check_teachers(num_teachers: int, available: int, what: str) -> None:
-    fix = f"There are {available} private {what}, and every teacher needs one of its own."
-    checks.integer("num_teachers", num_teachers, low=1, high=max(available, 1), fix=fix)
-    if available == 0:
-        raise checks.fail("num_teachers", num_teachers, f"cannot be served: there are no private {what}")
-
-
 def _rows(
     order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
 ) -> Shards:
     """Padded rows from record indices sorted by shard (``shard_N`` non-decreasing)."""
+    if not len(order_N):
+        raise ValueError("data: there are no private records that can be used")
     sizes_K = np.bincount(shard_N, minlength=num_teachers)
     start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
     rank_N = np.arange(len(order_N)) - start_K[shard_N]

@@ -7,8 +7,8 @@ the public side (or are declared), and a private record that does not fit is dro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core import checks, rng
+from pate_torch.core import checks, rng, texts
 from pate_torch.data import locations
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import Dataset, DataSpec, Evaluation, PointNames, PrivateData, PublicPool
+from pate_torch.types import (
+    CATEGORIES,
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    SIZE,
+    Dataset,
+    DataSpec,
+    Evaluation,
+    PointNames,
+    PrivateData,
+    PublicPool,
+)
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 
@@ -292,7 +305,8 @@ class Records:
         unit_id: str [N].
         unit: What the privacy unit is.
         role_N: int64 [N].
-        dropped: How many there were beside these, by the reason why they are not here.
+        usable_N: bool [N]; a private record that cannot be used has a fixed filler as its point. None: all can be.
+        why: The reason why others cannot, for the owner.
     """
 
     x: Tensor
@@ -300,7 +314,8 @@ class Records:
     unit_id: np.ndarray
     unit: str
     role_N: np.ndarray
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    usable_N: np.ndarray | None = None
+    why: str = ""
 
 
 def assemble(
@@ -314,7 +329,7 @@ def assemble(
     text: str | None = None,
     names: Callable[[np.ndarray], PointNames] | None = None,
 ) -> Dataset:
-    """Part the records by role; private ones of unknown class are dropped, one by one.
+    """Part the records by role; private ones of no use or of unknown class are marked and filled, one by one.
 
     Args:
         records: All of them.
@@ -331,13 +346,18 @@ def assemble(
     class_names = class_list(source.classes, np.unique(label[np.isin(records.role_N, looked_at)]).tolist())
     code = {value: index for index, value in enumerate(class_names)}
     y_N = np.array([code.get(value, -1) for value in label.tolist()], dtype=np.int64)
-    private = np.flatnonzero((records.role_N == PRIVATE) & (y_N >= 0))
+    whole_N = np.ones(len(y_N), bool) if records.usable_N is None else records.usable_N
+    usable_N = whole_N & (y_N >= 0)
+    private = np.flatnonzero(records.role_N == PRIVATE)
     # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by its public size alone.
-    public = np.flatnonzero(records.role_N == PUBLIC)
+    public = np.flatnonzero((records.role_N == PUBLIC) & whole_N)
     public = public[rng.numpy_stream(0, "pool", "order").permutation(len(public))]
-    test = np.flatnonzero((records.role_N == TEST) & (y_N >= 0))
-    check_parts(source.name, len(private), len(public), len(test))
-    unknown = int(((records.role_N != PUBLIC) & (y_N < 0)).sum())
+    test = np.flatnonzero((records.role_N == TEST) & usable_N)
+    check_parts(source.name, int(usable_N[private].sum()), len(public), len(test))
+    unknown = int(((records.role_N != PUBLIC) & whole_N & (y_N < 0)).sum())
+    dropped = {records.why: int((~whole_N).sum()), "of no known class": unknown}
+    private_x = records.x[private]  # a copy, so that the filler is in these alone
+    private_x[torch.from_numpy(~whole_N[private])] = texts.pack("filler", ["-"], private_x.shape[1])[0] if text else 0
     pool_x = records.x[public]
     mean, std = _normalization(pool_x, standardize)
     labeled = bool((y_N[public] >= 0).all())
@@ -356,7 +376,13 @@ def assemble(
             resize=resize,
             text=text,
         ),
-        private=PrivateData(records.x[private], torch.from_numpy(y_N[private]), records.unit_id[private], records.unit),
+        private=PrivateData(
+            private_x,
+            torch.from_numpy(np.where(usable_N, y_N, 0)[private]),
+            records.unit_id[private],
+            records.unit,
+            usable_N=torch.from_numpy(usable_N[private]),
+        ),
         pool=PublicPool(
             pool_x,
             0.0 if source.benchmark else _split(source)[0],
@@ -370,7 +396,13 @@ def assemble(
         ),
         adjacencies=adjacencies,
         advice=advice,
-        dropped={**records.dropped, "of no known class": unknown} if unknown else records.dropped,
+        dropped={why: count for why, count in dropped.items() if count},
+        declared={
+            CLASSES: OF_PUBLIC_POINTS if source.classes is None else DECLARED,
+            CONSTANTS: OF_PUBLIC_POINTS,
+            **({} if schema is None else {CATEGORIES: OF_PUBLIC_POINTS}),
+            **({} if source.nominal_size is None else {SIZE: DECLARED}),
+        },
     )
 
 

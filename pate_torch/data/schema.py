@@ -139,7 +139,8 @@ class TableSchema:
             unknown: What becomes of a value outside its column's categories: "error"; "zeros", none of them; or "warn",
                 zeros and one warning that names the columns. Private records take zeros: whether there is an error
                 would depend on them.
-            missing: What becomes of a number that is empty, not finite or none: "error" or "nan".
+            missing: What becomes of a number that is empty, not finite or none: "error", or "nan": the column's fill,
+                where it has one.
 
         Raises:
             ValueError: Names the columns and values that do not fit.
@@ -155,6 +156,7 @@ class TableSchema:
             block, bad_N = _numbers(text) if column.categories is None else _one_hot(text, column.categories)
             if column.fill is not None:
                 missing_N = np.array([value.casefold() in _MISSING for value in text], dtype=bool)
+                missing_N = bad_N if missing == "nan" else missing_N
                 block[missing_N], bad_N = column.fill, bad_N & ~missing_N
             blocks.append(block)
             if bad_N.any():
@@ -323,7 +325,7 @@ def _table(table: Any, needed: Sequence[str] | None = None, array: bool = True) 
         if not array or values.ndim != 2 or (needed is not None and values.shape[1] != len(needed)):
             shape = "must be a DataFrame or {column: values}"
             shape += f", or an array of {len(needed or ())} columns" if array and needed else ""
-            raise checks.fail("table", f"{type(table).__name__} {values.shape}", shape)
+            raise checks.fail("table", f"{type(table).__name__} {('*', *values.shape[1:])}", shape)
         given = list(needed) if needed is not None else [str(place) for place in range(values.shape[1])]
         read = {name: _text(values[:, place]) for place, name in enumerate(given)}
     else:
@@ -334,24 +336,24 @@ def _table(table: Any, needed: Sequence[str] | None = None, array: bool = True) 
             raise checks.fail("table", names, f"has more than one column {', '.join(sorted(set(twice)))}")
         keys = dict(zip(names, table if isinstance(table, Mapping) else table.columns, strict=True))
         read = {name: _text(table[keys[name]]) for name in needed}
-    lengths = {name: len(text) for name, text in read.items()}
-    if len(set(lengths.values())) != 1:
-        raise checks.fail("table", lengths, "must have columns of one length")
+    if len(set(map(len, read.values()))) != 1:
+        raise checks.fail("table", list(read), "must have columns of one length")
     return read
 
 
 def _text(column: Any) -> list[str]:
     """Values as a CSV file would hold them, one at a time; "" for those that are missing."""
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
-        raise checks.fail("table", column, "must hold a list of values in each column")
+        raise checks.fail("table", type(column).__name__, "must hold a list of values in each column")
     # An array gives its values in their own precision: of float32, .1 is "0.1" and not what a double makes of it.
     values = np.asarray(column) if hasattr(column, "dtype") else column
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise checks.fail("table", values.shape, "must hold one value a record in each column")
-    return [value.strip() if type(value) is str else _written(value) for value in values]
+        raise checks.fail("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
+    return [value.strip() if type(value) is str else written(value) for value in values]
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as text; "" for one that is missing."""
     if value is None:
         return ""
     try:

@@ -62,9 +62,10 @@ class Csv:
         categories: {column: [values]}; a column without an entry is numeric if its public values all are, else takes
             the values these show. A private value outside the categories becomes all zeros.
         max_categories: Most values that public records may show of a column.
-        classes: As for categories; private records of another class are dropped.
-        missing: What to do with records whose numeric features are empty or not finite: "error", or "drop" each by
-            itself.
+        classes: As for categories.
+        missing: What to do with public records whose numeric features are empty or not finite: "error", or "drop" each
+            by itself. A private record of this kind, or of another class, is dropped by itself; under replace_one it
+            keeps its place, with a public filler in it.
         separator: Between values of a row.
         publish_split: The owner agrees that the public points are split off ``path``, and so become public: their
             categories, and a hash of the features of those that are asked, are released.
@@ -135,25 +136,26 @@ class Csv:
         table = {name: [value for part in tables.values() for value in part[name]] for name in columns}
         schema = self._schema(_rows_of(table, np.isin(role_N, roles.public_roles(self))))
         x = schema.encode(table, unknown="zeros", missing="nan")
-        whole = np.isfinite(x).all(1)
-        if not whole.all() and self.missing == "error":
+        finite_ND = np.isfinite(x)
+        looked_at = finite_ND[np.isin(role_N, roles.public_roles(self))]
+        if not looked_at.all() and self.missing == "error":
             names = schema.feature_names
-            bad = [names[place] for place in schema.numeric if not np.isfinite(x[:, place]).all()]
+            bad = [names[place] for place in schema.numeric if not looked_at[:, place].all()]
             raise checks.fail(
                 "dataset.missing",
                 self.missing,
-                f"stops at numeric columns with empty, NaN, infinite or non-numeric values: {', '.join(bad)}",
+                f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad)}",
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
-        kept = np.flatnonzero(whole)
         standardize = np.isin(np.arange(x.shape[1]), schema.numeric).tolist()
         records = roles.Records(
-            x=torch.from_numpy(x[kept]),
-            label=label[kept],
-            unit_id=unit_id[kept],
+            x=torch.from_numpy(x),
+            label=label,
+            unit_id=unit_id,
             unit="record" if self.group is None else f"group:{self.group}",
-            role_N=role_N[kept],
-            dropped={} if whole.all() else {"with missing numbers": len(whole) - len(kept)},
+            role_N=role_N,
+            usable_N=finite_ND.all(1),
+            why="with missing numbers",
         )
         return roles.assemble(
             records,
@@ -167,7 +169,7 @@ class Csv:
             ),
             standardize=standardize,
             schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
-            names=lambda public: self._names(tables, schema, table, kept[public]),
+            names=lambda public: self._names(tables, schema, table, public),
         )
 
     def _tables(self) -> dict[int, Table]:
@@ -175,7 +177,7 @@ class Csv:
         tables: dict[int, Table] = {}
         files = roles.files(self)
         for part, (key, file) in files.items():
-            table = read_text(key, file, self.separator)
+            table = read_text(key, file, self.separator, unit=unit_column(self))
             if part == roles.PUBLIC and self.test_path and self.label not in table:
                 table[self.label] = [""] * num_rows(table)
             require_column("dataset.label", self.label, table)
@@ -254,14 +256,17 @@ class Identified(Protocol):
         """Otherwise the column that names the record; None: a record is named by its content."""
 
 
+def unit_column(source: Identified) -> tuple[str, str | None]:
+    """The setting that names the column of unit ids, and the column."""
+    return ("dataset.id", source.id) if source.group is None else ("dataset.group", source.group)
+
+
 def unit_ids(source: Identified, table: Table, private: bool) -> np.ndarray:
     """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
-    key, column = ("dataset.id", source.id) if source.group is None else ("dataset.group", source.group)
+    key, column = unit_column(source)
     if column is not None and private:
         require_column(key, column, table)
     if column is not None and column in table:
-        if not all(map(str.strip, table[column])):
-            raise checks.fail(key, column, "has empty values", "Every record needs the name of its privacy unit.")
         return np.array(table[column], dtype=str)
     rows = zip(*table.values(), strict=True)
     return np.array([units.content_id(map(str.encode, row)) for row in rows])
@@ -284,7 +289,13 @@ def require_column(key: str, column: str, table: Table) -> None:
 
 
 def read_text(
-    key: str, file: Path, separator: str, *, columns: Sequence[str] | None = None, quotes: bool = True
+    key: str,
+    file: Path,
+    separator: str,
+    *,
+    columns: Sequence[str] | None = None,
+    quotes: bool = True,
+    unit: tuple[str, str | None] = ("", None),
 ) -> Table:
     """Read a CSV or Parquet file.
 
@@ -294,13 +305,14 @@ def read_text(
         separator: Between values of a row of a CSV file.
         columns: Names of the columns of a CSV file without a header line; None: its first line has them.
         quotes: Whether quotation marks enclose values of a CSV file; else they are characters like others.
+        unit: The setting that names the column of unit ids, and the column (``unit_column``).
 
     Raises:
-        ValueError: One that is damaged, or whose rows do not fit its header.
+        ValueError: One that is damaged, or whose rows do not fit its header; ids that name no units.
     """
     try:
         parquet = file.suffix in (".parquet", ".pq")
-        table = _parquet(file) if parquet else _csv(file, separator, columns, quotes)
+        table = _parquet(file, unit[1]) if parquet else _csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
         why = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
         raise checks.fail(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
@@ -313,6 +325,8 @@ def read_text(
         ) from error
     if not table or not num_rows(table):
         raise checks.fail(key, str(file), "has no rows")
+    if unit[1] in table:
+        table[unit[1]] = units.name_units(unit[0], table[unit[1]], num_rows(table)).tolist()
     return table
 
 
@@ -388,16 +402,25 @@ def _opened(file: Path) -> IO[str]:
     return io.TextIOWrapper(unpack(file, "rb"), encoding="utf-8-sig")
 
 
-def _parquet(file: Path) -> Table:
+def _parquet(file: Path, unit: str | None) -> Table:
+    """The columns as text; that of unit ids as it is, since its type decides whether they name units."""
     table = pq.read_table(file)
     # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
     kept = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
-    return dict(zip(_names([table.column_names[i] for i in kept]), (_text(table, i) for i in kept), strict=True))
+    names = _names([table.column_names[i] for i in kept])
+    pairs = zip(names, kept, strict=True)
+    return {name: table.column(i).to_pylist() if name == unit else _text(table, i) for name, i in pairs}
 
 
 def _text(table: pa.Table, place: int) -> list[str]:
     column = table.column(place)
     try:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_timestamp(column.type):  # however fine the column is
+            return [units.name_unit(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
+        if pa.types.is_decimal(column.type):  # likewise
+            column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")  # as pandas writes them into a CSV file
         return pc.fill_null(column.cast(pa.string()), "").to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,17 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import benchmark, locations, roles, units
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import (
+    CLASSES,
+    CONSTANTS,
+    DECLARED,
+    OF_PUBLIC_POINTS,
+    Dataset,
+    DataSpec,
+    Evaluation,
+    PrivateData,
+    PublicPool,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -66,11 +77,11 @@ class Tensors:
         classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
         if len(classes) < 2:
             raise checks.fail("class_names", names, "must list at least two classes")
-        x, pool_x, test_x = (points(key, getattr(self, key)) for key in ("x", "pool_x", "test_x"))
+        private, dropped = records(self.x, self.y, self.unit_id, self.unit, len(classes))
+        x, pool_x, test_x = private.x, points("pool_x", self.pool_x), points("test_x", self.test_x)
         for key, other in (("pool_x", pool_x), ("test_x", test_x)):
             if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
                 raise checks.fail(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
-        y = labels("y", self.y, len(x), len(classes))
         test_y = labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
         mean, std = self._normalization(pool_x)
@@ -85,9 +96,11 @@ class Tensors:
                 benchmark=self.benchmark,
                 nominal_size=self.nominal_size,
             ),
-            private=PrivateData(x, y, unit_ids(self.unit_id, x, y, self.unit), self.unit),
+            private=private,
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
+            dropped=dropped,
+            declared={CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if self.mean is None else DECLARED},
         )
 
     def _normalization(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -101,27 +114,50 @@ def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return benchmark.channel_statistics(public_x) if public_x.dim() == 4 else roles.feature_statistics(public_x)
 
 
-def unit_ids(given: Sequence[str] | np.ndarray | None, x: Tensor, y: Tensor, unit: str = "record") -> np.ndarray:
-    """The names of the privacy units, str [N]; None names a record by a hash of its content.
+def records(
+    x: Tensor | np.ndarray, y: Tensor | np.ndarray, unit_id: Any, unit: str, classes: int
+) -> tuple[PrivateData, dict[str, int]]:
+    """PRIVATE. Records as data sets hold them, and how many cannot be used, by the reason; these are marked and filled.
+
+    Args:
+        x: Images or rows; a row that is not finite cannot be used.
+        y: Labels; one that is no integer in 0..classes-1 cannot be used, and stops nobody's run.
+        unit_id: Ids of their units; None names a record by a hash of its content.
+        unit: "record" or "group:<what>".
+        classes: How many there are.
 
     Raises:
-        ValueError: Groups without names: each record would be a group of its own.
+        ValueError: Another shape or type; no record can be used; groups without ids, each record would be one.
     """
-    if given is None:
-        if unit != "record":
-            raise checks.fail("unit_id", None, f"must name the unit of every record where it is {unit}")
+    x, y = points("x", x, finite=False), torch.as_tensor(y).detach().cpu()
+    if y.dim() != 1 or len(y) != len(x) or y.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise checks.fail("y", y.dtype, "must be integers, one for each point")
+    finite_N = x.flatten(1).isfinite().all(1)
+    known_N = (y >= 0) & (y < classes) & (y == y.to(torch.int64))  # one NaN makes all of them floating-point numbers
+    usable_N = finite_N & known_N
+    if not bool(usable_N.any()):
+        raise checks.fail(
+            "y", y.dtype, f"has no integer in 0..{classes - 1} beside a finite point", "List all classes."
+        )
+    # A fixed public filler in the record's own place: a valid record, as far from the old one as any other.
+    x = torch.where(finite_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x[:1]))
+    y = torch.where(usable_N, y, torch.zeros_like(y)).to(torch.int64)
+    if unit_id is not None:
+        names = units.name_units("unit_id", unit_id, len(y))
+    elif unit == "record":
         pairs = zip(x.numpy(), y.tolist(), strict=True)
-        return np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
-    if len(given) != len(y):
-        raise checks.fail("unit_id", f"{len(given)} names", f"must be one for each of the {len(y)} records")
-    return np.asarray(given).astype(str)
+        names = np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
+    else:
+        raise checks.fail("unit_id", None, f"must name the unit of every record where it is {unit}")
+    lost = {"of no known class": int((~known_N).sum()), "with numbers that are not finite": int((~finite_N).sum())}
+    return PrivateData(x, y, names, unit, usable_N=usable_N), {why: count for why, count in lost.items() if count}
 
 
-def points(key: str, value: Tensor | np.ndarray) -> Tensor:
+def points(key: str, value: Tensor | np.ndarray, *, finite: bool = True) -> Tensor:
     """Images or rows in the form that data sets hold them.
 
     Raises:
-        ValueError: Another shape or type, none, or not finite.
+        ValueError: Another shape or type, none, or not finite where they must be.
     """
     if hasattr(value, "columns"):
         fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
@@ -129,10 +165,11 @@ def points(key: str, value: Tensor | np.ndarray) -> Tensor:
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)
-        if not bool(x.isfinite().all()):
+        if finite and not bool(x.isfinite().all()):
             raise checks.fail(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
-        raise checks.fail(key, f"{tuple(x.shape)} {x.dtype}", "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        given = f"{('*', *x.shape[1:])} {x.dtype}"
+        raise checks.fail(key, given, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
         raise checks.fail(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()

@@ -20,7 +20,8 @@ class Text(LabeledTable):
     Attributes:
         column: The column of texts.
         max_bytes: A longer text is cut there: public, so that no text says how long the others' rows are.
-        empty: What to do with records without a text: "error", or "drop" each by itself.
+        empty: What to do with public records without a text: "error", or "drop" each by itself. A private one is
+            dropped by itself or, under replace_one, filled in.
     """
 
     name: str = "text"
@@ -44,12 +45,12 @@ class Text(LabeledTable):
 
     def points(self, table: Table, public_N: np.ndarray) -> tuple[Tensor, np.ndarray, str]:
         column = table[self.column]
-        has_N = np.array([bool(text.strip("\0 \t\r\n")) for text in column])
-        if not has_N.all() and self.empty == "error":
+        has_N = np.array([texts.is_text(text) for text in column])
+        if not has_N[public_N].all() and self.empty == "error":
             raise checks.fail(
                 "dataset.empty",
                 self.empty,
-                f"stops at {int((~has_N).sum())} records without a text in column {self.column!r}",
+                f"stops at {int((~has_N[public_N]).sum())} public records without a text in column {self.column!r}",
                 "Remove them, or drop them one by one (dataset.empty=drop).",
             )
         filled = [text if has else "-" for text, has in zip(column, has_N.tolist(), strict=True)]

@@ -6,14 +6,76 @@ a unit moves nobody else.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import re
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from pate_torch.core import rng
-from pate_torch.types import PrivateData
+from pate_torch.core import checks, rng
+from pate_torch.types import Dataset, PrivateData
+
+_KINDS: Final = {
+    "boolean": (bool, np.bool_),
+    "integer": (int, np.integer),
+    "text": (str,),
+    "date": (datetime.date, np.datetime64),
+}
+"""Types whose values are spelled in one way. A boolean is an integer of Python's, so it comes first."""
+_MISSING: Final = {"", "nan", "None", "NaT", "<NA>"}
+"""The names of missing values: the last four are what ``str`` makes of them."""
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
+_SECOND = np.timedelta64(0, "s")
+
+
+def name_unit(value: Any) -> str:
+    """PRIVATE. The name of a privacy unit: a function of this one value, whatever else is in its column.
+
+    427 and "427" have one name, as have a date, midnight of that day and the texts of both, however many decimals of a
+    second are written.
+    """
+    # A column of NumPy's dates is as fine as its finest: all are written to the second at least.
+    name = str(value + _SECOND if isinstance(value, np.datetime64) else value).strip()
+    if time := _TIME.fullmatch(name):
+        day, clock, decimals = time.group(1), time.group(2), (time.group(3) or "").rstrip("0")
+        name = f"{day} {clock}" + (f".{decimals}" if decimals else "")
+        return day if name == f"{day} 00:00:00" else name
+    return name
+
+
+def name_units(key: str, column: Any, count: int) -> np.ndarray:
+    """PRIVATE. The names of a column of ids, str [count]: ``name_unit`` of each, with what has no such name refused.
+
+    Floating-point ids are refused because one missing id turns a column of integers into them: the digits of long ids
+    are then lost, and units merge. Several types are refused because 1 and "1" would be one unit.
+
+    Args:
+        key: The argument or setting that names the column, for messages; these say nothing of its values.
+        column: A list, tuple, array, tensor or pandas Series of texts, integers, booleans or dates.
+        count: Number of records.
+
+    Raises:
+        ValueError: Another length or type, several types, or a missing id.
+    """
+    kind = type(column).__name__
+    flat = not hasattr(column, "ndim") or column.ndim == 1
+    if isinstance(column, str) or not hasattr(column, "__len__") or not flat or len(column) != count:
+        raise checks.fail(key, kind, "must be one list, array or Series with one id for each record")
+    values = column.tolist() if isinstance(column, torch.Tensor) else list(column)
+    kinds = {_kind(of) for of in set(map(type, values))}
+    names = [name_unit(value) for value in values]
+    if not _MISSING.isdisjoint(names):
+        fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
+        raise checks.fail(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
+    if "" in kinds or len(kinds) > 1:
+        what = "must hold ids of one type: texts, integers, booleans or dates. Floating-point numbers name no units"
+        fix = "Give the ids as texts, or read their column anew with dtype=str or, with pandas, as Int64."
+        raise checks.fail(key, kind, what, fix)
+    return np.array(names, dtype=str)
 
 
 def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
@@ -23,9 +85,16 @@ def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
     digests = bytearray()
     for name in unit_id:
         state = keyed.copy()  # a third faster than keying anew: the key's block is compressed once
-        state.update(name.encode())
+        state.update(name.encode(errors="surrogatepass"))
         digests += state.digest()
     return np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _kind(of: type) -> str:
+    """Which kind of ids a type's values are; "": no kind."""
+    if issubclass(of, np.timedelta64):  # an integer to NumPy, and spelled by its column's unit
+        return ""
+    return next((kind for kind, types in _KINDS.items() if issubclass(of, types)), "")
 
 
 def positions(count: int) -> np.ndarray:
@@ -67,7 +136,24 @@ def hold_out(
 def take(private: PrivateData, index: np.ndarray) -> PrivateData:
     """PRIVATE. Some of the records, by integer indices."""
     rows = torch.from_numpy(index)
-    return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit)
+    usable_N = None if private.usable_N is None else private.usable_N[rows]
+    return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N)
+
+
+def leave_out_unusable(data: Dataset, adjacency: str) -> Dataset:
+    """PRIVATE. The data without the records of no use, which whoever made ``data`` has marked and filled.
+
+    Under replace_one the filler stays, so that no other record moves: neighbors differ in one record, and the filler is
+    one valid record in the place of another.
+    """
+    private = data.private
+    if private.usable_N is None:
+        return data
+    if adjacency == "replace_one":
+        return replace(data, private=replace(private, usable_N=None))
+    kept = private.usable_N
+    origin = None if private.origin is None else private.origin[kept]
+    return replace(data, private=replace(take(private, np.flatnonzero(kept.numpy())), origin=origin, usable_N=None))
 
 
 def one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:

@@ -38,7 +38,7 @@ from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.core.rng import torch_stream
-from pate_torch.data.units import one_per_unit
+from pate_torch.data.units import leave_out_unusable, one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
@@ -106,7 +106,7 @@ class DpSgd:
         clock = Clock()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
-                data = plan.dataset.load()
+                data = leave_out_unusable(plan.dataset.load(), plan.partition.adjacency)
             plan = plan.fewer_queries_for(data, stages)
             refuse_adjacency(data, plan.partition.adjacency)
             everyone = data.private
@@ -316,7 +316,10 @@ class DpSgd:
             takes=spec.kind,
             encoder=None if spec.encoder is None else spec.encoder.without_points,
             created=datetime.date.today().isoformat(),
+            encoder_here=False,
             assets=encoder_asset(spec),
             sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
             owner=owner,
+            declared_values=data.declared,
+            chosen_by=plan.privacy.chosen_by,
         )

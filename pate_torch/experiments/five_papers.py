@@ -28,7 +28,7 @@ from pate_torch import aggregation
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.budget import Budget
-from pate_torch.classifier import AssumedPublic, PATEClassifier
+from pate_torch.classifier import PATEClassifier
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
@@ -304,8 +304,7 @@ def _learnt(split: _Split, epsilon: float, *, name: str, **asked: Any) -> Found:
 def _classifier(split: _Split, epsilon: float, *, method: str, adjacency: str) -> Found:
     """The front door's own choices, at this epsilon."""
     data = split.data
-    with tempfile.TemporaryDirectory(prefix="pate-five-") as home, warnings.catch_warnings():
-        warnings.simplefilter("ignore", AssumedPublic)
+    with tempfile.TemporaryDirectory(prefix="pate-five-") as home:
         model = PATEClassifier(
             epsilon,
             account="cell",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.protocols import DatasetSource, PointEncoder
-from pate_torch.types import Dataset, EncoderCard, PublicPool
+from pate_torch.types import CONSTANTS, OF_PUBLIC_POINTS, Dataset, DataSpec, EncoderCard, PublicPool
 
 ENCODER = "encoder"
 """The folder of the encoder's files in a release."""
@@ -64,11 +66,11 @@ class Encoded:
     def encoded(self, data: Dataset, stages: Stages) -> Dataset:
         """What the encoder makes of ``data``, which the source loaded."""
         card = self.encoder.card(data.spec)
-        if not card.disjoint:
-            stages.say(overlap(card))
-        x_PD = self._features(data, "public", data.pool.x, stages)
-        if not bool(x_PD.isfinite().all()):
-            raise checks.fail("features.name", card.name, "gives numbers that are not finite, of public points")
+        sides = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
+        made = encode_sides(
+            self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
+        )
+        x_PD = made["public"]
         mean_D, std = x_PD.double().mean(0), x_PD.double().std(0, correction=0).square().mean().sqrt()
         spec = replace(
             data.spec,
@@ -81,14 +83,13 @@ class Encoded:
             encoder=card,
         )
         private, test = data.private, data.evaluation
-        # A record that the encoder makes nothing finite of says nothing, and stops nobody's run.
-        x_ND = self._features(data, "private", private.x, stages).nan_to_num(0, 0, 0)
         return replace(
             data,
             spec=spec,
-            private=replace(private, x=x_ND, origin=private.x),
+            private=replace(private, x=made["private"], origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
-            evaluation=replace(test, x=self._features(data, "test", test.x, stages).nan_to_num(0, 0, 0)),
+            evaluation=replace(test, x=made["test"]),
+            declared={**data.declared, CONSTANTS: OF_PUBLIC_POINTS},
         )
 
     def publish(self, folder: Path) -> None:
@@ -97,25 +98,69 @@ class Encoded:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / name)
 
-    def _features(self, data: Dataset, side: str, x_N: Tensor, stages: Stages) -> Tensor:
-        encoder, points = self.encoder, data.spec
 
-        def encode() -> Tensor:
-            if side == "public":
-                encoder.refuse_company(x_N, points, self.device)
-            sides = {"public": "the public points", "private": "the private records", "test": "the test records"}
-            which = f"{sides[side]} of {points.name}"
-            progress, began = stages(f"Encoding {which}"), time.monotonic()
-            found = encoder.encode(x_N, points, device=self.device, progress=progress)
-            each = 1000 * (time.monotonic() - began) / max(1, len(x_N))
-            stages.say(f"Encoded {which} by {encoder.name}: {each:.2g} ms each.")
-            return found
+def encode_sides(
+    encoder: PointEncoder,
+    points: DataSpec,
+    sides: Mapping[str, Tensor],
+    *,
+    name: str,
+    root: Path,
+    device: torch.device,
+    stages: Stages,
+) -> dict[str, Tensor]:
+    """Features of public points and of private records: the one gate to an encoder, whoever asks.
 
-        card = encoder.card(points)
-        made_of = {"encoder": card.identity, "points": points.to_dict(), "code": encoder.architecture}
-        made_of["device"] = self.device.type
-        cache = EncodingCache(root=self.root, most=int(encoder.cache_gb * 1e9), say=stages.say)
-        return cache.encoded(f"{points.name}-{side}", made_of, x_N, encode)
+    Guarantee: the features of a private record are a function of that record alone, as far as it shows on a sample of
+    public points, and are finite: a record that the encoder makes nothing finite of counts as zeros.
+
+    Args:
+        encoder: The encoder.
+        points: What the points are.
+        sides: Points by side: "public", "private" (PRIVATE) and perhaps "test".
+        name: Name of the data set or account, in the cache.
+        root: Where encoded points are kept.
+        device: Where a torch module runs.
+        stages: Shows progress, and the warning about what the encoder was trained on.
+
+    Raises:
+        ValueError: The encoder cannot take the points, lets them see each other, or gives numbers of public points that
+            are not finite.
+    """
+    card, x_P = encoder.card(points), sides["public"]
+    if not card.disjoint:
+        stages.say(overlap(card))
+    shown = {"public": "the public points", "private": "the private records", "test": "the test records"}
+    check = functools.cache(lambda: encoder.refuse_company(x_P, points, device))
+
+    def encode(side: str) -> Tensor:
+        check()
+        which = f"{shown[side]} of {name}"
+        progress, began = stages(f"Encoding {which}"), time.monotonic()
+        found = encoder.encode(sides[side], points, device=device, progress=progress)
+        each = 1000 * (time.monotonic() - began) / max(1, len(sides[side]))
+        stages.say(f"Encoded {which} by {encoder.name}: {each:.2g} ms each.")
+        return found
+
+    made_of = {
+        "encoder": card.identity,
+        "points": points.to_dict(),
+        "code": encoder.architecture,
+        "device": device.type,
+    }
+    cache = EncodingCache(root=root, most=int(encoder.cache_gb * 1e9), say=stages.say)
+    made = {
+        side: cache.encoded(f"{name}-{side}", made_of, x_N, functools.partial(encode, side))
+        for side, x_N in sides.items()
+    }
+    if not bool(made["public"].isfinite().all()):
+        raise checks.fail("features.name", card.name, "gives numbers that are not finite, of public points")
+    return {side: x_ND if side == "public" else finite_features(x_ND) for side, x_ND in made.items()}
+
+
+def finite_features(x_ND: Tensor) -> Tensor:
+    """Features with zeros in place of numbers that are not finite."""
+    return x_ND.nan_to_num(0, 0, 0)
 
 
 def overlap(card: EncoderCard) -> str:
@@ -125,6 +170,6 @@ def overlap(card: EncoderCard) -> str:
     else:
         told = f"It was trained on {card.trained_on}"
     return (
-        f"Encoder {card.name}: {told}. What it learnt of a private record there, no epsilon covers; if you know that "
-        "none was among it, say features.disjoint=true."
+        f"Encoder {card.name}: {told}. What it learned of a private record there, no epsilon covers; if you know that "
+        "none was among it, say features.disjoint=true (in Python, Encoder(disjoint=True))."
     )

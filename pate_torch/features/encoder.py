@@ -17,6 +17,7 @@ import copy
 import functools
 import hashlib
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,8 +101,10 @@ class Encoder:
             trained_on=self.trained_on,
             disjoint=self.disjoint,
         )
-        checks.integer("features.max_length", self.max_length, low=2)
-        checks.integer("features.batch_size", self.batch_size, low=1)
+        checks.integer("features.max_length", self.max_length, low=2, high=MAX_TOKENS)
+        checks.integer("features.batch_size", self.batch_size, low=1, high=MAX_BATCH)
+        if self.special_tokens is not None:
+            checks.boolean("features.special_tokens", self.special_tokens)
         checks.one_of("features.pooling", self.pooling, POOLING)
         checks.non_negative("features.cache_gb", self.cache_gb)
         for key in ("headless", "publish"):
@@ -206,11 +209,20 @@ class Encoder:
             raise checks.fail("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
         if unknown := sorted(set(files) - {"weights", "tokenizer"}):
             raise checks.fail("encoder", unknown[0], "must be weights or tokenizer")
-        return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
+        if unknown := sorted(set(card.options) - _OPTIONS):
+            raise checks.fail("encoder", unknown[0], f"must be an option of an encoder: {', '.join(sorted(_OPTIONS))}")
+        try:
+            return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise checks.fail("encoder", card.name, f"has an option of another type ({error})") from error
 
     @staticmethod
     def names(card: EncoderCard, folder: Path) -> dict[str, str]:
         """The files of a published encoder."""
+        if card.file is not None and card.file != Path(card.file).name:
+            raise checks.fail(
+                "encoder.file", card.file, "must be the plain name of a file in the folder of the encoder"
+            )
         names = {"weights": card.file, "tokenizer": TOKENIZER if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
@@ -290,22 +302,30 @@ class Encoder:
     def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
         """Raise ValueError where a public point is not encoded the same twice, or not the same in company.
 
-        Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it.
+        Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it; a
+        module with a state lets it see those before it. A sample is tried in two orders, and alone.
         """
-        run, x_B = self.runner(points, device), x_P[: self.batch_size].clone()
-        if len(x_B) < self.batch_size:
-            x_B = x_B[torch.arange(self.batch_size) % len(x_B)]
-        together = run(x_B)
+        run, size = self.runner(points, device), self.batch_size
+        count = size * math.ceil(_TRIED / size)
+        x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a sample, some of it twice where there are few
+
+        def encode(x_S: Tensor) -> Tensor:
+            return torch.cat([run(x_B.clone()).cpu() for x_B in x_S.split(size)])
+
+        together = encode(x_S)
         if not bool(together.isfinite().all()):
             raise checks.fail("features.name", self.name, "gives numbers that are not finite, of public points")
-        if not torch.equal(run(x_B.clone()), together):
+        if not torch.equal(encode(x_S), together):
             raise checks.fail("features.name", self.name, "gives other features of the same point the second time")
-        for place in range(self.batch_size if self.batch_size > 1 else 0):
-            alone = torch.zeros_like(x_B)
-            alone[place] = x_B[place]
-            if not torch.equal(run(alone)[place], together[place]):
-                what = "lets points see each other: one has other features beside others than alone"
-                raise checks.fail("features.batch_size", self.batch_size, what, "Use features.batch_size=1.")
+        what = "lets points see each other: one has other features beside others than alone"
+        wrong = checks.fail("features.batch_size", size, what, "Use features.batch_size=1.")
+        if not torch.equal(encode(x_S.flip(0)).flip(0), together):  # after other points, beside others
+            raise wrong
+        for place in range(size if size > 1 else 0):
+            alone = torch.zeros_like(x_S[:size])
+            alone[place] = x_S[place]
+            if not torch.equal(run(alone)[place].cpu(), together[place]):
+                raise wrong
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -347,7 +367,11 @@ class Encoder:
         marks = bool(card.options["special_tokens"])
 
         def tokenize(x_B: Tensor) -> Tokens:
-            said = [made.encode(text, add_special_tokens=marks).ids for text in texts.unpack(x_B)]
+            try:
+                said = [made.encode(text, add_special_tokens=marks).ids for text in texts.unpack(x_B)]
+            except Exception as error:  # such as a tokenizer without the mark for unknown characters; not the text
+                what = "cannot read every text: it has no token for what it does not know"
+                raise checks.fail("features.tokenizer", str(path), what) from error
             # Alone a text is as long as it is; in company all are of one length, which is public.
             length = max(1, len(said[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [fill] * (length - len(ids)) for ids in said], dtype=torch.int64)
@@ -358,6 +382,11 @@ class Encoder:
 
 
 TOKENIZER = "tokenizer.json"
+MAX_TOKENS, MAX_BATCH = 1 << 16, 1 << 12
+_TRIED = 16
+"""Public points that an encoder is tried on."""
+_OPTIONS = {"batch_size", "max_length", "special_tokens", "pooling", "size", "mean", "std", "headless"}
+"""Options that a student's file may name."""
 TEXTS = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )

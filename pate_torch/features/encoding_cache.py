@@ -68,13 +68,13 @@ class EncodingCache:
             self.say(f"Waiting for {who}, which encodes the same points.")
 
         with locks.hold(file.with_suffix(".lock"), "paths.root", busy=busy):
-            found = self._found(file, len(x_N))
+            found = self._found(file)
             if found is None:
                 found = encode()
                 self._keep(file, found)
         return found
 
-    def _found(self, file: Path, count: int) -> Tensor | None:
+    def _found(self, file: Path) -> Tensor | None:
         if not file.exists():
             return None
         try:
@@ -83,7 +83,7 @@ class EncodingCache:
             file.unlink(missing_ok=True)
             return None
         os.utime(file)  # used now
-        return x_ND if len(x_ND) == count else None
+        return x_ND
 
     def _keep(self, file: Path, x_ND: Tensor) -> None:
         size = x_ND.numel() * x_ND.element_size()

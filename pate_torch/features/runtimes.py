@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,7 @@ def onnx_runtime(weights: Path, pooling: str) -> Runtime:
         ValueError: onnxruntime is not installed, or the file is none of its kind.
     """
     ort = needed("onnxruntime", "onnx", "features.weights", str(weights))
+    refuse_external_data(weights)
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -122,6 +123,64 @@ def onnx_runtime(weights: Path, pooling: str) -> Runtime:
         return pooled(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
 
     return run
+
+
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""Of an ONNX file the parts that hold tensors, by the numbers of their fields. Source: onnx.proto."""
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+
+
+def refuse_external_data(weights: Path) -> None:
+    """Raise ValueError where an ONNX file names tensors outside of it, which no hash would cover, or is damaged."""
+    left = [("model", memoryview(weights.read_bytes()))]
+    try:
+        while left:
+            kind, message = left.pop()
+            for number, value in _fields(message):
+                if kind == "tensor" and (number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0)):
+                    fix = "Export it with its tensors inside the file."
+                    raise checks.fail("features.weights", str(weights), "keeps tensors in another file", fix)
+                if number in _MESSAGES[kind] and isinstance(value, memoryview):
+                    left.append((_MESSAGES[kind][number], value))
+    except IndexError as error:
+        raise checks.fail("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a protocol buffer: number, and value. Raises IndexError where it is cut off."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        if tag & 7 == 0:
+            value, place = _varint(message, place)
+            yield tag >> 3, value
+        elif tag & 7 in (1, 2, 5):
+            size, place = _varint(message, place) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, place)
+            if place + size > len(message):
+                raise IndexError("cut off")
+            yield tag >> 3, message[place : place + size]
+            place += size
+        else:
+            raise IndexError("no such type of field")
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (message[place] & 127) << shift
+        place += 1
+        if message[place - 1] < 128:
+            return value, place
+    raise IndexError("no number is that long")
 
 
 def _fed(given: Any, points: Points) -> np.ndarray:

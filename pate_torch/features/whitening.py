@@ -57,8 +57,12 @@ class Whitening:
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
     def bounded(self, feature_PD: Tensor) -> Tensor:
-        """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1]."""
+        """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1].
+
+        A point whose whitened features are not finite becomes zeros: a record that is one says nothing.
+        """
         z_PD = self(feature_PD).double() / self.radius
+        z_PD = torch.where(z_PD.isfinite().all(1, keepdim=True), z_PD, 0.0)
         return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
 
 

@@ -34,7 +34,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism, Partition
 from pate_torch.queries.random import Passive
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import CLASSES, DECLARED, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
 
 
@@ -56,7 +56,8 @@ class Rows:
         nothing, no_label = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
         private = PrivateData(nothing, no_label, np.array([], dtype=str), self.unit)
-        return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label))
+        return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label),
+                       declared={CLASSES: DECLARED})  # fmt: skip
 
 
 def build(cfg: DictConfig) -> RunConfig:

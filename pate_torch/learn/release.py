@@ -19,14 +19,16 @@ from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Clock, Stages
+from pate_torch.data.units import leave_out_unusable
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
 from pate_torch.learn.problem import Choices, Problem, problems
 from pate_torch.ledger import Ledger
 from pate_torch.ledger.accounts import HYPOTHESIS
-from pate_torch.pac.sample import BelowGuarantee
+from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import Progress, Student
-from pate_torch.reporting.build import claims, student_figures
+from pate_torch.reporting import owner_file
+from pate_torch.reporting.build import claims, encoder_asset, pool_asset, student_figures
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
 from pate_torch.reporting.private import make_private_folder
@@ -69,7 +71,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
     clock = Clock()
     with Stages(quiet=config.quiet) as stages:
         with clock("data"):
-            data = config.dataset.load()
+            data = leave_out_unusable(config.dataset.load(), config.partition.adjacency)
         refuse_adjacency(data, config.partition.adjacency)
         choices, terms = learning.choices, config.privacy
         delta = terms.delta / 2 if choices.delta is None else choices.delta
@@ -97,7 +99,8 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
                 call.begin(config.folder)
                 with budget.spend(planned, mechanism=learning.name, what=HYPOTHESIS) as spending:
                     with clock("learning"), warnings.catch_warnings():
-                        warnings.simplefilter("ignore", BelowGuarantee)  # told already
+                        for told in (BelowGuarantee, MostlyNoise):
+                            warnings.simplefilter("ignore", told)
                         progress = stages(f"Learning by {learning.name}")
                         student = _learn(learning, data, parts, _OneReservation(budget, spending), progress)
                     spending.wrote(save_model(student, release))
@@ -160,9 +163,11 @@ def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages
     """
     events: list[Event] = []
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", BelowGuarantee)
+        warnings.simplefilter("always")
         for part in parts:
             events += quote(learning.algorithm, part, kind)
+    for noisy in dict.fromkeys(str(one.message) for one in said if issubclass(one.category, MostlyNoise)):
+        stages.say(noisy)
     told = list(dict.fromkeys(str(one.message) for one in said if issubclass(one.category, BelowGuarantee)))
     if told and not learning.below_guarantee:
         fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise (--below-guarantee)."
@@ -195,7 +200,7 @@ def _report(
     config: RunConfig, learning: Learning, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""
-    spec, choices = data.spec, learning.choices
+    spec, choices, owner = data.spec, learning.choices, owner_file.read(config.root, data.spec.name)
     measured = student_figures(data, student) if data.evaluation.public else {}
     kind = "linear" if learning.algorithm.linear else choices.hypotheses
     return ReleaseReport(
@@ -219,4 +224,10 @@ def _report(
         class_names=spec.class_names,
         takes=spec.kind,
         created=datetime.date.today().isoformat(),
+        encoder=None if spec.encoder is None else spec.encoder.without_points,
+        encoder_here=False,
+        assets=(pool_asset(spec.name, tensor_digest(data.pool.x), owner), *encoder_asset(spec)),
+        owner=owner,
+        declared_values=data.declared,
+        chosen_by=config.privacy.chosen_by,
     )

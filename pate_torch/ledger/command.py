@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.epsilon import Guarantee
+from pate_torch.accounting.epsilon import DELTA_ALONE, Guarantee
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.ledger import review
 from pate_torch.ledger.ledger import Account, Ledger, LedgerError, default_path
@@ -174,6 +174,8 @@ def _table(accounts: Sequence[Account]) -> list[str]:
         )
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.closed else []
+        if account.guarantee is not None and account.guarantee.route == DELTA_ALONE:
+            notes += [f"only delta is paid, {account.spent.delta:.3g} of it"]
         notes += [] if account.private else ["NOT PRIVATE: seeded noise, so no total"]
         lines.append(_cut("  " + "; ".join(notes), _WIDTH))
     return lines if accounts else ["no accounts"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import Delta, Event, PureDP
@@ -16,7 +18,16 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import RELABEL_FACTOR, relabel, votes_of_shards
 from pate_torch.pac.nets import realizable_size
-from pate_torch.pac.sample import Floats, Sample, pay, points, require_replace_one, warn_below, without_replacement
+from pate_torch.pac.sample import (
+    Floats,
+    MostlyNoise,
+    Sample,
+    pay,
+    points,
+    require_replace_one,
+    warn_below,
+    without_replacement,
+)
 from pate_torch.protocols import HypothesisClass
 from pate_torch.types import Answers, Context
 
@@ -142,6 +153,12 @@ def relabeled_gnmax(
         [(f"the relabeling hypothesis but for {2 * alpha:g} of the points", needed)] if short else [],
         [("records of a teacher", shard, enough), ("teachers", plan.num_teachers, lead)],
     )
+    break_even = math.sqrt(2) * plan.sigma * float(ndtri(0.75))  # the lead at which a label is as near to a guess
+    if break_even > plan.num_teachers / 2:
+        what = "Noise outweighs the votes: a label is nearer to a guess than to the truth unless one class leads by"
+        how = "Take more records, a larger epsilon, fewer points or a smaller shard."
+        lead_words = f"{break_even:.3g} of {plan.num_teachers} votes"
+        warnings.warn(f"{what} {lead_words}. {how}", MostlyNoise, stacklevel=2)
     with pay(budget, plan.events, "practical AgPrivCl") as spending:
         return replace(_answer(hypotheses, sample, x_Q, plan, spending.noise), events=plan.events)
 

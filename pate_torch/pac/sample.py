@@ -29,6 +29,10 @@ class BelowGuarantee(UserWarning):
     """The sample is smaller than the theorem needs: privacy holds, the accuracy guarantee says nothing."""
 
 
+class MostlyNoise(UserWarning):
+    """The noise outweighs the votes: few labels are better than guesses."""
+
+
 def points(name: str, x: Any) -> Floats:
     """Feature rows as float64 [n, D]; a vector becomes one column.
 

@@ -45,8 +45,9 @@ def build_report(
     ledger: Ledger,
     seconds: Mapping[str, float],
     owner: OwnerFacts,
+    chosen_by: str | None,
+    encoder_here: bool,
     baselines: tuple[Baseline, ...] = (),
-    encoder_here: bool = False,
 ) -> ReleaseReport:
     """Everything that may be published of a finished run.
 
@@ -60,8 +61,9 @@ def build_report(
         ledger: The ledger that holds the account.
         seconds: Time of every stage.
         owner: What only the owner can say of the data.
-        baselines: Accuracies to compare with.
+        chosen_by: How this release was chosen among several settings; None: not stated.
         encoder_here: Whether the files of the data's encoder lie in the release folder.
+        baselines: Accuracies to compare with.
     """
     delta, name = record["delta"], data.spec.name
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
@@ -109,6 +111,8 @@ def build_report(
         sensitivity=record.get("sensitivity", {}),
         assets=(pool_asset(name, record.get("pool_sha256"), owner), *encoder_asset(data.spec), *_assets(record)),
         owner=owner,
+        declared_values=data.declared,
+        chosen_by=chosen_by,
     )
 
 

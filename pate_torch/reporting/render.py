@@ -57,16 +57,14 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
 
 
 SUMS = "SHA256SUMS"
-CURVES = "tensorboard"
-"""A board is open, and grows, while the others are written."""
 
 
 def sums(folder: Path, written: Mapping[str, str]) -> str:
-    """The SHA-256 of what is about to be written, and of all else that lies there but the curves."""
+    """The SHA-256 of what is about to be written, and of all else that lies there."""
     found = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in written.items()}
     for file in folder.rglob("*"):
         name = file.relative_to(folder)
-        if file.is_file() and CURVES not in name.parts and not name.name.startswith(".") and name.name != SUMS:
+        if file.is_file() and not name.name.startswith(".") and name.name != SUMS:
             found.setdefault(name.as_posix(), file_digest(file))
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(found.items()))
 
@@ -129,6 +127,8 @@ def privacy(report: ReleaseReport) -> dict[str, Any]:
         },
         "trust": {"model": "central", "in_words": statement.trust(report)},
         "tuning": {"parameters": report.owner.tuning, "student": "charged" if report.chosen else "none"},
+        "declared_values": dict(report.declared_values),
+        "chosen_by": report.chosen_by,
         "public_assets": [asdict(asset) for asset in report.assets],
         "owner": {name: getattr(report.owner, name) for name in OWNERS},
         "missing": list(statement.missing(report)),

@@ -16,7 +16,7 @@ import numpy as np
 from pate_torch.accounting.shown import show_delta, show_epsilon
 from pate_torch.core import checks
 from pate_torch.reporting.intervals import Share, percent
-from pate_torch.types import LABEL_UNIT, EncoderCard, PublicAsset
+from pate_torch.types import CHOSEN_BY, LABEL_UNIT, EncoderCard, PublicAsset
 from pate_torch.voters.description import VotersDescription, group_of, one_unit
 
 Scalar = bool | int | float | str | None
@@ -28,6 +28,7 @@ ROUTES = {
     "zcdp": "zero-concentrated accounting",
     "pure": "pure composition",
     "none": "nothing was released",
+    "delta": "only delta is paid: a failure has at most this probability",
     "cap": "the account's cap, kept by its filter",
 }
 
@@ -53,7 +54,7 @@ FILES = {
     "student.safetensors": "The student's weights.",
     "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
-    "SHA256SUMS": "The hash of each file but the curves: sha256sum -c SHA256SUMS; pate verify does it, and more.",
+    "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
     "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
@@ -65,6 +66,8 @@ TUNING = {
     "none": "fixed before anybody looked at anything",
 }
 """How the parameters of a release may have been chosen."""
+
+UNSTATED_CHOICE = "How this release was chosen among several settings is not stated, so the choice is not covered."
 
 TAKES = {
     "rows": "an array [N, features]",
@@ -238,6 +241,8 @@ class ReleaseReport:
             or no part of the price), and ``per`` what; empty: not known.
         assets: Everything public that it was made with: the public points, encoders.
         owner: What only the owner can say.
+        declared_values: Where values come from that are taken to be public (``types.SOURCES``), by name.
+        chosen_by: How the owner says that this release was chosen among several settings (CHOSEN_BY); None: not stated.
         teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
         takes: What the student takes (TAKES).
         encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
@@ -287,8 +292,8 @@ class ReleaseReport:
     ledger_head: str | None = None
     class_names: tuple[str, ...] = ()
     takes: str = "rows"
-    encoder: EncoderCard | None = None
-    encoder_here: bool = False
+    encoder: EncoderCard | None
+    encoder_here: bool
     epsilon_curve: tuple[float, ...] = ()
     account_curve: tuple[float, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -297,11 +302,13 @@ class ReleaseReport:
     baselines: tuple[Baseline, ...] = ()
     created: str = ""
     sensitivity: Mapping[str, Scalar] = field(default_factory=dict)
-    assets: tuple[PublicAsset, ...] = ()
-    owner: OwnerFacts = field(default_factory=OwnerFacts)
+    assets: tuple[PublicAsset, ...]
+    owner: OwnerFacts
+    declared_values: Mapping[str, str]
+    chosen_by: str | None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "parameters", "student_curves", "sensitivity"):
+        for name in ("seconds", "parameters", "student_curves", "sensitivity", "declared_values"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
         for item in fields(self):
@@ -320,6 +327,8 @@ class ReleaseReport:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
         checks.one_of("takes", self.takes, TAKES)
+        if self.chosen_by is not None:
+            checks.one_of("chosen_by", self.chosen_by, CHOSEN_BY)
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
         checks.boolean("encoder_here", self.encoder_here)

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pate_torch.accounting.shown import show_delta, show_epsilon
-from pate_torch.reporting.report import TUNING, ReleaseReport, show_route
+from pate_torch.reporting.report import TUNING, UNSTATED_CHOICE, ReleaseReport, show_route
 from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -48,11 +48,8 @@ def environment(**options: Any) -> Environment:
 @functools.cache
 def _macros() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    return (
-        environment(autoescape=False)
-        .get_template("statement.jinja", globals={"LABEL_UNIT": LABEL_UNIT, "filled": _filled})
-        .module
-    )
+    known = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "filled": _filled}
+    return environment(autoescape=False).get_template("statement.jinja", globals=known).module
 
 
 def _sentences(name: str, *arguments: Any) -> tuple[str, ...]:

@@ -137,11 +137,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
     parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
     parser.add_argument("--format", default="torch_export", choices=sorted(FORMATS))
-    parser.add_argument("--output", type=Path, help="where to write (default: beside the student's file)")
+    parser.add_argument("--output", type=Path, help="where to write (default: beside the release folder)")
     options = parser.parse_args(arguments)
     try:
         file = find(options.run)
-        output = options.output or file.with_suffix(FORMATS[options.format])
+        folder = file.parent.resolve()  # a release is published as it was written: nothing is added to it
+        beside = folder.parent if (folder / "privacy.json").exists() else folder
+        output = options.output or beside / f"{file.stem}{FORMATS[options.format]}"
+        if (output.parent / "privacy.json").exists():
+            raise checks.fail("--output", str(output), "lies in a release folder", "Write beside it.")
         print(export(store.load(file), output, options.format))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

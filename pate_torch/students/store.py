@@ -6,6 +6,7 @@ No pickle anywhere: loading a student runs no code from the file.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,30 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     try:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in BESIDE if key in facts})
-        module = networks.rebuild(network)
-        module.load_state_dict(tensors)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        _fit(network, spec, tensors)
+        with torch.device("meta"):  # a header may ask for layers of any size: the file's own are compared first
+            module = networks.rebuild(network)
+        asked = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
+        if asked != {name: (value.shape, value.dtype) for name, value in tensors.items()}:
+            raise ValueError("its tensors have other names, shapes or types")
+        module.load_state_dict(tensors, assign=True)
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise checks.fail("student", str(path), f"does not fit the network its header describes ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
+
+
+def _fit(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ValueError where header and tensors contradict each other, before anything is built of them."""
+    if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
+        raise ValueError("its network takes other points or has other classes than its data")
+    design: Any = network
+    while isinstance(design, dict):  # a network may be made of another
+        options = design.get("options") or {}
+        counts = [options.get(name, 1) for name in ("members", "blocks", "depth")]
+        if max(*counts, *(len(v) for v in options.values() if isinstance(v, list)), 1) > len(tensors) + 8:
+            raise ValueError("its network has more layers than the file has tensors")
+        design = options.get("of")
+    for name, value in tensors.items():
+        rules = name.rpartition(".")[2] in ("feature_K", "feature_R")
+        if rules and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
+            raise ValueError("its rules are about features that points do not have")

@@ -52,7 +52,7 @@ def read(file: Path) -> dict[str, Any]:
     claim["epsilon"] = checks.non_negative("epsilon", _number("epsilon", claim["epsilon"]))
     checks.delta("delta", claim.get("delta") if claim.get("delta") is None else _number("delta", claim["delta"]))
     claim["delta"] = _number("delta", claim["delta"])
-    checks.integer("steps", claim.get("steps"), low=1, fix=fix)
+    checks.integer("steps", claim.get("steps"), low=1, high=10**6, fix=fix)
     if claim["mechanism"] == "sampled_gaussian":
         rate = checks.positive("sampling_rate", _number("sampling_rate", claim.get("sampling_rate")), fix)
         claim["sampling_rate"] = checks.between("sampling_rate", rate, 0, 1)
@@ -94,6 +94,7 @@ def examine(file: Path) -> Iterator[Check]:
 def priced(claim: Mapping[str, Any], moved: float) -> Bounds:
     """Bounds on epsilon where a unit moves what is noised by ``moved`` at most."""
     times = claim.get("noise_multiplier") or claim["sigma"] / moved
+    checks.between("noise_multiplier", times, 1e-6, 1e6, fix="Beyond, a price says nothing more.")
     event: Event
     if claim["mechanism"] == "laplace":
         event = {"kind": "laplace", "ratio": 1 / times, "count": claim["steps"]}

@@ -39,6 +39,9 @@ def verified(where: Path, ledger_path: Path | None = None) -> Iterator[Check]:
     yield from release.checks(folder)
     if ledger_path is not None:
         yield from ledger.checks(folder, ledger_path)
+    else:
+        what = "the entries, the account's terms, other charges and the cap: the ledger alone shows them (--ledger)"
+        yield Check("ledger", True, what, checked=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -73,6 +73,7 @@ def checks(folder: Folder, path: Path) -> Iterator[Check]:
         if folder.release is not None and folder.release.get("release_id") == name:
             committed = [key for key in ANSWERS if key in commit]
             holds |= {f"{name} ({key})": commit[key] == folder.release.get(key) for key in committed}
+            holds[f"{name} (incurred)"] = not s["private"] or commit.get("events") == folder.release.get("incurred")
     yield compared("charges", holds, "not as they were charged", f"{len(listed)}, as they were charged")
     spent = [e for one in facts.values() for e in one.get("commit", one["reserve"])["events"]]
     yield _kept(terms, spent)

@@ -20,6 +20,8 @@ PURE = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
 """Kinds whose loss is bounded, and what bounds it."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _CELL, _CELLS = 2.5e-4, 1 << 21
+MOST_STEPS = 10**6
+LIMITS = f"what is checked has {MOST_STEPS} steps at most, a noise multiplier of .3 and more, epsilon below 100"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
     if left < 0 or (left == 0 and pure == math.inf):
         return Bounds(math.inf, math.inf, "the events fail more often than delta allows")
     if not smooth:
-        return Bounds(0.0, 0.0, "nothing was released")
+        how = f"no loss but a failure of probability {delta - left:.6g}" if left < delta else "nothing was released"
+        return Bounds(0.0, 0.0, how)
     if kinds == {"gaussian"}:
         exact = gaussian(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in smooth)), left)
         return Bounds(exact, exact, "exact Gaussian, 50 digits")
@@ -51,6 +54,8 @@ def bounds(events: Sequence[Event], delta: float) -> Bounds:
             high, how = min(high, above), "Renyi, and losses convolved"
     for e in smooth:
         if e["kind"] == "sampled_gaussian":
+            if high > 100:
+                raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS}")
             below, above = sampled(e, left)
             low = max(low, below)
             if len(smooth) == 1:
@@ -113,6 +118,8 @@ def _pure(e: Event, a: mpf) -> mpf:
 def sampled_divergence(e: Event, a: float) -> float:
     """Of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
     q, z = e["rate"], e["noise"]
+    if e["count"] > MOST_STEPS or z < 0.3:
+        raise ValueError(f"{e['count']} steps at noise multiplier {z:g}: {LIMITS}")
     x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))
     density = -(x**2) / (2 * z * z) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))

@@ -18,8 +18,12 @@ from pate_torch.verify.prices import PURE, Bounds, Event, bounds, sampled_diverg
 
 EQUAL = 1e-9  # relative: the same sum in another order, the same root found to another digit
 LOOSE = 1.01
+ALIKE = 1.005  # what two accountants may differ by, of a mechanism whose noise follows from its epsilon
 ANSWERS = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_sha256": "scores.safetensors",
            "guide_sha256": "guide.safetensors"}  # fmt: skip
+FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
+"""What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
+CURVES = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
 STABLE = ("stability", "soft_stability")
 OLDER = (
@@ -32,15 +36,17 @@ VOTES = ("gaussian", "confident", "interactive", "laplace", "exponential", "sing
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was checked, whether it holds, and what was found. loose: it holds, and claims too much."""
+    """One line. loose: it holds, and claims too much; checked: what is at hand can tell."""
 
     name: str
     holds: bool
     found: str
     loose: bool = False
+    checked: bool = True
 
     def __str__(self) -> str:
-        return f"{'FAILS' if not self.holds else 'loose' if self.loose else 'ok':<5}  {self.name:<10}  {self.found}"
+        held = "loose" if self.loose else "ok" if self.checked else "not checked"
+        return f"{held if self.holds else 'FAILS':<5}  {self.name:<10}  {self.found}"
 
 
 def compared(name: str, holds: Mapping[str, bool], fault: str, found: str) -> Check:
@@ -96,7 +102,7 @@ def check_schema(folder: Folder) -> Check:
 def checks(folder: Folder) -> Iterator[Check]:
     """One check after the other, of a folder whose statement fits its schema."""
     for name, check in (("words", _words), ("files", _files), ("record", _record), ("labels", _labels),
-                        ("mechanism", _mechanism), ("claims", _claims)):  # fmt: skip
+                        ("student", _student), ("mechanism", _mechanism), ("claims", _claims)):  # fmt: skip
         try:
             found = check(folder)
             yield from (found,) if isinstance(found, Check) else found
@@ -128,16 +134,28 @@ def _plain(text: str) -> str:
 
 
 def _files(folder: Folder) -> Check:
+    """Every file against its hash; what is no part of a release fails, whatever its hash."""
     sums = folder.path / "SHA256SUMS"
-    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text().splitlines())
-    lies = {f.relative_to(folder.path).as_posix(): f for f in folder.path.rglob("*") if f.is_file() and f != sums}
-    held = {name: file for name, file in lies.items() if not name.startswith("tensorboard/")}
-    digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in held.items()}
+    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
+    there = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
+    lies = {file.relative_to(folder.path).as_posix(): file for file in there}
+    if foreign := [name for name, file in lies.items() if not (_belongs(folder, name) and file.is_file())]:
+        return Check("files", False, f"{', '.join(map(repr, sorted(foreign)[:5]))} is no part of a release")
+    digest = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in lies.items()}
     holds = {name: digest.get(name) == said.get(name) for name in sorted(digest.keys() | said.keys())}
     if folder.release is not None:
         record = folder.release
         holds |= {f"{name} (release.json)": record.get(key) == digest.get(name) for key, name in ANSWERS.items()}
     return compared("files", holds, "not as they were written", f"{len(said)} hashes")
+
+
+def _belongs(folder: Folder, name: str) -> bool:
+    """Whether a file of this name may lie in this release."""
+    answers = () if folder.release is None else ("release.json", *ANSWERS.values())
+    price = ["sanitised.json"] if any(part["what"] == "sanitised price" for part in folder.parts) else []
+    card = folder.statement.get("encoder") or {}
+    encoder = [f"encoder/{file}" for file in (card.get("file"), card and "tokenizer.json") if file]
+    return name in (*FILES, *answers, *price, *encoder) or CURVES.fullmatch(name) is not None
 
 
 def _record(folder: Folder) -> Check:
@@ -178,6 +196,8 @@ def _record(folder: Folder) -> Check:
         holds |= {
             "parameters": run["parameters"] == plain,
             "rounds": run["rounds"] == max(1, len(record["queries_by_round"])),
+            "queries_by_round": sum(record["queries_by_round"]) == run["queries_asked"],
+            "teachers_id": folder.summary.get("teachers_id") == record.get("teachers_id"),
             "planned": labels == ([record.get("planned")] if s["private"] else [[]]),
             "labels_reused": not account["labels_reused"],
             "pool_sha256": record.get("pool_sha256") in pools,
@@ -196,6 +216,33 @@ def _labels(folder: Folder) -> Check:
     return Check("labels", right, f"{answered} labels of {asked} questions{fault}")
 
 
+def _student(folder: Folder) -> Check:
+    """The facts in the header of the student's file against the statement; its weights are not looked at."""
+    s, file, named = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
+    if not file.exists():
+        return Check("student", named is None, "none was released" if named is None else "its file is missing")
+    with file.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        header = content.read(size) if size < file.stat().st_size else b""
+    facts = json.loads(json.loads(header)["__metadata__"]["pate_torch"])
+    spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
+    seen, labels = [row["class"] for row in s["utility"]["classes"]], []
+    if folder.release is not None:
+        table = csv.DictReader((folder.path / "labels.csv").read_text("utf-8").splitlines())
+        labels = [(int(row["label"]), row["class"]) for row in table if int(row["label"]) >= 0]
+    told = {key: value for key, value in (s.get("encoder") or {}).items() if value is not None}
+    carried = {key: value for key, value in (facts.get("encoder") or {}).items() if key != "points"}
+    holds = {
+        "data set": spec["name"] == s["composition"]["dataset"],
+        "kind": named is not None,
+        "classes": len(classes) == spec["num_classes"] == network["num_classes"] and seen in ([], list(classes)),
+        "classes (labels.csv)": all(name in (classes[label], f"'{classes[label]}") for label, name in labels),
+        "form": list(spec["input_shape"]) == list(network["input_shape"]),
+        "encoder": carried == told,
+    }
+    return compared("student", holds, "another one than the statement is about", f"{named}, {len(classes)} classes")
+
+
 def _mechanism(folder: Folder) -> Check:
     """What was reserved for the labels, or the model, against what its mechanism's theorem says it costs."""
     run, name = folder.statement["mechanism"], folder.statement["mechanism"]["name"]
@@ -204,15 +251,15 @@ def _mechanism(folder: Folder) -> Check:
         return Check("mechanism", True, "nothing was reserved in secret noise")
     if costs is None:
         return Check("mechanism", True, f"{name} is not known here: its events are taken as they stand", loose=True)
-    holds = {_shown(cost): any(_covers(part["events"], cost) for part in folder.parts) for cost in costs}
+    holds = {_shown(cost): any(_covers(part["events"], cost, costs) for part in folder.parts) for cost in costs}
     if name in VOTES and not (run["sensitivity"] is None and folder.statement["composition"]["labels_reused"]):
         moved = (run["sensitivity"] or {}).get("l2")  # labels of older versions do not record it
         holds[f"sensitivity {moved}"] = math.isclose(moved or 0, SQRT2, rel_tol=EQUAL)
     if name in STABLE:  # whose scale follows from its epsilon: the whole of it is held to that
         mine = [e for part in folder.parts if any(e["kind"] == "delta" for e in part["events"]) for e in part["events"]]
         blocks = sum(e["count"] for e in mine if e["kind"] == "pure")
-        epsilon = bounds(mine, run["parameters"]["delta"]).low
-        within = bool(mine) and epsilon <= run["parameters"]["epsilon"] * (1 + EQUAL)
+        found, told = bounds(mine, run["parameters"]["delta"]), run["parameters"]["epsilon"]
+        epsilon, within = found.low, bool(mine) and found.low <= told * (1 + EQUAL) and told <= found.high * ALIKE
         holds[f"{blocks} blocks at epsilon {epsilon:.6g}"] = blocks == run["parameters"]["max_failures"] and within
     return compared("mechanism", holds, "not reserved", "; ".join(map(_shown, costs)))
 
@@ -263,15 +310,16 @@ def needed(folder: Folder) -> list[Event] | None:
     return None
 
 
-def _covers(events: list[Event], cost: Event) -> bool:
-    """Whether these events hold as many of this one, of the same scale."""
+def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
+    """Whether these events hold as many of this one, of the same scale, as all the costs together ask for."""
     if cost["kind"] == "sampled_gaussian":
         curves = [zip(e["orders"], e["rdp"], strict=True) for e in events
                   if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
         return any(all(r >= sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
     (scale,) = cost.keys() - {"kind", "count"}
-    same = [e for e in events if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=EQUAL)]
-    return sum(e["count"] for e in same) >= cost["count"]
+    held, asked = ([e for e in some if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=EQUAL)]
+                   for some in (events, costs))  # fmt: skip
+    return sum(e["count"] for e in held) >= sum(e["count"] for e in asked)
 
 
 def _shown(event: Event) -> str:
@@ -308,13 +356,17 @@ def _claims(folder: Folder) -> Iterator[Check]:
 def claim(name: str, epsilon: float, route: str | None, events: list[Event], delta: float, cap: float | None,
           costs: list[Event] | None = None) -> Check:  # fmt: skip
     """One epsilon against what its events cost; costs: what they are of, where that is more than their curve."""
-    if route == "cap":
-        return Check(name, epsilon == cap, f"the account's cap, {epsilon:.6g}: the ledger's filter keeps it (--ledger)")
     exactly = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
     found = bounds([*exactly, *(e for e in events if not exactly or e["kind"] != "rdp_curve")], delta)
+    if route == "cap":  # of many releases together: the filter has admitted what one alone costs
+        holds = name == "account" and epsilon == cap and epsilon >= found.low * (1 - EQUAL)
+        words = f"the account's cap, {epsilon:.6g}, of events that cost {found.low:.6g} at least: "
+        words += "not checked here, the ledger's filter keeps it (--ledger)" if holds else "no filter of it admits them"
+        return Check(name, holds, words, checked=False)
     kinds = {e["kind"] for e in events} - {"delta"}
     right = kinds <= {"pure": {*PURE}, "pld": {*PURE, "gaussian"}}.get(route or "", kinds)
-    right &= (route == "gdp") == (kinds == {"gaussian"}) and (route == "none") == (not kinds)
+    right &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
+    right &= (route == "delta") == (bool(events) and not kinds)  # a stability mechanism
     fault = "" if right else f", by {route}, which does not go with {', '.join(sorted(kinds))}"
     return verdict(name, epsilon, found, fault)
 

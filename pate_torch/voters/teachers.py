@@ -66,6 +66,9 @@ class Teachers(VotersBase):
             config.teacher.check(data.spec)
         except ValueError as error:
             raise ValueError(checks.under("teacher", error)) from error
+        declared = data.spec.nominal_size
+        fix = f"About {declared} private records are declared, and every teacher needs one of its own."
+        checks.integer("num_teachers", self.num_teachers, low=1, high=declared, fix=fix)
         deal(config.partition, data.private, self.num_teachers, config.seed)
         if self.stored is not None:
             store, path = TeacherStore(config.root), config.ledger_path

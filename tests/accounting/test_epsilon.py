@@ -463,3 +463,18 @@ def test_the_price_covers_a_real_release():
     spread = wins - 0.5  # its delta at epsilon 0
     assert spread <= delta(gnmax(sigma, 1), 0.0)
     assert spread > gdp.delta(0.0, 2 / 3 * ROOT2 / sigma)
+
+
+def test_the_exact_gaussian_price_is_never_below_the_true_one():
+    """By sixty digits: at epsilon the true delta is at most the target, and a few parts in 1e13 below it no more."""
+    draw, below = np.random.default_rng(0), 0
+    for mu, target in zip(10 ** draw.uniform(-2, 1.2, 60), 10 ** draw.uniform(-12, -1, 60), strict=True):
+        value = mp.mpf(gdp.epsilon(mu, target))
+        below += value > 0 and mp_gaussian_delta(value * (1 - mp.mpf(2e-13)), mu) > target
+        assert value == 0 or mp_gaussian_delta(value, mu) <= target
+    assert below > 40
+
+
+def test_events_that_cost_only_delta_have_a_route_of_their_own():
+    assert epsilon([Delta(delta=1e-6, count=3)], 1e-5) == Guarantee(epsilon=0.0, delta=1e-5, route="delta")
+    assert epsilon([], 1e-5).route == "none"

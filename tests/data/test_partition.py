@@ -18,7 +18,7 @@ from pate_torch.types import PrivateData, Shards
 def private(ids, unit="record"):
     count = len(ids)
     return PrivateData(
-        torch.arange(count, dtype=torch.float32)[:, None], torch.zeros(count).long(), np.array(ids), unit
+        torch.arange(count, dtype=torch.float32)[:, None], torch.zeros(count).long(), np.array(ids, dtype=str), unit
     )
 
 
@@ -140,8 +140,7 @@ def test_replace_one_refuses_groups():
 @pytest.mark.parametrize(
     ("partition", "data", "teachers", "message"),
     [
-        (AddRemove(), private(list("aabb")), 3, r"num_teachers=3.*\[1, 2\].*2 private records"),
-        (AddRemove(), private(list("aab"), "group:user"), 3, r"2 private units \(group:user\)"),
+        (AddRemove(), private(list("aab"), "group:user"), 0, r"num_teachers=0"),
         (ReplaceOne(), private(list("aab")), 4, r"num_teachers=4.*3 private records"),
         (ReplaceOne(), private(list("aab")), 0, r"num_teachers=0"),
         (AddRemove(), private([]), 1, r"no private records"),
@@ -150,6 +149,17 @@ def test_replace_one_refuses_groups():
 def test_too_many_teachers_are_refused_with_the_numbers(partition, data, teachers, message):
     with pytest.raises(ValueError, match=message):
         partition.shards(data, teachers, 0)
+
+
+@pytest.mark.parametrize("unit", ["record", "group:user"])
+def test_how_many_units_there_are_refuses_no_number_of_teachers(unit):
+    """It is private; the teachers that get none have empty shards."""
+    data = private(list("aabb"), unit)
+    shards = AddRemove().shards(data, 5, 0)
+    assert shards.num_teachers == 5 and int(shards.mask_KS.sum()) == 4 and int(shards.mask_KS.any(1).sum()) <= 2
+    with pytest.raises(ValueError) as error:
+        AddRemove().shards(data, 0, 0)
+    assert "2" not in str(error.value) and "4" not in str(error.value)
 
 
 def test_capacity_is_checked():

@@ -55,6 +55,18 @@ def linear(path: Path, weight_DF: np.ndarray) -> Path:
     return path
 
 
+def external(path: Path, weight_DF: np.ndarray) -> Path:
+    """Rows x W, with W in a file beside it."""
+    beside = path.with_name(f"{path.name}_data")
+    beside.write_bytes(weight_DF.astype("<f4").tobytes())
+    place = _field(1, "location") + _field(2, beside.name)
+    dims = b"".join(_field(1, size) for size in weight_DF.shape)
+    weight = dims + _field(2, FLOAT) + _field(8, "w") + _field(13, place) + _field(14, 1)
+    nodes = [_node("MatMul", ["x", "w"], ["y"])]
+    path.write_bytes(_model(nodes, [weight], [_value("x", FLOAT, "b", "d")], [_value("y", FLOAT, "b", "f")]))
+    return path
+
+
 def table(path: Path, table_VD: np.ndarray) -> Path:
     """The vectors of tokens, with a mask and types that are not looked at, as sentence encoders have them."""
     nodes = [_node("Gather", ["w", "input_ids"], ["last_hidden_state"])]

@@ -1,10 +1,13 @@
 """Data sets through a frozen encoder: cached, named, carried by the student, and nothing private beside them."""
 
+import concurrent.futures
 import csv
 import dataclasses
 import json
 import os
 import stat
+import threading
+import time
 
 import numpy as np
 import pandas as pd
@@ -168,6 +171,129 @@ def test_the_limit_drops_what_was_not_used_for_longest(tmp_path):
     assert {file.name for file in folder.glob("*.safetensors")} == kept
 
 
+def test_edited_points_are_not_given_the_features_of_those_before(tmp_path):
+    source, encoder = mails(tmp_path), worlds.static(tmp_path)
+    before = encoded(tmp_path, source, encoder).load()
+    data = source.load()
+    edited = dataclasses.replace(data, private=dataclasses.replace(data.private, x=data.private.x.flip(0)))
+    after = encoded(tmp_path, source, encoder).encoded(edited, Stages(quiet=True))
+    assert torch.equal(after.private.x, before.private.x.flip(0)) and not torch.equal(after.private.x, before.private.x)
+
+
+def test_two_that_ask_for_the_same_points_encode_them_once(tmp_path):
+    source, counted = mails(tmp_path), Counted(worlds.static(tmp_path))
+    inner, begun = counted.encoder.encode, threading.Barrier(2, timeout=60)
+
+    class Slow(Counted):
+        def encode(self, *given, **more):
+            self.sides += 1
+            time.sleep(0.2)  # time enough for the other to ask, too
+            return inner(*given, **more)
+
+    slow = Slow(counted.encoder)
+
+    def load(_):
+        begun.wait()
+        return encoded(tmp_path, source, slow).load().private.x
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(load, range(2))
+    assert slow.sides == 3 and torch.equal(first, second)
+
+
+class Bag(torch.nn.Module):
+    """Statistics of the batch."""
+
+    def forward(self, x):
+        return (x - x.mean(0)) / (x.std(0) + 1e-3)
+
+
+class Draw(torch.nn.Module):
+    """Other features of the same point each time."""
+
+    def forward(self, x):
+        return x + torch.randn(1)
+
+
+class Memory(torch.nn.Module):
+    """A state that every point leaves to the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = 0.0
+
+    def forward(self, x):
+        self.before, before = 0.9 * self.before + float(x.sum()), self.before
+        return x + before
+
+
+WRONG = {
+    "batch statistics": (Bag(), 4, "lets points see each other"),
+    "a draw": (Draw(), 1, "the second time"),
+    "a state": (Memory(), 1, "the second time|see each other"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("door", ["pipeline", "plan", "classifier"])
+def test_an_encoder_through_which_records_see_each_other_is_refused_at_every_door(door, wrong, tmp_path):
+    module, batch_size, why = WRONG[wrong]
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    encoder = Encoder(name="wrong", module=module, batch_size=batch_size, cache_gb=0)
+    source = Tensors(name="rows", x=x[:40], y=torch.arange(40) % 2, pool_x=x[40:], test_x=x[40:],
+                     test_y=torch.arange(20) % 2, class_names=2)  # fmt: skip
+    home = tmp_path / "home"
+    with pytest.raises(ValueError, match=why):
+        if door == "pipeline":
+            pipeline.run(changed(tiny(home), dataset=source, encoder=encoder))
+        elif door == "plan":
+            encoded(tmp_path, source, encoder).load()
+        else:
+            said = worlds.sayings(60)
+            words = Encoder(
+                name="wrong", module=Words(module), tokenizer=worlds.WORDS, batch_size=batch_size, max_length=8
+            )
+            clf = PATEClassifier(
+                account="a", classes=[0, 1], encoder=words, num_records_about=40, home=home, verbose=False
+            )
+            clf.fit(said[:40], np.arange(40) % 2, public=said[40:])
+    assert not (home / "ledger.sqlite").exists()
+
+
+class Words(torch.nn.Module):
+    """The tokens of a text as numbers, through another module."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids_BL, mask_BL):
+        width = torch.zeros(len(ids_BL), 8)
+        width[:, : ids_BL.shape[1]] = ids_BL * mask_BL
+        return self.inner(width)
+
+
+def test_the_classifier_counts_a_text_without_finite_features_as_zeros_and_encodes_once(tmp_path, capsys, monkeypatch):
+    said = [text.replace("e", "1") for text in worlds.sayings(160)]
+    encoder = worlds.static(tmp_path)
+    plain = Encoder.encode
+
+    def encode(self, x, *given, **more):  # one private text has no finite features
+        made = plain(self, x, *given, **more)
+        made[: len(x) > 50] = torch.inf
+        return made
+
+    monkeypatch.setattr(Encoder, "encode", encode)
+    given = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
+    y = [int(text[0] > "4") for text in said]
+    PATEClassifier(4.0, account="a", **given).fit(said[:100], y[:100], public=said[110:])
+    told = capsys.readouterr()
+    assert "Nobody declares what it was trained on" in told.out + told.err
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
+    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **given)
+    again.fit(said[:100], y[:100], public=said[110:])
+
+
 def test_a_damaged_file_is_made_anew(tmp_path):
     first = encoded(tmp_path).load()
     for file in (tmp_path / "home/features").glob("*.safetensors"):
@@ -266,7 +392,7 @@ def test_no_private_text_and_no_place_of_a_file_leaves(ran):
     assert str(folder).encode() not in released
 
 
-def test_the_same_run_again_costs_nothing_and_encodes_nothing(ran, monkeypatch):
+def test_the_same_run_again_encodes_nothing_and_is_charged(ran, monkeypatch):
     folder, plan = ran
     monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
     encoder = Encoder(
@@ -276,7 +402,7 @@ def test_the_same_run_again_costs_nothing_and_encodes_nothing(ran, monkeypatch):
     other = again(plan, "second", dataset=plan.dataset.source, encoder=encoder)
     pipeline.run(other)
     one, two = (json.loads((p.folder / "release/summary.json").read_text()) for p in (plan, other))
-    assert two["epsilon_charged"] == one["epsilon_charged"] and two["release_id"] == one["release_id"]
+    assert two["epsilon_charged"] > one["epsilon_charged"] and two["release_id"] != one["release_id"]
 
 
 def test_the_predict_command_reads_texts(ran, tmp_path, capsys):
@@ -299,7 +425,7 @@ def test_texts_without_an_encoder_are_refused_before_anything_is_charged(tmp_pat
 def test_the_same_records_through_another_encoder_are_known_again(ran):
     folder, plan = ran
     other = dataclasses.replace(plan.dataset.source, name="other")
-    with pytest.raises(ValueError, match=r"dataset\.name='other': these very records are charged to account 'mails'"):
+    with pytest.raises(ValueError, match=r"account='other': shares a tenth or more of the units with account 'mails'"):
         pipeline.run(again(plan, "other", dataset=other, encoder=worlds.static(folder, max_length=7)))
 
 

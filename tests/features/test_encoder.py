@@ -1,6 +1,8 @@
 """Frozen encoders: each point by itself bit for bit, against slow twins, and one clear line for what does not fit."""
 
+import contextlib
 import dataclasses
+import json
 import re
 import tomllib
 
@@ -16,6 +18,7 @@ from pate_torch.core import texts
 from pate_torch.features import runtimes
 from pate_torch.features.encoder import TEXTS, Encoder, located
 from pate_torch.features.independently import map_independently
+from pate_torch.features.runtimes import refuse_external_data
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
@@ -91,6 +94,61 @@ def test_batches_in_which_points_see_each_other_are_refused(tmp_path):
         x = worlds.points(ROWS, 9)
         assert torch.equal(alone.encode(x, ROWS)[3:4], alone.encode(x[3:4], ROWS))
     worlds.eye(tmp_path, batch_size=4).refuse_company(worlds.points(IMAGES, 3), IMAGES)
+
+
+def test_onnx_files_with_tensors_elsewhere_are_refused(tmp_path):
+    """No hash of the encoder would cover the file beside it."""
+    weight_DF = np.random.default_rng(0).normal(size=(4, 9))
+    inside, outside = (
+        onnx_files.linear(tmp_path / "in.onnx", weight_DF),
+        onnx_files.external(tmp_path / "o.onnx", weight_DF),
+    )
+    refuse_external_data(inside)
+    with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': keeps tensors in another file"):
+        Encoder(name="outside", weights=str(outside)).encode(worlds.points(ROWS, 3), ROWS)
+
+
+def test_hostile_files_end_in_one_line(tmp_path):
+    """Bytes of an ONNX file, a tokenizer and weights changed at random: only ValueError leaves."""
+    draw = np.random.default_rng(0)
+    kinds = [(worlds.onnx_words, TEXTS, "words.onnx"), (worlds.static, TEXTS, "table.safetensors")]
+    for make, spec, name in kinds:
+        make(tmp_path)
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(25):
+            changed = bytearray(whole)
+            for place in draw.integers(0, min(len(changed), 200), 3):
+                changed[place] = draw.integers(256)
+            (tmp_path / name).write_bytes(bytes(changed[: draw.integers(1, len(changed) + 1)]))
+            given = {"weights": str(tmp_path / name), "tokenizer": worlds.WORDS, "max_length": 24}
+            with contextlib.suppress(ValueError):
+                Encoder(name="hostile", **given).encode(worlds.sayings(2), spec)
+    vocabulary = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    worlds.static(tmp_path)
+    lost = Encoder(name="lost", weights=str(tmp_path / "table.safetensors"), tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="tokenizer") as told:
+        lost.encode(["secret words"], TEXTS)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "options,named",
+    [
+        ({"weights": "/etc/passwd"}, "weights"),
+        ({"batch_size": 10**6}, "batch_size"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"special_tokens": []}, "special_tokens"),
+        ({"module": "os"}, "module"),
+    ],
+)
+def test_options_that_a_file_names_are_held_to_a_list(tmp_path, options, named):
+    card = worlds.static(tmp_path).card(TEXTS)
+    files = {"weights": str(tmp_path / "table.safetensors"), "tokenizer": worlds.WORDS}
+    with pytest.raises(ValueError, match=named):
+        Encoder.of(dataclasses.replace(card, options=options), files)
+    with pytest.raises(ValueError, match=r"encoder\.file='/etc/passwd': must be the plain name"):
+        Encoder.names(dataclasses.replace(card, file="/etc/passwd"), tmp_path)
 
 
 def test_an_encoder_that_changes_its_mind_is_refused():

@@ -13,6 +13,7 @@ from pate_torch.accounting import epsilon as accounting
 from pate_torch.analysis import sample_sizes
 from pate_torch.cli import predict
 from pate_torch.learn import bounds
+from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote
 from pate_torch.learn.audit import audit, world
@@ -114,6 +115,32 @@ def test_several_classes_are_charged_in_one_reservation_at_equal_shares(home):
     assert json.loads((release(home) / "summary.json").read_text())["student_accuracy"] > 0.6
     student = load_student(release(home).parent)
     assert student.predict_names({"age": [0.05, 0.95], "dose": [0.5, 0.5]}) == ["a", "c"]
+
+
+def test_a_hypothesis_that_was_paid_for_is_found_by_the_same_call(home, monkeypatch):
+    given = ["sspp", *settings(), "--epsilon", "1", *LOOSE]
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(learn_release, "write_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        main(given)
+    assert main(given) == 0 and len(charges(home)) == 1
+    assert len(list(home.glob("runs/*/*/*/release/summary.json"))) == 1
+    assert main(given) == 0 and len(charges(home)) == 2
+
+
+def test_the_statement_holds_what_the_owner_says(home):
+    home.mkdir()
+    (home / "owner.yaml").write_text("people:\n  contact: the desk\n  pool: {name: a survey}\n")
+    assert main(["sspp", *settings(), "--epsilon", "1", *LOOSE, "privacy.chosen_by=public data"]) == 0
+    statement = json.loads((release(home) / "privacy.json").read_text())
+    assert statement["owner"]["contact"] == "the desk" and statement["public_assets"][0]["name"] == "a survey"
+    assert statement["declared_values"]["classes"] == "declared by the owner"
+    assert statement["chosen_by"] == "public data"
+
+
+def test_labels_that_are_mostly_noise_are_told_of(home, capsys):
+    given = [word for word in settings() if word != "quiet=true"]
+    assert main(["relabeled", *given, "--epsilon", ".3", "--shard", "30", *LOOSE]) == 0
+    assert "Noise outweighs the votes" in capsys.readouterr().err
 
 
 def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_charged(home, capsys):

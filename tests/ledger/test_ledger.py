@@ -755,6 +755,13 @@ def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsy
     assert true <= float(epsilon) < true + 1e-3 and delta == "2.5e-5"
 
 
+def test_an_account_that_paid_only_delta_is_shown_as_one(path, ledger, capsys):
+    ledger.open_account("mnist", **TERMS, planned_events=[PureDP(epsilon=0.05), Delta(delta=2e-6)])
+    ledger.reserve("mnist", [Delta(delta=2e-6)], **FACTS)
+    assert main(["show", "--path", str(path)]) == 0
+    assert "only delta is paid, 2e-06 of it" in capsys.readouterr().out
+
+
 def test_the_table_fits_eighty_columns(path, ledger, capsys):
     ledger.open_account("a" * 60, **{**TERMS, "unit": "group:" + "u" * 90}, planned_events=[ZCDP(rho=1.0)])
     ledger.reserve("svhn", PLAN, **{**FACTS, "run": "r" * 100}, insecure=True)

@@ -14,7 +14,7 @@ from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import Thresholds, erm
 from pate_torch.pac.exponential import log_law
 from pate_torch.pac.relabeled import needed_records, plan_relabeled, relabeled_gnmax
-from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.sample import BelowGuarantee, MostlyNoise, Sample
 from tests.pac.pac_audit import Spy, neighbors, universe
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
@@ -106,7 +106,10 @@ def test_it_warns_below_what_it_needs_and_says_what_would_do():
             Thresholds(), Sample(x, x >= 0.3), x_Q, **asked, shard=shard, budget=Rehearsal(insecure_seed=0)
         )
     assert np.mean(answers.label_Q.numpy() == (x_Q >= 0.3)) >= 0.6
-    with pytest.warns(BelowGuarantee, match="records of a teacher >= .*teachers >= "):
+    with (
+        pytest.warns(BelowGuarantee, match="records of a teacher >= .*teachers >= "),
+        pytest.warns(MostlyNoise, match=r"20.7 of 17 votes"),
+    ):
         relabeled_gnmax(Thresholds(), Sample(x[:5000], x[:5000] >= 0.3), x_Q, **asked, budget=Rehearsal())
     with pytest.raises(ValueError, match=r"n=100: .* take n >= "):
         plan_relabeled(100, 20, epsilon=0.1, delta=1e-5)

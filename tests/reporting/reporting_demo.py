@@ -94,6 +94,10 @@ def demo(**changes: Any) -> ReleaseReport:
             PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
             PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
         ),
+        encoder=None,
+        encoder_here=False,
         owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
+        declared_values={"classes": "declared by the owner", "normalization constants": "read off public points"},
+        chosen_by=None,
     )
     return ReleaseReport(**(fields | changes))

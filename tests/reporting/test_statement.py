@@ -1,5 +1,6 @@
 """The statement: rounding that never flatters, bounds that are exact, words that name every term."""
 
+import json
 import math
 import re
 
@@ -9,7 +10,9 @@ from scipy.stats import binomtest
 
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
 from pate_torch.reporting import statement
+from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.intervals import wilson
+from pate_torch.reporting.render import card, page, privacy
 from pate_torch.reporting.report import ChargedRelease
 from pate_torch.reporting.statement import attack_bound
 from tests.reporting.reporting_demo import demo
@@ -150,3 +153,14 @@ def test_noise_is_shown_so_that_typing_it_costs_no_more():
     for sigma, shown in ((37.3094, "37.31"), (37.3101, "37.32"), (20.0, "20"), (8.3, "8.3"), (123456.0, "123500"),
                          (0.0123401, "0.01235")):  # fmt: skip
         assert show_noise(sigma) == shown and float(shown) >= sigma
+
+
+def test_a_release_that_costs_only_delta_says_so_everywhere(capsys):
+    report = demo(epsilon=0.0, accountant="delta", epsilon_curve=(), account_curve=())
+    show_closing(report)
+    files = (page(report), card(report), json.dumps(privacy(report), ensure_ascii=False), capsys.readouterr().out)
+    for text in files:
+        words = " ".join(text.replace("|", " ").replace("\\", "").split())
+        assert "only delta is paid" in words and "nothing was released" not in words
+    for text in files[:3]:
+        assert "delta alone, and not epsilon" in " ".join(text.split())

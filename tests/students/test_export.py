@@ -75,6 +75,15 @@ def test_the_command(tmp_path, capsys):
     assert export.main([str(tmp_path), "--format", "torch_export"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "student.pt2")
     assert export.load_export(tmp_path / "student.pt2")(torch.zeros(3, 5)).shape == (3, 2)
+    release = tmp_path / "run" / "release"
+    release.mkdir(parents=True)
+    store.save(student(ROWS, "mlp"), release / "student.safetensors")
+    (release / "privacy.json").write_text("{}")
+    assert export.main([str(tmp_path / "run")]) == export.main([str(release / "student.safetensors")]) == 0
+    assert {file.name for file in release.iterdir()} == {"student.safetensors", "privacy.json"}
+    assert capsys.readouterr().out.split() == [str(tmp_path / "run" / "student.pt2")] * 2
+    assert export.main([str(release), "--output", str(release / "student.pt2")]) == 2
+    assert "--output" in capsys.readouterr().err
     assert export.main([str(tmp_path / "nowhere")]) == 2
     assert "neither" in capsys.readouterr().err
     (tmp_path / "bad.safetensors").write_bytes(b"not a student")

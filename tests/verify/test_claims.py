@@ -1,6 +1,7 @@
 """``pate verify --claim``: what was stated, recomputed; what was not stated is asked for, never filled in."""
 
 import math
+import time
 
 import pytest
 import yaml
@@ -102,6 +103,7 @@ def test_laplace_noise_adds_up_to_its_pure_price_at_most(tmp_path, capsys):
         ({"sigma": math.inf}, "sigma"),
         ({"sgma": 1.0}, "claim key"),
         ({"adjacency": "swap"}, "adjacency"),
+        ({"steps": 10**7}, "steps"),
     ],
 )
 def test_what_is_missing_or_impossible_is_named(change, named, tmp_path, capsys):
@@ -114,3 +116,19 @@ def test_a_file_that_is_none_is_told_in_a_line(tmp_path, capsys):
     (tmp_path / "claim.yaml").write_text("{")
     assert main(["--claim", str(tmp_path / "claim.yaml")]) == 2
     assert capsys.readouterr().err.startswith("error: claim=")
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"noise_multiplier": 0.01, "sampling_rate": 0.5, "steps": 10},
+        {"noise_multiplier": 1.0, "sampling_rate": 0.5, "steps": 10**6},
+        {"noise_multiplier": 1e-9, "mechanism": "laplace", "steps": 10},
+        {"noise_multiplier": 1e300, "mechanism": "gaussian", "steps": 10},
+    ],
+)
+def test_what_would_take_long_is_refused_in_words(extreme, tmp_path, capsys):
+    begun = time.process_time()
+    code, _, error = told(tmp_path, capsys, **{"mechanism": "sampled_gaussian", "epsilon": 1, "delta": 1e-5} | extreme)
+    assert code == 2 and error.startswith("error: ") and len(error.splitlines()) == 1
+    assert time.process_time() - begun < 5

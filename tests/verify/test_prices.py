@@ -147,4 +147,4 @@ def test_what_checks_a_release_is_short_enough_to_be_read():
         explained = {line for node in texts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
         code = enumerate((PACKAGE / f"{name}.py").read_text().splitlines(), 1)
         lines += sum(bool(text.strip().partition("#")[0]) and line not in explained for line, text in code)
-    assert lines <= 400
+    assert lines <= 450

@@ -129,6 +129,31 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
     assert torch.equal(sum(one.gradient_sum(weight * unit) for one in one_by_one), records.gradient_sum(weight * unit))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1e308, 1e300, 2.0**41])
+def test_numbers_that_no_clipping_bounds_are_refused_before_they_are_squared(value):
+    """NaN as an integer is -2^63, whose square wraps around to 0 and would pass as short."""
+    records, weight = gradient_sums(), weights(seed=1)
+    weight[0, 0] = value
+    with pytest.raises(ValueError, match="weights of the model must be finite"):
+        records.gradient_sum(weight)
+    with pytest.raises(ValueError, match="not finite or too long"):
+        quantize(torch.tensor([[0.5, value]]))
+    with pytest.raises(ValueError, match="longer than 1"):
+        z_ND = torch.full((1, records.z_ND.shape[1]), -(2**63))
+        dataclasses.replace(records, z_ND=z_ND, y_N=records.y_N[:1])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_a_record_whose_features_are_not_finite_says_nothing_and_changes_no_other(value):
+    feature_PD = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    whitening = Whitening.of(feature_PD, 0.1)
+    plain, odd = whitening.bounded(feature_PD), feature_PD.clone()
+    odd[3] = torch.tensor([value, -value, value, value])
+    found = quantize(whitening.bounded(odd))
+    assert found[3].tolist() == [0] * 5 or (value == 3e38 and int(found[3].square().sum()) <= UNIT_NORM)
+    assert torch.equal(found[torch.arange(50) != 3], quantize(plain)[torch.arange(50) != 3])
+
+
 def test_many_records_of_many_classes_take_no_table_of_both():
     z_ND = quantize(torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64)))
     y_N = torch.randint(300, (20_000,))
