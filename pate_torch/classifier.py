@@ -568,10 +568,8 @@ def _trained(
     """A network of the user's own, from released labels y of public points x."""
     if not len(y):
         raise ValueError("student: no public point has a released label")
-    labeled = PrivateData(x, y, np.array([f"{point}" for point in range(len(y))]))
     recipe = TeacherRecipe(steps=_MODULE_STEPS, batch_size=64)
-    shards = ReplaceOne().shards(labeled, 1, seed)
-    module = panel.fit_module(factory, labeled, spec, shards, recipe, 0, seed=seed, device=device)
+    module = panel.fit_module(factory, x, y, spec, recipe, 0, seed=seed, device=device)
     return Student({"name": "own"}, module, spec)
 
 

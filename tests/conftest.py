@@ -4,6 +4,7 @@ The programs that tests start inherit it: four of them with four threads each wa
 """
 
 import os
+import pickle
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,15 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_fresh_process(request, monkeypatch):
+    """Train a teacher again in the process of the test, not in a fresh one, which takes two seconds to import torch."""
+    if request.node.get_closest_marker("fresh_process") is None:
+        from pate_torch.teachers import independence
+
+        monkeypatch.setattr(independence, "call_afresh", lambda packed, *given: pickle.loads(packed)(*given))
 
 
 @pytest.fixture

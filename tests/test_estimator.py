@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers import engine
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests.worlds import clouds
 
@@ -86,6 +88,28 @@ def test_from_tensors_to_a_reported_student(make, teacher):
     assert torch.equal(load_student(pate.folder).predict(TEST), student.predict(TEST))
     with Ledger(pate.home / "ledger.sqlite") as ledger:
         assert [account.name for account in ledger.verify()] == ["clouds"]
+
+
+class Counting(LogisticRegression):
+    """Learns other records from the second time on, whoever was fitted the first time."""
+
+    fits: ClassVar[list[int]] = []
+
+    def fit(self, x, y):
+        self.fits.append(len(x))
+        return super().fit(x, y if len(self.fits) == 1 else (y + 1) % 3)
+
+
+@pytest.mark.fresh_process
+@pytest.mark.parametrize("teacher", [RECIPE, Counting()], ids=["recipe", "estimator"])
+def test_a_teacher_that_comes_out_different_alone_is_refused_before_anything_is_charged(make, teacher, monkeypatch):
+    plain = engine._losses
+    monkeypatch.setattr(engine, "_losses", lambda *given: plain(*given) * (1 + 0.1 * plain(*given).mean()))
+    pate = make(teacher=teacher)
+    for _ in range(2):  # a second call does not get by either
+        with pytest.raises(ValueError, match=r"1 of 16 teachers.*came out different"):
+            pate.fit_teachers(X, Y).label(POOL, num_queries=10)
+    assert pate.epsilon == 0 and not list(pate.home.glob("teachers/*/manifest.json"))
 
 
 @pytest.mark.parametrize("teacher", [{}, {"teacher": LogisticRegression()}], ids=["recipe", "estimator"])

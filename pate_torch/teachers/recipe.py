@@ -108,8 +108,11 @@ class TeacherRecipe:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def configuration(self) -> dict[str, Any]:
-        """The choices that decide the trained teachers to the bit, as plain data: not the backend, nor the workers."""
+        """The choices that decide the trained teachers, as plain data: not the backend, the workers or the memory.
+
+        On a GPU the memory decides how many teachers are launched together, and with it how sums are rounded.
+        """
         plain = asdict(self)
-        for name in ("backend", "workers") + (() if self.chunk else ("chunk",)):
+        for name in ("backend", "workers", "memory_gib") + (() if self.chunk else ("chunk",)):
             plain.pop(name)
         return plain

@@ -31,11 +31,11 @@ from pate_torch.core.files import content, file_digest, private_folder, read_ten
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Since version 2, one teacher of each ensemble was trained again alone before the ensemble was stored."""
 ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
@@ -262,8 +262,7 @@ class TeacherStore:
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             if trained is None or len(trained) != identity.num_teachers:
                 raise ValueError("the number of teachers does not fit")
-            memory_gib = identity.configuration.get("memory_gib", MEMORY_GIB)
-            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk, memory_gib)
+            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])

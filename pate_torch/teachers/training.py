@@ -22,6 +22,7 @@ from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, launch, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.teachers.workers import may_fork, train_chunks
@@ -67,6 +68,7 @@ def train(
     progress: Progress = silent,
     log: Log = silent,
     losses: Losses = silent,
+    try_again: Callable[[Trial], object] = silent,
 ) -> Ensemble:
     """PRIVATE. One teacher per shard, on every rank (torchrun deals groups of them out and shares what they learnt).
 
@@ -83,6 +85,8 @@ def train(
         progress: Called with (done, total) teachers; those under way by the share of their steps.
         log: PRIVATE. Takes learning curves.
         losses: PRIVATE. Takes every teacher's loss at a step.
+        try_again: PRIVATE. Takes one of the teachers that rank 0 trained, drawn at random; there is none where there is
+            one teacher in all.
 
     Raises:
         ValueError: The recipe does not fit the data.
@@ -111,12 +115,15 @@ def train(
     curves_KP = {name: torch.zeros(total, length) for name in ("loss", "accuracy")}
     rows_K = params | {f"curve.{name}": curve_KP for name, curve_KP in curves_KP.items()}
     done, wanted, under_way = 0, sum(map(len, mine)), dict[range, float]()
+    launched: list[range] = []
 
     def tell(teachers: range, share: float) -> None:
         under_way[teachers] = share * len(teachers)
         progress(min(wanted, done + int(sum(under_way.values()))), wanted)
 
-    for teachers, trained in _train_mine(private, spec, shards, recipe, seed, device, mine, checkpoint_dir, tell):
+    for teachers, trained in _train_mine(
+        private, spec, shards, recipe, seed, device, mine, checkpoint_dir, tell, launched
+    ):
         for name, value in trained.rows().items():
             rows_K[name][teachers.start : teachers.stop] = value
         under_way.pop(teachers, None)
@@ -126,7 +133,10 @@ def train(
     _refuse_diverged(curves_KP["loss"], recipe)
     _show_curves(curves_KP, recipe.steps, log, losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-    return Ensemble(network, params, shards.mask_KS.any(1), input_spec, trunk, recipe.memory_gib)
+    ensemble = Ensemble(network, params, shards.mask_KS.any(1), input_spec, trunk, recipe.memory_gib)
+    if total > 1 and me.rank == 0:
+        try_again(Trial.drawn(ensemble, launched, private, spec, shards, recipe, seed, device))
+    return ensemble
 
 
 def _train_mine(
@@ -139,8 +149,12 @@ def _train_mine(
     groups: list[range],
     checkpoint_dir: Path | None,
     tell: Callable[[range, float], object],
+    launched: list[range],
 ) -> Iterator[tuple[range, Trained]]:
-    """This rank's teachers: the groups kept from an interrupted run first, then the others, launch by launch."""
+    """This rank's teachers: the groups kept from an interrupted run first, then the others, launch by launch.
+
+    ``launched`` gets the launches (of the groups that are kept, where there are no others).
+    """
     kept = Checkpoints(checkpoint_dir, recipe, seed) if checkpoint_dir is not None else None
     todo = []
     for group in groups:
@@ -150,7 +164,9 @@ def _train_mine(
         else:
             yield group, trained
     cost = launch.network_cost(recipe.network, recipe.options, spec)
-    planned = launch.launches(todo, launch.train_size(recipe, cost, shards.num_teachers, device))
+    size = launch.train_size(recipe, cost, shards.num_teachers, device)
+    planned = launch.launches(todo, size)
+    launched += planned or launch.launches(groups, size)
     backend = choose_backend(recipe, cost, planned, device)
     if backend == "processes":
         if device.type != "cpu":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +16,11 @@ from sklearn.base import clone, is_classifier
 from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
+from pate_torch.core.device import settled
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
-from pate_torch.teachers import voting
-from pate_torch.teachers.engine import Feed, gather_chunk, make_optimizer
+from pate_torch.teachers import independence, voting
+from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 from pate_torch.voters import teachers
@@ -47,15 +50,20 @@ class PanelVoters(VotersBase):
         return len(self.panel)
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
-        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
+        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), tried=True)
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
     def fitted(self, run: RunContext) -> FittedVoters:
-        """PRIVATE. The teachers' votes."""
+        """PRIVATE. The teachers' votes, recognized by a keyed hash, once one teacher has cast the same votes alone."""
         with run.clock("votes"):
-            votes = self.panel.votes(run.data.pool.x)
+            prediction_KQ = self.panel.predictions(run.data.pool.x)
+            if self.panel.untried is not None:
+                progress = run.stages("Training one teacher again, alone")
+                self.panel.try_again(run.data.pool.x, prediction_KQ)
+                progress(1, 1)
+            votes = voting.count(prediction_KQ, self.panel.spec.num_classes)
         return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
 
 
@@ -66,17 +74,20 @@ ABSTAIN = 0
 """What a teacher votes that learnt nothing, or cannot answer: it still has exactly one vote."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Panel:
     """PRIVATE. K fitted teachers.
 
     Attributes:
         failed: How many could not be fitted and vote class 0 (for the owner's eyes).
+        untried: Until ``try_again`` has passed: the work of a fresh process, and the records and the number of the
+            teacher that it trains again. None: tried, or there is only one teacher.
     """
 
     members: tuple[Member, ...]
     spec: DataSpec
     failed: int = 0
+    untried: tuple[bytes, Tensor, Tensor, int] | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -97,48 +108,93 @@ class Panel:
         """PRIVATE. Every teacher's one vote on each point."""
         return voting.count(self.predictions(x, progress), self.spec.num_classes)
 
+    def try_again(self, x: Tensor, prediction_KQ: Tensor) -> None:
+        """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
+        if self.untried is not None:
+            packed, own_x, own_y, teacher = self.untried
+            label_Q = independence.call_afresh(packed, own_x, own_y, teacher, x)
+            label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, ABSTAIN)
+            if not torch.equal(label_Q, prediction_KQ[teacher]):
+                raise independence.refusal(len(self))
+            self.untried = None
+
 
 def constant(label: int) -> Member:
     """A teacher that always predicts the same class."""
     return lambda x: torch.full((len(x),), label, dtype=torch.int64)
 
 
+Fit = Callable[[Tensor, Tensor, int], Member]
+"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher; raises what it raises."""
+
+
+def _member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
+    """PRIVATE. The teacher of these records; a constant where it cannot be fitted: stopping would tell of its shard."""
+    if len(y) == 0:
+        return constant(ABSTAIN)
+    try:
+        with rng.seeded(seed, "teacher", teacher, "fit"):
+            member = fit(x, y, teacher)
+    except Exception as error:
+        errors.append(error)
+        return constant(ABSTAIN)
+
+    def seeded(points: Tensor) -> Tensor:
+        with rng.seeded(seed, "teacher", teacher, "predict"):
+            return member(points)
+
+    return seeded
+
+
+def _vote_again(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
+    return _member(fit, seed, x, y, teacher, [])(points)
+
+
+def _fit_all(
+    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, seed: int, progress: Progress, fatal: str
+) -> Panel:
+    """PRIVATE. Every shard's teacher. ``fatal``: the error where no teacher could be fitted."""
+    several = shards.num_teachers > 1
+    packed = (
+        independence.pack(functools.partial(_vote_again, fit, seed)) if several else b""
+    )  # before anything is trained
+    members, errors = list[Member](), list[Exception]()
+    for teacher in range(shards.num_teachers):
+        own = shards.of(teacher)
+        members.append(_member(fit, seed, private.x[own], private.y[own], teacher, errors))
+        progress(teacher + 1, shards.num_teachers)
+    if errors and len(errors) == shards.num_teachers:
+        raise ValueError(f"teacher: no {fatal} could be fitted: {type(errors[0]).__name__}") from errors[0]
+    panel = Panel(tuple(members), spec, len(errors))
+    if several:
+        tried = independence.choose(range(1, shards.num_teachers))
+        own = shards.of(tried)
+        panel.untried = packed, private.x[own], private.y[own], tried
+    return panel
+
+
 def fit_estimators(
     estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = silent
 ) -> Panel:
-    """PRIVATE. Fit a clone of a scikit-learn classifier to every shard's normalized, flattened records.
+    """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
 
     A shard without records votes class 0, one of a single class votes that class, and so does (for class 0) a teacher
     that cannot be fitted: stopping there would tell of that shard. Its warnings are not shown for the same reason.
     ``random_state``s that were left open are set by teacher.
 
     Raises:
-        ValueError: ``estimator`` is no classifier, or no clone can be fitted.
+        ValueError: ``estimator`` is no classifier, or no copy can be fitted.
     """
     if not is_classifier(estimator):
         raise checks.fail("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
-    x_ND = spec.normalize(private.x).flatten(1).numpy()
-    members: list[Member] = []
-    errors: list[Exception] = []
-    for teacher in range(shards.num_teachers):
-        own = shards.of(teacher).numpy()
-        y = private.y.numpy()[own]
-        if len(np.unique(y)) < 2:
-            members.append(constant(int(y[0]) if len(y) else ABSTAIN))
-        else:
-            try:
-                members.append(_fitted(estimator, x_ND[own], y, spec, seed, teacher))
-            except Exception as error:
-                errors.append(error)
-                members.append(constant(ABSTAIN))
-        progress(teacher + 1, shards.num_teachers)
-    if errors and len(errors) == shards.num_teachers:
-        raise ValueError(f"teacher: no {type(estimator).__name__} could be fitted: {errors[0]}") from errors[0]
-    return Panel(tuple(members), spec, len(errors))
+    fit = functools.partial(_fit_estimator, estimator, spec, seed)
+    return _fit_all(fit, private, spec, shards, seed, progress, type(estimator).__name__)
 
 
-def _fitted(estimator: Any, x: np.ndarray, y: np.ndarray, spec: DataSpec, seed: int, teacher: int) -> Member:
-    own = clone(estimator)
+def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
+    if len(torch.unique(y)) < 2:
+        return constant(int(y[0]))
+    own = copy.deepcopy(clone(estimator))  # some estimators are their own clone
     states = {
         key: rng.derive(seed, "teacher", teacher, key) % 2**32
         for key, value in own.get_params(deep=True).items()
@@ -146,7 +202,7 @@ def _fitted(estimator: Any, x: np.ndarray, y: np.ndarray, spec: DataSpec, seed: 
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own.set_params(**states).fit(x, y)
+        own.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
 
     def member(points: Tensor) -> Tensor:
         label = np.full(len(points), ABSTAIN, dtype=np.int64)
@@ -188,50 +244,75 @@ def fit_modules(
         progress: Called with (done, total) teachers.
 
     Raises:
-        ValueError: The network has another shape.
+        ValueError: The network has another shape, or networks share parameters.
     """
-    device = torch.device(device)
     check_factory("teacher", factory, spec)
-    members: list[Member] = []
-    for teacher in range(shards.num_teachers):
-        if len(shards.of(teacher)) == 0:
-            members.append(constant(ABSTAIN))
-        else:
-            module = fit_module(factory, private, spec, shards, recipe, teacher, seed=seed, device=device)
-            members.append(_network(module, spec, device, recipe.torch_dtype))
-        progress(teacher + 1, shards.num_teachers)
-    return Panel(tuple(members), spec)
+    fit = functools.partial(_fit_network, factory, spec, recipe, seed, torch.device(device))
+    return _fit_all(fit, private, spec, shards, seed, progress, "network")
+
+
+def _fit_network(
+    factory: Callable[[], nn.Module],
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    x: Tensor,
+    y: Tensor,
+    teacher: int,
+) -> Member:
+    module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
+    return _network(module, spec, device, recipe.torch_dtype)
 
 
 def fit_module(
     factory: Callable[[], nn.Module],
-    records: PrivateData,
+    x: Tensor,
+    y: Tensor,
     spec: DataSpec,
-    shards: Shards,
     recipe: TeacherRecipe,
     teacher: int,
     *,
     seed: int,
     device: torch.device,
 ) -> nn.Module:
-    """The network of one shard that has records, in evaluation mode; arguments as of ``fit_modules``."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.derive(seed, "teacher", teacher, "module"))
-        module = factory().to(device, recipe.torch_dtype)
-        own = gather_chunk(records, shards, range(teacher, teacher + 1))
+    """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
+    with settled(device), rng.seeded(seed, "teacher", teacher, "module"):
+        module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
+        own = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
         _descend(module, Feed(own, spec, recipe, seed, device), recipe)
     return module
 
 
 def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
-    """Raise ValueError unless it makes networks from points of this form to logits; ``key`` names it."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = factory()
-        if not isinstance(module, nn.Module):
-            raise checks.fail(key, type(module).__name__, "must be made a torch.nn.Module by its factory")
+    """Raise ValueError unless it makes a fresh network each time, from points of this form to logits.
+
+    ``key`` names it.
+    """
+    with rng.seeded(0, "factory"), torch.no_grad():
+        module, other = factory(), factory()
+        for made in (module, other):
+            if not isinstance(made, nn.Module):
+                raise checks.fail(key, type(made).__name__, "must be made a torch.nn.Module by its factory")
+        fix = (
+            "Make every layer afresh inside the function, or put copy.deepcopy(...) around what it takes from outside."
+        )
+        if module is other or _storages(module) & _storages(other):
+            allowed = "makes networks that share parameters or buffers, and so one network would be trained by all"
+            raise checks.fail(key, type(module).__name__, allowed, fix)
+        try:
+            module = copy.deepcopy(module)
+        except Exception as error:
+            raise checks.fail(key, type(module).__name__, f"makes a network that cannot be copied ({error})") from error
         out = module.eval()(torch.zeros(2, *spec.input_shape))
     if tuple(out.shape) != (2, spec.num_classes):
         raise checks.fail(key, tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
+
+
+def _storages(module: nn.Module) -> set[int]:
+    """The places in memory of a network's parameters and buffers."""
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}
 
 
 def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:

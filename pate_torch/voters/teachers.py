@@ -20,6 +20,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.sensitive import Sensitive, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.store import Identity, Stored, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset
@@ -92,7 +93,7 @@ class Teachers(VotersBase):
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
         counts = getattr(config.mechanism, "counts", False)
-        return describe(self.num_teachers, unit, counts=counts, soft=self.soft(config))
+        return describe(self.num_teachers, unit, counts=counts, soft=self.soft(config), tried=True)
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -139,6 +140,16 @@ class Teachers(VotersBase):
             distributed.broadcast_text(distributed.TRAIN)
             with run.clock("start"):
                 trunk = distributed.public_trunk(config.teacher, data, config.seed, config.device, run.stages)
+
+            def try_again(trial: Trial) -> None:
+                progress = run.stages("Training one teacher again, alone")
+                try:
+                    trial.run(data.pool.x, config.device)
+                except ValueError:
+                    shutil.rmtree(checkpoints, ignore_errors=True)  # these teachers are not to be used
+                    raise
+                progress(1, 1)
+
             with run.clock("teachers"):
                 ensemble = train(
                     data.private,
@@ -152,6 +163,7 @@ class Teachers(VotersBase):
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
                     log=run.log_teachers,
                     losses=run.log_losses,
+                    try_again=try_again,
                 )
             head = run.ledger.head()
             name = run.store.save(ensemble, identity, head)
@@ -184,7 +196,8 @@ class Teachers(VotersBase):
         stored = reusable(found, run.store, identity, run.ledger)
         if self.stored is None:
             run.stages.say(f"Reusing teachers {found}: same data, same configuration.")
-        return stored
+        memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
+        return dataclasses.replace(stored, ensemble=dataclasses.replace(stored.ensemble, memory_gib=memory_gib))
 
     # ---- votes --------------------------------------------------------------------------------------------------
 
@@ -218,7 +231,9 @@ class Teachers(VotersBase):
         return ""
 
 
-def describe(num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False) -> VotersDescription:
+def describe(
+    num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False, tried: bool = False
+) -> VotersDescription:
     """What reports say of teachers.
 
     Args:
@@ -226,7 +241,12 @@ def describe(num_teachers: int, unit: str, *, counts: bool = False, soft: bool =
         unit: Privacy unit.
         counts: Whether the noisy votes leave, too.
         soft: Whether they give probabilities, of which scores leave.
+        tried: Whether one of them, where there are several, was trained again alone.
     """
+    again = (
+        f" 1 of {num_teachers} tried: one teacher, drawn at random, was trained again in a process that held only its "
+        "own share, and came out the same."
+    )
     behind = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
     gave = "gave class probabilities for" if soft else "voted on"
     hidden = "how far they agree" if soft else "the votes"
@@ -239,7 +259,7 @@ def describe(num_teachers: int, unit: str, *, counts: bool = False, soft: bool =
         examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
         assumptions=(
             f"{each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
-            "from outside its own share.",
+            "from outside its own share." + (again if tried and num_teachers > 1 else ""),
         ),
         public_time=True,
     )

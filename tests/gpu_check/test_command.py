@@ -1,20 +1,18 @@
-"""The check itself: each part passes on the pretend GPU, finds what is planted there, and says so by its exit code."""
+"""The check itself: each part passes on the pretend GPU, and a part that fails shows in the exit code."""
 
-import contextlib
 import json
 import time
 
 import pytest
 import torch
 
-from pate_torch.gpu_check import command, faults, parts, runs
+from pate_torch.gpu_check import command, parts, runs
 from pate_torch.gpu_check.command import PARTS
 from pate_torch.gpu_check.parts import FAILED, NOT_RUN, PASSED, Bench, Finding, Part
 from pate_torch.gpu_check.speed import speed
-from pate_torch.teachers import launch
 from tests.gpu_check.device_worlds import CUDA
 
-CHECKED = [part for part in PARTS if part.faults]
+CHECKED = [part for part in PARTS if part.name not in ("speed", "several_gpus")]
 QUICK = ("facts", "memory")
 each_checked = pytest.mark.parametrize(
     "part", [pytest.param(p, marks=[] if p.name in QUICK else [pytest.mark.slow], id=p.name) for p in CHECKED]
@@ -27,37 +25,26 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_every_part_that_runs_without_a_gpu_has_a_fault_to_find():
-    assert {part.name for part in PARTS} - {part.name for part in CHECKED} == {"speed", "several_gpus"}
+def test_all_parts_together_take_less_than_eight_minutes():
     assert sum(part.seconds for part in PARTS) < 8 * 60
 
 
 @each_checked
-def test_a_part_passes_and_reports_what_is_planted(part, tmp_path, capsys):
+def test_a_part_passes(part, tmp_path, capsys):
     assert command.main(["--only", part.name, "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     [result] = found["parts"]
     assert found["passed"] and found["device"] == "pretend" and result["status"] == PASSED
-    assert result["planted"] == dict.fromkeys(part.faults, True)
     assert any(finding["passed"] for finding in result["findings"])
     shown = capsys.readouterr().out
-    assert "reported" in shown and "FAILED" not in shown and "1 of 1 parts run on a pretend GPU" in shown
+    assert "FAILED" not in shown and "1 of 1 parts run on a pretend GPU" in shown
 
 
-@each_checked
-def test_a_part_that_fails_is_exit_code_1(part, capsys):
-    for fault in part.faults.values():
-        with fault():
-            assert command.main(["--only", part.name]) == 1
-        assert "FAILED" in capsys.readouterr().out
-
-
-def test_a_planted_fault_that_is_not_reported_is_exit_code_1(monkeypatch, capsys):
-    blind = Part("facts", "", 5, lambda bench: iter([Finding("sun", "shines", passed=True)]),
-                 {"nothing": contextlib.nullcontext})  # fmt: skip
-    monkeypatch.setattr(command, "PARTS", (blind,))
+def test_a_part_that_fails_is_exit_code_1(monkeypatch, capsys):
+    cloudy = Part("facts", "", 5, lambda bench: iter([Finding("sun", "hidden", passed=False)]))
+    monkeypatch.setattr(command, "PARTS", (cloudy,))
     assert command.main([]) == 1
-    assert "not reported" in capsys.readouterr().out
+    assert "FAILED" in capsys.readouterr().out
 
 
 def test_what_cannot_run_here_says_why(capsys, tmp_path):
@@ -94,18 +81,6 @@ def test_a_part_ends_when_its_seconds_are_over():
     result = parts.run(Part("endless", "", 0.05, endless), Bench(torch.device("cpu")))
     assert result.status == PASSED and result.findings[-1].what == "ended early"
     assert len(result.findings) < 20
-
-
-def test_faults_are_planted_on_the_pretend_gpu_alone():
-    part = Part("facts", "", 5, lambda bench: iter([Finding("x", 1.0, passed=True)]), {"y": contextlib.nullcontext})
-    assert parts.run(part, Bench(torch.device("cpu"))).planted == {}
-
-
-def test_a_plan_is_whole_again_once_a_fault_is_gone():
-    before = launch.training_bytes
-    with faults.small_plan():
-        assert launch.training_bytes is not before
-    assert launch.training_bytes is before
 
 
 @pytest.mark.slow

@@ -173,3 +173,12 @@ def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(
         train(data.private, data.spec, shards, RECIPE, seed=0)
     with pytest.raises(ValueError, match="needs images"):
         train(data.private, data.spec, shards, dataclasses.replace(RECIPE, network="lean_cnn"), seed=0, trunk=trunk)
+
+
+@pytest.mark.fresh_process
+def test_a_head_over_the_trunk_comes_out_the_same_alone_in_a_fresh_process(data, trunk):
+    trials = []
+    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk, try_again=trials.append)
+    trials[0].run(data.pool.x, torch.device("cpu"))
+    assert trials[0].ensemble.trunk is not None

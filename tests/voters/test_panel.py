@@ -1,6 +1,11 @@
 """Teachers of any kind: one record reaches one teacher, whatever the teacher draws, and every teacher has one vote."""
 
+import copy
+import random
+import re
+import threading
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -163,3 +168,143 @@ def test_what_cannot_be_a_teacher_is_refused():
         panel.fit_modules(lambda: nn.Linear(2, C + 1), data, SPEC, shards, RECIPE, seed=0)
     with pytest.raises(ValueError, match="Module"):
         panel.fit_modules(lambda: 3, data, SPEC, shards, RECIPE, seed=0)
+
+
+# ---- teachers that are not apart ------------------------------------------------------------------------------------
+
+
+class Drawing(LogisticRegression):
+    """Learns from records that generators of the whole process choose, as many draws as it has records."""
+
+    def fit(self, x, y):
+        noise = [np.random.rand(len(y)), torch.rand(len(y)).numpy(), np.array([random.random() for _ in y])]
+        return super().fit(x + 9 * sum(noise)[:, None], y)
+
+    def predict(self, x):
+        return super().predict(x + np.random.rand(*x.shape))
+
+
+def neighbors_of(teacher, seed=0):
+    """Whose votes change where a record of the first teacher is taken away, without any other change of the shards."""
+    x, y = clouds()
+    data, points = private(x, y), clouds(200, seed=1)[0]
+    shards = ReplaceOne().shards(data, K, 0)
+    fewer = shards.mask_KS.clone()
+    fewer[0, -1] = False
+    votes = []
+    for mask in (shards.mask_KS, fewer):
+        random.random(), np.random.rand(), torch.rand(1)  # the program around it draws, too
+        votes.append(
+            fit(teacher, data, shards.__class__(shards.index_KS, mask, "replace_one"), seed).predictions(points)
+        )
+    return (votes[0] != votes[1]).any(1).nonzero().flatten().tolist()
+
+
+def test_generators_of_the_whole_process_move_the_votes_of_one_teacher():
+    assert neighbors_of(Drawing()) == [0]
+
+
+def test_generators_of_the_whole_process_are_left_as_they_were():
+    data = private(*clouds())
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
+    fit(Drawing(), data, ReplaceOne().shards(data, K, 0)).predictions(clouds(9)[0])
+    assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
+    assert torch.equal(before[2], torch.random.get_rng_state())
+
+
+def test_networks_that_share_a_backbone_are_refused():
+    shared, frozen = nn.Linear(2, 4), nn.BatchNorm1d(2)
+    data = private(*clouds())
+    shards = ReplaceOne().shards(data, K, 0)
+    whole = nn.Linear(2, C)
+    for factory in (
+        lambda: nn.Sequential(shared, nn.Linear(4, C)),
+        lambda: nn.Sequential(frozen, nn.Linear(2, C)),  # its statistics are buffers
+        lambda: whole,
+    ):
+        with pytest.raises(ValueError, match=r"^teacher=.*share parameters or buffers.*copy\.deepcopy"):
+            panel.fit_modules(factory, data, SPEC, shards, RECIPE, seed=0)
+    own = panel.fit_modules(
+        lambda: nn.Sequential(copy.deepcopy(shared), nn.Linear(4, C)), data, SPEC, shards, RECIPE, seed=0
+    )
+    assert len(own) == K
+
+
+def test_networks_that_a_factory_hands_out_again_later_are_copied():
+    """Two calls differ, the third returns the first network: no check of two calls sees that."""
+    made = [nn.Linear(2, C) for _ in range(2)]
+    state = copy.deepcopy(made[0].state_dict())
+    calls = []
+
+    def factory():
+        calls.append(1)
+        return made[len(calls) % 2]
+
+    data = private(*clouds())
+    panel.fit_modules(factory, data, SPEC, ReplaceOne().shards(data, K, 0), RECIPE, seed=0)
+    assert all(torch.equal(value, state[name]) for name, value in made[0].state_dict().items())
+
+
+class Remembering(LogisticRegression):
+    """Adds to its records those of all teachers before it, which the class keeps."""
+
+    seen: ClassVar[list] = []
+
+    def fit(self, x, y):
+        self.seen.append((x, y))
+        return super().fit(np.concatenate([x for x, _ in self.seen]), np.concatenate([y for _, y in self.seen]))
+
+
+class OwnClone(LogisticRegression):
+    """Is its own clone, and starts from where it stands."""
+
+    def __sklearn_clone__(self):
+        return self
+
+
+def try_again(one, points):
+    one.try_again(points, one.predictions(points))
+
+
+@pytest.mark.fresh_process
+def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
+    monkeypatch.setattr(Remembering, "seen", [])
+    data, points = private(*clouds()), clouds(400, seed=1)[0]
+    one = fit(Remembering(C=0.01), data, ReplaceOne().shards(data, K, 0))
+    with pytest.raises(ValueError, match=re.escape(f"teacher='1 of {K} teachers': was trained again")):
+        try_again(one, points)
+    assert one.untried is not None  # nor is it let through the second time
+
+
+@pytest.mark.fresh_process
+@pytest.mark.parametrize(
+    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=lambda t: str(t)[:9]
+)
+def test_teachers_that_are_apart_pass(teacher):
+    data, points = private(*clouds()), clouds(200, seed=1)[0]
+    one = fit(teacher, data, ReplaceOne().shards(data, K, 0))
+    try_again(one, points)
+    assert one.untried is None
+
+
+@pytest.mark.fresh_process
+def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_refused():
+    data, width = private(*clouds()), 6
+    shards = ReplaceOne().shards(data, K, 0)
+    one = panel.fit_modules(
+        lambda: nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, C)),
+        data,
+        SPEC,
+        shards,
+        RECIPE,
+        seed=0,
+    )
+    try_again(one, clouds(50, seed=1)[0])
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"cannot be sent to the fresh process.*top level of a module"):
+        panel.fit_modules(lambda: nn.Linear(2, C, bias=lock.locked()), data, SPEC, shards, RECIPE, seed=0)
+
+
+def test_one_teacher_alone_is_not_tried():
+    data = private(*clouds(30))
+    assert fit(LogisticRegression(), data, ReplaceOne().shards(data, 1, 0)).untried is None

@@ -1,0 +1,185 @@
+"""One teacher trained again in a fresh process that holds no records but its own: it must come out the same.
+
+What a teacher took from the others (a global generator, a cache, a shared network, another slot of a stacked launch) is
+not there the second time. A fault is found with probability (teachers affected) / K, so reports say that 1 of K was
+tried.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.core.device import settled
+from pate_torch.core.parallel import one_thread
+from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
+from pate_torch.teachers.ensemble import TEACHERS, Ensemble
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec, PrivateData, Shards
+
+T = TypeVar("T")
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def choose(candidates: Sequence[T]) -> T:
+    """One of the candidates, by the randomness of the system: nobody can know which one will be tried."""
+    return secrets.choice(candidates)
+
+
+def refusal(num_teachers: int) -> ValueError:
+    """The error of a teacher that came out another."""
+    return checks.fail(
+        "teacher",
+        f"1 of {num_teachers} teachers",
+        "was trained again in a process that held only its own records, and came out different",
+        "Either teachers share something (a global generator, a cache, a network that all of them train), or training "
+        "is not deterministic. Make everything afresh for each teacher, and draw from the seeded generators only.",
+    )
+
+
+def pack(work: Callable[..., Any]) -> bytes:
+    """What the user gave, as it is now, for a fresh process. Raises ValueError where it cannot be copied."""
+    try:
+        return bytes(cloudpickle.dumps(work))
+    except Exception as error:
+        allowed = f"cannot be sent to the fresh process that tries one teacher again ({type(error).__name__}: {error})"
+        fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
+        raise checks.fail("teacher", "the one given", allowed, fix) from error
+
+
+def call_afresh(packed: bytes, *arguments: Any) -> Any:
+    """PRIVATE. ``work(*arguments)`` in a new Python process, which gets nothing else of this one.
+
+    Raises:
+        ValueError: The work cannot be read, or fails, there.
+    """
+    environment = {key: value for key, value in os.environ.items() if key not in _RANKS}
+    package = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    sent = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((packed, arguments))
+    program = "from pate_torch.teachers.independence import answer; answer()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, env=environment, check=False
+    )
+    error, result = pickle.loads(done.stdout) if done.returncode == 0 else (f"exit code {done.returncode}", None)
+    if error:
+        fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
+        raise checks.fail("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
+    return result
+
+
+def answer() -> None:
+    """Do the work that standard input brings; what it prints goes to the errors, which nobody is shown."""
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)
+        paths, threads = pickle.load(sys.stdin.buffer)
+        sys.path[:] = paths
+        torch.set_num_threads(threads)
+        packed, arguments = pickle.load(sys.stdin.buffer)
+        try:
+            work = pickle.loads(packed)
+        except Exception as error:  # it has seen no record yet
+            out.write(pickle.dumps((f"{type(error).__name__}: {error}", None)))
+            return
+        try:
+            out.write(pickle.dumps((None, work(*arguments))))
+        except Exception as error:  # its message may quote a record
+            out.write(pickle.dumps((type(error).__name__, None)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trial:
+    """PRIVATE. One of an ensemble's teachers, and what is needed to train it again.
+
+    Attributes:
+        ensemble: All teachers.
+        teacher: The one that is tried.
+        again: What trains it, without what the others learnt.
+    """
+
+    ensemble: Ensemble
+    teacher: int
+    again: Retraining
+
+    @classmethod
+    def drawn(
+        cls,
+        ensemble: Ensemble,
+        launched: Sequence[range],
+        private: PrivateData,
+        spec: DataSpec,
+        shards: Shards,
+        recipe: TeacherRecipe,
+        seed: int,
+        device: torch.device,
+    ) -> Trial:
+        """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
+        candidates = [(launch, teacher) for launch in launched for teacher in launch]
+        launch, teacher = choose(candidates[1:] or candidates)
+        own, row, size = shards.of(teacher), teacher - launch.start, len(launch)
+        x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
+        y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
+        x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)
+        chunk = Chunk(launch.start, x_kS, y_kS, size_k)
+        if recipe.backend == "loop":  # each teacher is a launch of its own
+            chunk, row = Chunk(teacher, *(t[row : row + 1] for t in (x_kS, y_kS, size_k))), 0
+        return cls(ensemble, teacher, Retraining(chunk, row, spec, recipe, seed, device))
+
+    def run(self, public_x: Tensor, device: torch.device) -> None:
+        """Raise ValueError unless its parameters and its probabilities on the public points come out bit for bit."""
+        row = {name: p[self.teacher] for name, p in self.ensemble.params.items()}
+        first = self.teacher - self.teacher % TEACHERS
+        asked = self.ensemble.select(slice(first, first + TEACHERS))
+        here = _bits(row, _asked(asked, self.teacher - first, public_x, device))
+        blank = {name: torch.zeros_like(p) for name, p in asked.params.items()}
+        others = Ensemble(asked.network, blank, torch.zeros_like(asked.trained_K), asked.spec, asked.trunk)
+        there = call_afresh(pickle.dumps(self.again), others, self.teacher - first, public_x)
+        if here != there:
+            raise refusal(len(self.ensemble))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Retraining:
+    """PRIVATE. A launch of the same shape as the teacher's, in which all others have one blank record.
+
+    (Backends give the same bits only for equal shapes.)
+    """
+
+    chunk: Chunk
+    row: int
+    spec: DataSpec
+    recipe: TeacherRecipe
+    seed: int
+    device: torch.device
+
+    def __call__(self, others: Ensemble, place: int, public_x: Tensor) -> bytes:
+        """PRIVATE. The bits of the teacher; ``others`` are blank ones beside which it is asked at its old place."""
+        with settled(self.device), one_thread(self.device.type == "cpu"):
+            method = train_loop if self.recipe.backend == "loop" else train_stacked
+            trained = method(self.chunk, self.spec, self.recipe, self.seed, self.device)
+        row = {name: p[self.row] for name, p in trained.params.items()}
+        for name, value in row.items():
+            others.params[name][place] = value
+        others.trained_K[place] = bool(self.chunk.size_k[self.row])
+        return _bits(row, _asked(others, place, public_x, self.device))
+
+
+def _asked(ensemble: Ensemble, place: int, public_x: Tensor, device: torch.device) -> Tensor:
+    with settled(device), one_thread(device.type == "cpu"):
+        return ensemble.probabilities(public_x, device=device)[place]
+
+
+def _bits(row: dict[str, Tensor], probability_PC: Tensor) -> bytes:
+    return b"".join(value.contiguous().numpy().tobytes() for value in (*row.values(), probability_PC))

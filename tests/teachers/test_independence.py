@@ -1,0 +1,88 @@
+"""One teacher trained again alone: honest ensembles come out bit for bit, and a leak between teachers is refused."""
+
+import pytest
+import torch
+
+from pate_torch.teachers import engine, independence, stacked
+from pate_torch.teachers.training import train
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
+
+ROWS = [[0], [1, 2], list(range(3, 40)), [], list(range(40, 60)), [60], list(range(61, 70)), [], list(range(70, 90))]
+CPU = torch.device("cpu")
+OPTIONS = {"lean_cnn": {"channels": [4, 8], "hidden": 16}}
+
+
+def trial_of(teacher, monkeypatch, rows=ROWS, **changes):
+    """The trial of this teacher of a new ensemble."""
+    tried = []
+    monkeypatch.setattr(independence, "choose", lambda candidates: next(c for c in candidates if c[1] == teacher))
+    train(records(90), spec(), shards_of(rows), recipe(steps=8, **changes), seed=0, try_again=tried.append)
+    (trial,) = tried
+    return trial
+
+
+@pytest.mark.parametrize("teacher", range(1, len(ROWS)))
+@pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn"])
+def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
+    """Of shards of unequal sizes, of empty ones, and at every place of a launch."""
+    trial_of(teacher, monkeypatch, network=network, options=OPTIONS.get(network, {})).run(records(20, seed=1).x, CPU)
+
+
+@pytest.mark.fresh_process
+@pytest.mark.parametrize("backend", ["vectorised", "loop", "processes"])
+def test_an_honest_teacher_comes_out_bit_for_bit_in_a_fresh_process(backend, monkeypatch):
+    trial_of(4, monkeypatch, backend=backend, workers=2).run(records(20, seed=1).x, CPU)
+
+
+@pytest.mark.parametrize("teacher", [1, 4])
+def test_a_leak_between_the_slots_of_a_launch_is_refused(teacher, monkeypatch):
+    plain = engine._losses
+
+    def mixed(logits, y, smoothing):
+        own = plain(logits, y, smoothing)
+        return own * (1 + 1e-3 * own.mean())
+
+    monkeypatch.setattr(engine, "_losses", mixed)
+    trial = trial_of(teacher, monkeypatch)
+    with pytest.raises(ValueError, match=r"1 of 9 teachers.*came out different"):
+        trial.run(records(20, seed=1).x, CPU)
+    trial_of(teacher, monkeypatch, backend="loop").run(records(20, seed=1).x, CPU)  # nobody stands beside it
+
+
+def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch):
+    trial, plain = trial_of(4, monkeypatch), stacked.forward
+
+    def mixed(module, params, x):
+        logits = plain(module, params, x)
+        return logits + 1e-3 * logits.mean(0)
+
+    monkeypatch.setattr(stacked, "forward", mixed)
+    with pytest.raises(ValueError, match="came out different"):
+        trial.run(records(20, seed=1).x, CPU)
+
+
+@pytest.mark.fresh_process
+def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
+    """What is planted in this process alone is not there."""
+    plain = engine._losses
+    monkeypatch.setattr(engine, "_losses", lambda *given: 2 * plain(*given))
+    trial = trial_of(2, monkeypatch, backend="loop")
+    with pytest.raises(ValueError, match="came out different"):
+        trial.run(records(20, seed=1).x, CPU)
+
+
+def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(independence, "choose", lambda candidates: drawn.append(list(candidates)) or candidates[3])
+    trials = []
+    private = records(90)
+    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, try_again=trials.append)
+    assert [teacher for _, teacher in drawn[0]] == list(range(1, len(ROWS)))
+    chunk = trials[0].again.chunk
+    assert chunk.teachers == range(3, 6) and trials[0].again.row == 1 and chunk.size_k.tolist() == [1, 20, 1]
+    assert torch.equal(chunk.x_kS[1, :20], private.x[40:60])
+    assert not chunk.x_kS[[0, 2]].any() and not chunk.x_kS[1, 20:].any() and not chunk.y_kS[[0, 2]].any()
+
+
+def test_one_teacher_alone_is_not_tried():
+    train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, try_again=pytest.fail)
