@@ -63,7 +63,6 @@ from pate_torch.types import (
     Dataset,
     DataSpec,
     EncoderCard,
-    PrivateData,
     PublicPool,
 )
 from pate_torch.unfinished import UnfinishedCall
