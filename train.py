@@ -2,7 +2,15 @@
 
 import sys
 
-from pate_torch.cli.train import train
+from pate_torch.cli.main import piped
+
+
+def run() -> int:
+    """Import here, so that Ctrl-C ends in one line while torch is loaded, too."""
+    from pate_torch.cli.train import train
+
+    return train()
+
 
 if __name__ == "__main__":
-    sys.exit(train())
+    sys.exit(piped(run))

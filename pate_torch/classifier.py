@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +30,12 @@ from pate_torch.accounting.shown import show_delta
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
+from pate_torch.core.run_folders import call_id
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
-from pate_torch.estimator import InMemory, Pate, account_of, call_id, unmeasured
+from pate_torch.estimator import InMemory, Pate, account_of, name_failed_disk, unmeasured
 from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.features.encoded import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
@@ -167,7 +167,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         allow_duplicate_account: Whether these records may be charged to an account of another name, too.
         spend_anyway: Whether to charge the account even where the forecast says that the labels of teachers will be
             mostly noise.
-        home: Where ledger, teachers and releases lie; None: PATE_HOME, or outputs.
+        home: Where ledger, teachers and runs lie; None: PATE_HOME, or the store of this user for ledger and teachers
+            and ``outputs`` of the working directory for runs.
         random_state: Seeds everything but the noise, which no seed may know.
         device: Where networks are trained.
         verbose: Whether to print the choice, what is foretold, and progress.
@@ -250,6 +251,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             BudgetExceeded: The account's cap would be passed; nothing has been drawn.
         """
         self._refuse()
+        assert self.account is not None
+        with name_failed_disk(self._home, self.account):
+            return self._fit(X, y, public, groups)
+
+    def _fit(self, X: Any, y: Any, public: Any, groups: Any) -> PATEClassifier:
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
@@ -289,6 +295,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         terms = self._terms(facts, points, partition, groups)
         if self.verbose:
             print(self._said(facts))
+            print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
         self._points = points
         spec = _described(terms, facts, pool)
         if _makes_modules(self.student):
@@ -381,7 +388,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _home(self) -> Path:
-        return run_folders.checked_root(str(self.home or os.environ.get("PATE_HOME") or "outputs"))
+        return run_folders.checked_root(run_folders.home_folder(self.home))
 
     def _texts(self, X: Any) -> tuple[Any, np.ndarray | bool]:
         """PRIVATE. The records, with a filler for an empty text, and which had one: all, where none need an encoder."""

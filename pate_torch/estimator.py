@@ -12,13 +12,12 @@ All releases of one name are charged to one account, whatever object made them.
 
 from __future__ import annotations
 
+import errno
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import settled
 from pate_torch.core.progress import Clock, Stages
+from pate_torch.core.run_folders import call_id
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
 from pate_torch.data.schema import TableSchema
@@ -124,7 +124,8 @@ class Pate:
         mechanism: Any of ``pate_torch.mechanisms``, its sigma in votes.
         delta: The account's, fixed when it opens.
         budget_epsilon: The account's cap, fixed when it opens; None: 10, or the cap it has.
-        home: Where teachers, ledger and releases lie; None: PATE_HOME, or outputs.
+        home: Where teachers, ledger and runs lie; None: PATE_HOME, or the store of this user for teachers and ledger
+            and ``outputs`` of the working directory for runs.
         teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
             torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``Voters``, such as
             ReverseKnn() with mechanism=Histogram(...) or Gradients(size=...) with mechanism=GradientDescent(...), where
@@ -194,7 +195,7 @@ class Pate:
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
-        self.home = run_folders.checked_root(str(home or os.environ.get("PATE_HOME") or "outputs"))
+        self.home = run_folders.checked_root(run_folders.home_folder(home))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
         if isinstance(teacher, Voters):
@@ -317,9 +318,10 @@ class Pate:
             if guide_student is None
             else _named("guide_student", guide_student, {"network": _guide(spec), "steps": GUIDE_STEPS}),
         )
-        with RunContext.open(config, self._clock, _remedy) as run:
+        with name_failed_disk(self.home, self.name), RunContext.open(config, self._clock, _remedy) as run:
             if run.forecast is not None:
                 warnings.warn(run.forecast, chance.Drowned, stacklevel=3)
+            run.stages.say(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
             release = run.reused or release_labels(run)
         self._call = run.call
         if finish:
@@ -615,6 +617,20 @@ def account_of(home: Path, name: str) -> Account | None:
         return next((account for account in ledger.accounts() if account.name == name), None)
 
 
+@contextmanager
+def name_failed_disk(home: Path, account: str) -> Iterator[None]:
+    """Say of a full or read-only disk which file failed, and whether the account was charged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        known = account_of(home, account)
+        charged = "is charged, and stays charged" if known is not None and known.is_charged else "was not charged"
+        fix = f"Free some space, or make the folder writable (home={str(home)!r}, or PATE_HOME)"
+        raise OSError(error.errno, f"{error.strerror}. Account {account!r} {charged}. {fix}", error.filename) from error
+
+
 def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
     """How these records are asked without teachers."""
     of, size, bears = descent.mechanism, "<about how many>", ""
@@ -624,11 +640,6 @@ def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
         step = f"{of.step_size:.3g}"
         mechanism += f", steps={of.steps}, clip_norm={of.clip_norm:g}, first_step_size={step}, step_size={step}"
     return f"Pate(teacher=Gradients(size={size}{bears}), mechanism=GradientDescent({mechanism}))"
-
-
-def call_id() -> str:
-    """A folder of its own for every call: ``run_folders.run_id`` would give all those of one batch job the same."""
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
 def unmeasured(spec: DataSpec, like: Tensor) -> Evaluation:

@@ -247,7 +247,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     if trained is None:
         report = _report(run, release)
         write_release(run.release_dir, report)
-        show_closing(report, places={"Released": run.release_dir})
+        show_closing(report, places={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
         return report
     name, student = trained
     owner.save_votes(run, release)
@@ -259,7 +259,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     write_release(run.release_dir, report)
     figures = owner.examine(run, release, student, figures, nonprivate)
     owner.write_owner_summary(figures, run.private_dir / "summary.json")
-    places = {"Released": run.release_dir, "Private": run.private_dir}
+    places = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
     show_closing(report, owner=figures.lines(), places=places)
     return report
 

@@ -24,6 +24,12 @@ def no_fresh_process(request, monkeypatch):
         monkeypatch.setattr(independence, "call_afresh", lambda packed, *given: pickle.loads(packed)(*given))
 
 
+@pytest.fixture(autouse=True)
+def home_of_tests(tmp_path_factory, monkeypatch):
+    """No test writes into the store of whoever runs it."""
+    monkeypatch.setenv("PATE_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
 @pytest.fixture
 def card():
     """What a pretend GPU sees, which ``cuda`` means until the test is over."""

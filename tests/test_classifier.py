@@ -173,6 +173,43 @@ def test_the_number_of_units_is_public_where_one_is_replaced(make):
     assert fitted.method_.name == "gradients" and "about 900" in fitted.method_.outlook
 
 
+def test_another_working_directory_has_no_budget_of_its_own(make, tmp_path, monkeypatch):
+    monkeypatch.delenv("PATE_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    runs = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        if place == "b":
+            with pytest.raises(ValueError, match="has been charged already"):
+                make(home=None).fit(X, Y, public=PUBLIC)
+        runs.append(make(home=None, allow_refit=place == "b").fit(X, Y, public=PUBLIC).release_.absolute())
+    assert [(tmp_path / place / "outputs" / "runs") in run.parents for place, run in zip("ab", runs, strict=True)] == [
+        True
+    ] * 2
+    assert len(list((tmp_path / "data").rglob("ledger.sqlite"))) == 1 and not list(
+        tmp_path.glob("[ab]/**/ledger.sqlite")
+    )
+
+
+def test_a_home_may_begin_with_a_tilde(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    make(home="~/kept").fit(X, Y, public=PUBLIC)
+    assert (tmp_path / "kept" / "ledger.sqlite").exists() and not (tmp_path / "~").exists()
+
+
+def test_a_full_disk_is_named_with_what_was_charged(make, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", str(tmp_path / "student.safetensors"))
+
+    monkeypatch.setattr("pate_torch.pipeline.save_student", full)
+    with pytest.raises(
+        OSError, match=r"No space left.*Account 'clouds' is charged, and stays.*home=.*student\.safetensors"
+    ):
+        make().fit(X, Y, public=PUBLIC)
+
+
 def test_a_fit_may_cost_more_than_ten(make, tmp_path):
     make(20.0).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
@@ -458,10 +495,11 @@ def test_delta_lies_below_one_record_in_all(records, delta):
     assert delta_for(records) == pytest.approx(delta, rel=1e-9)
 
 
-def test_it_says_why_in_two_lines(make, capsys):
+def test_it_says_why_in_two_lines_and_where_it_charges(make, capsys, tmp_path):
     make(verbose=True).fit(X, Y, public=PUBLIC)
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
+    assert len(said) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in said[2]
+    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
 
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(make):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.core.run_folders import checked_root, home_folder, runs_folder
 
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")
 
@@ -59,11 +59,11 @@ def _up(epsilon: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``pate runs``; its exit code. 0: done; 2: there is no such folder."""
     parser = argparse.ArgumentParser(prog="pate runs", description=(__doc__ or "").split(":", 1)[1].strip())
-    parser.add_argument("--home", type=Path, help="the folder of all runs (default: PATE_HOME or outputs)")
+    parser.add_argument("--home", type=Path, help="the folder of all runs (default: PATE_HOME, or outputs)")
     parser.add_argument("--dataset", help="only runs charged to this account")
     parser.add_argument("--json", action="store_true", help="every key of every summary, unrounded")
     options = parser.parse_args(arguments)
-    root = options.home or Path(os.environ.get("PATE_HOME") or "outputs")
+    root = runs_folder(checked_root(home_folder(options.home))).parent
     if not (root / "runs").is_dir():
         print(f"error: home={str(root)!r}: has no runs. Set PATE_HOME or --home.", file=sys.stderr)
         return 2

@@ -31,6 +31,10 @@ HUNG_UP = 141
 """What a shell reports of a program whose pipe was closed: 128 + SIGPIPE."""
 
 
+INTERRUPTED = 130
+"""What a shell reports of a program that Ctrl-C ended: 128 + SIGINT."""
+
+
 def usage() -> str:
     """What ``pate --help`` shows."""
     width = max(map(len, COMMANDS))
@@ -43,7 +47,8 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "pate COMMAND --help says more. Runs, teachers and the ledger lie under PATE_HOME (default: outputs).",
+            "pate COMMAND --help says more. Teachers and the ledger lie in a store of each user, runs in outputs/;",
+            "PATE_HOME puts all of them in one place.",
         ]
     )
 
@@ -53,6 +58,13 @@ def piped(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted: what was charged stays charged (pate ledger show); the same call goes on.", file=sys.stderr)
+        return INTERRUPTED
+    except AttributeError:
+        if sys.stdout is not None:
+            raise
+        return HUNG_UP  # there is no standard output
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):  # Python would try again to write what is left

@@ -61,7 +61,9 @@ def predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
     writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
     likely_QC = student.predict_proba(x)
     for name, label, likely in zip(names, likely_QC.argmax(1).tolist(), likely_QC.tolist(), strict=True):
-        writer.writerow([name, plain_cell(student.class_names[label]), *(f"{share:.6g}" for share in likely)])
+        writer.writerow(
+            [plain_cell(name), plain_cell(student.class_names[label]), *(f"{share:.6g}" for share in likely)]
+        )
     return table.getvalue()
 
 

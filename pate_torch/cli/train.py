@@ -25,7 +25,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pate_torch.cli.main import piped
 from pate_torch.core import checks
 from pate_torch.core.moved import renamed
-from pate_torch.core.run_folders import run_folder, run_id
+from pate_torch.core.run_folders import home_folder, run_folder, run_id
 
 
 def configuration() -> str:
@@ -42,6 +42,7 @@ def adjacency_of(partition: Any) -> str:
 
 OmegaConf.register_new_resolver("adjacency_of", adjacency_of, replace=True)
 OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("home_folder", home_folder, replace=True)
 OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 _composed = False

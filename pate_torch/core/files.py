@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,18 +34,31 @@ def private_folder(path: Path, why: str = README) -> Path:
     return path
 
 
+PRIVATE_FILE, SHARED_FILE = 0o600, 0o644
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary neighbor which becomes ``path`` at the end, whole or not at all."""
+def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[Path]:
+    """A temporary neighbor, of a name that nobody can guess, which becomes ``path`` at the end, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         yield temporary
-        temporary.chmod(0o600)
+        temporary.chmod(mode)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a renamed file survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -77,17 +91,20 @@ def content(x: Tensor) -> memoryview:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    """Write a file whole or not at all; a link that lies in its way is replaced and not followed."""
+    # Mode x fails where anything has the name, a link too.
+    with replacing(path, SHARED_FILE) as temporary, open(temporary, "xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+
+
+def visible(text: str) -> str:
+    """A text with its control characters written out, so that no terminal obeys them."""
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) == "Cc" else c for c in text)
 
 
 def plain_cell(name: str) -> str:
     """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
+    name = visible(name)
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -35,24 +36,57 @@ def run_id() -> str:
         return _safe(f"slurm-{environment['SLURM_JOB_ID']}")
     if "RANK" in environment:
         return f"torchrun-{os.getppid()}"
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    return call_id()
+
+
+def call_id() -> str:
+    """A name of its own for every call, also for two in one microsecond."""
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}-{secrets.token_hex(2)}"
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder with those above it; none that is made or written by a run can be written by others."""
+    for place in reversed((folder, *folder.parents)):
+        if not place.exists():
+            place.mkdir(mode=0o755, exist_ok=True)
+    for place in (folder, folder.parent):
+        with contextlib.suppress(OSError):  # of another user
+            place.chmod(place.stat().st_mode & ~0o022)
+
+
+def user_store() -> Path:
+    """The store of this user: the ledger and the teachers, wherever the working directory is."""
+    import platformdirs
+
+    return platformdirs.user_data_path("pate_torch")
+
+
+def home_folder(given: object = None) -> str:
+    """The folder of ledger and teachers: ``given``, else PATE_HOME, else the store of this user."""
+    return str(given or os.environ.get("PATE_HOME") or user_store())
+
+
+def runs_folder(root: Path) -> Path:
+    """The folder of all runs: in ``root``, or ``outputs/runs`` of the working directory for the store of this user."""
+    return (Path("outputs") if root == user_store() else root) / "runs"
 
 
 def run_folder(root: object, dataset: object, mechanism: object) -> str:
-    """``<root>/runs/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
-    return str(checked_root(root) / "runs" / _safe(dataset, "dataset.name") / _safe(mechanism, "mechanism.name"))
+    """``<runs>/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
+    runs = runs_folder(checked_root(root))
+    return str(runs / _safe(dataset, "dataset.name") / _safe(mechanism, "mechanism.name"))
 
 
 def checked_root(root: object) -> Path:
-    """The folder of all runs.
+    """The folder of ledger and teachers, with ``~`` expanded.
 
     Raises:
         ValueError: An empty one: it would be the working directory, closed to others.
     """
     if not isinstance(root, str) or not root.strip():
-        fix = "Set PATE_HOME or paths.root, or unset both (outputs)."
+        fix = "Set PATE_HOME or paths.root, or unset both."
         raise checks.fail("paths.root", root, "must be the path of a folder", fix)
-    return Path(root)
+    return Path(root).expanduser()
 
 
 @contextlib.contextmanager
@@ -67,7 +101,7 @@ def hold(folder: Path) -> Iterator[None]:
         fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
         raise checks.fail("paths.run", str(folder), f"is being written by {holder}", fix)
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     try:
         with locks.hold(folder / LOCK, "paths.run", busy=refuse):
             locks.sweep(folder)
@@ -79,7 +113,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 def sweep(root: Path) -> None:
     """Remove what killed runs left half written under ``root``."""
-    for lock in (root / "runs").glob(f"*/*/*/{LOCK}"):
+    for lock in runs_folder(root).glob(f"*/*/*/{LOCK}"):
         with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as dead:
             if dead:
                 locks.sweep(lock.parent)
@@ -106,7 +140,7 @@ def checked_id(key: str, value: object) -> str:
 def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every finished release under ``root``, newest first: (its release folder, its release.json)."""
     found = []
-    for file in (root / "runs").glob("*/*/*/release/release.json"):
+    for file in runs_folder(root).glob("*/*/*/release/release.json"):
         try:
             record = json.loads(file.read_text())
         except (OSError, ValueError, RecursionError):
@@ -128,5 +162,8 @@ def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
         if record["release_id"] == wanted:
             return folder, record
     raise checks.fail(
-        "labels", release_id, f"no such release under {root / 'runs'}", "Set PATE_HOME if it lies elsewhere."
+        "labels",
+        release_id,
+        f"no such release under {runs_folder(root).absolute()}",
+        "Run it in the folder of the run that released it, or set PATE_HOME.",
     )

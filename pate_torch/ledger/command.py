@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--path", type=Path, help="the ledger (default: ledger.sqlite under PATE_HOME or outputs)")
+    shared.add_argument("--path", type=Path, help="the ledger (default: in PATE_HOME, or in the store of this user)")
     shared.add_argument("--json", action="store_true", help="answer in JSON")
     parser = argparse.ArgumentParser(prog="python -m pate_torch.ledger", description="The privacy ledger (PRIVATE).")
     commands = parser.add_subparsers(dest="command", required=True)

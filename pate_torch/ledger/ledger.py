@@ -31,7 +31,7 @@ from typing import Any
 from pate_torch.accounting.epsilon import Guarantee
 from pate_torch.accounting.events import Event, to_json
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
 from pate_torch.ledger.accounts import (
     CHOICE,
     HYPOTHESIS,
@@ -68,8 +68,8 @@ __all__ = [
 
 
 def default_path() -> Path:
-    """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or under ``outputs``."""
-    return Path(os.environ.get("PATE_HOME") or "outputs") / "ledger.sqlite"
+    """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
+    return run_folders.checked_root(run_folders.home_folder()) / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)

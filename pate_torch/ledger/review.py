@@ -21,6 +21,7 @@ import yaml
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import ZCDP, Event, Gaussian
 from pate_torch.accounting.shown import show_epsilon
+from pate_torch.core import run_folders
 from pate_torch.ledger.accounts import State, apply
 from pate_torch.ledger.ledger import CHOICE, LABELS, PRICE, Account, Charge, Entry, Ledger
 
@@ -110,7 +111,7 @@ def _folders(ledger: Ledger) -> Iterator[_Folder]:
     if apart.exists():  # a benchmark's baseline that its account could not add up
         with Ledger(apart, create=False, readonly=True) as other:
             baseline = other.entries()
-    for file in sorted(root.glob("runs/*/*/*/release/summary.json")):
+    for file in sorted(run_folders.runs_folder(root).glob("*/*/*/release/summary.json")):
         try:
             summary = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from pate_torch.core.run_folders import runs_folder
+
 TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
 """How ``run_folders.run_id`` names a run; what follows the time is of a sweep."""
 
@@ -60,7 +62,7 @@ def link(board: Path, root: Path) -> None:
     TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
     where the file system has no links.
     """
-    board, root = board.absolute(), root.absolute()
+    board, root = board.absolute(), runs_folder(root).parent.absolute()
     run = board.parent.parent
     if root / "runs" not in run.parents:
         return

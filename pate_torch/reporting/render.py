@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from pate_torch.core.files import file_digest, write_whole
+from pate_torch.core.files import file_digest, visible, write_whole
 from pate_torch.core.progress import clock
 from pate_torch.core.version import package_version
 from pate_torch.reporting import figures, statement
@@ -210,7 +210,7 @@ def plain(value: object) -> Markup:
     """Text that Markdown shows as it stands: neither HTML, nor tables, nor emphasis made from a name."""
     if isinstance(value, Markup):
         return value
-    kept = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    kept = visible(" ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|#":
         kept = kept.replace(mark, f"\\{mark}")
     return Markup(kept)

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.files import SHARED_FILE, replacing
 from pate_torch.protocols import Student
 from pate_torch.types import DataSpec
 
@@ -32,9 +33,8 @@ def save(student: Student, path: Path) -> None:
     facts = {"format": FORMAT, "network": student.network, "spec": spec, **beside}
     header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata=header)
-    partial.replace(path)
+    with replacing(path, SHARED_FILE) as temporary:
+        save_file(tensors, temporary, metadata=header)
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
