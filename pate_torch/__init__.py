@@ -12,8 +12,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from pate_torch.core import moved
-
 if TYPE_CHECKING:
     from pate_torch.classifier import PATEClassifier as PATEClassifier
     from pate_torch.estimator import Pate as Pate
@@ -28,7 +26,6 @@ _HOMES = {
 }
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-moved.install()
 
 __all__ = ["PATEClassifier", "Pate", "PrivateLabeler", "load_student"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.core import checks, moved
+from pate_torch.core import checks
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, Context, Dataset, DataSpec, EncoderCard, LinearModel, PrivateData, Shards
 
@@ -416,7 +416,3 @@ class HypothesisClass(Protocol):
     def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray:
         """The labels of x [n, D], bool [n]."""
         ...
-
-
-def __getattr__(name: str) -> Any:
-    raise moved.absent(__name__, name)

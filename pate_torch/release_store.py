@@ -29,7 +29,6 @@ from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
 from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
-from pate_torch.voters import past
 from pate_torch.voters.description import VotersDescription
 
 SCHEMA_VERSION = 1
@@ -89,16 +88,14 @@ def answer_files(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def answered_by(record: Mapping[str, Any]) -> VotersDescription:
-    """Who answered, in the words that the record holds, or that its kind of answers had before it held any.
+    """Who answered, in the words that the record holds.
 
     Raises:
         ValueError: It was edited.
     """
-    if "answered_by" not in record:
-        return past.describe(record)
     try:
         return VotersDescription.read(record["answered_by"])
-    except (TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _bad(dict(record), f"was edited: its answered_by cannot be read ({error})") from error
 
 

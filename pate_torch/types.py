@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import Event
-from pate_torch.core import checks, moved
+from pate_torch.core import checks
 from pate_torch.data.schema import TableSchema
 
 NO_ANSWER = -1
@@ -656,7 +656,3 @@ class Context:
     def last(self) -> bool:
         """Whether no call is planned after this one."""
         return self.turn >= self.rounds - 1
-
-
-def __getattr__(name: str) -> Any:
-    raise moved.absent(__name__, name)

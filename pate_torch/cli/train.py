@@ -24,7 +24,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pate_torch.cli.main import piped
 from pate_torch.core import checks
-from pate_torch.core.moved import renamed
 from pate_torch.core.run_folders import home_folder, run_folder, run_id
 
 
@@ -102,17 +101,8 @@ def _guarded() -> int:
     return 0
 
 
-def explain(error: BaseException, settings: Sequence[str] | None = None) -> str:
-    """One line for the user: the key, what is allowed, what to do. Hydra and OmegaConf take several.
-
-    Args:
-        error: What was raised.
-        settings: Those of the command; None: of ``sys.argv``.
-    """
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        before = renamed(sys.argv[1:] if settings is None else settings)
-        if before is not None:
-            return before
+def explain(error: BaseException) -> str:
+    """One line for the user: the key, what is allowed, what to do. Hydra and OmegaConf take several."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return str(_unknown(group, name, error.options))

@@ -117,6 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = composed(settings)
         run(config)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, settings)}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 2
     return 0

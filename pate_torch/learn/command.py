@@ -177,6 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         learn(config, learning)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         ours = isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException)
-        print(f"error: {error if ours else explain(error, options.settings)}", file=sys.stderr)
+        print(f"error: {error if ours else explain(error)}", file=sys.stderr)
         return 2
     return 0

@@ -13,7 +13,6 @@ from typing import Any
 
 from pate_torch.accounting.epsilon import DELTA_ALONE, Guarantee
 from pate_torch.accounting.shown import show_delta, show_epsilon
-from pate_torch.ledger import review
 from pate_torch.ledger.ledger import Account, Ledger, LedgerError, default_path
 
 OK, PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
@@ -21,11 +20,11 @@ _WIDTH = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 1 refused, damaged or (review) too low a claim, 2 not understood."""
+    """Run one command; 0 done, 1 refused or damaged, 2 not understood."""
     options = _parser().parse_args(arguments)
     path = options.path or default_path()
     try:
-        readonly = options.command in ("verify", "show", "review", "export", "backup")
+        readonly = options.command in ("verify", "show", "export", "backup")
         with Ledger(path, create=False, readonly=readonly) as ledger:
             result, text = _COMMANDS[options.command](ledger, options)
     except (ValueError, OSError) as error:
@@ -53,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--contains", metavar="HASH", help="a ledger_head noted elsewhere, which must be in the chain")
     show = command("show", "accounts, and the entries of one")
     show.add_argument("account", nargs="?", help="list this account's entries, too")
-    command("review", "compose the claims of past releases anew; lists those that were too low")
     export = command("export", "every entry, one JSON object a line")
     export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
     command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
@@ -93,11 +91,6 @@ def _show(ledger: Ledger, options: argparse.Namespace) -> Answer:
     return result, "\n".join(lines)
 
 
-def _review(ledger: Ledger, options: argparse.Namespace) -> Answer:
-    looked, found = review.review(ledger)
-    return review.payload(looked, found), review.text(looked, found)
-
-
 def _export(ledger: Ledger, options: argparse.Namespace) -> Answer:
     rows = [asdict(entry) for entry in ledger.entries()]
     text = "\n".join(json.dumps(row, sort_keys=True) for row in rows)
@@ -127,7 +120,6 @@ def _close(ledger: Ledger, options: argparse.Namespace) -> Answer:
 _COMMANDS = {
     "verify": _verify,
     "show": _show,
-    "review": _review,
     "export": _export,
     "backup": _backup,
     "raise-cap": _raise_cap,

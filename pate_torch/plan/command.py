@@ -39,7 +39,6 @@ from pate_torch.cli import hydra_config as composer
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
-from pate_torch.core.moved import renamed
 from pate_torch.core.progress import Stages
 from pate_torch.data import locations
 from pate_torch.data.embeddings import Embeddings
@@ -85,13 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", type=Path, help="folder of plan.png (default: plans under paths.root)")
     parser.add_argument("--no-plot", action="store_true", help="draw nothing")
-    settings: list[str] = []
     try:
         args = parser.parse_intermixed_args(arguments)
-        settings = args.settings
         sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, settings)}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 2
     print(json.dumps(reports.payload(sheet), allow_nan=False) if args.json else reports.text(sheet))
     return 0
@@ -347,10 +344,8 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
         try:
             cfg = compose("config", overrides=settings)
         except MissingConfigException as error:
-            before = renamed([f"pilot.on={pilot.on}"])
             fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
-            unknown = checks.fail("pilot.on", pilot.on, "is no data set here", fix)
-            raise (unknown if before is None else ValueError(before)) from error
+            raise checks.fail("pilot.on", pilot.on, "is no data set here", fix) from error
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
     planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
     if source.name == planned.name or not _of_other_files(source, planned):

@@ -27,8 +27,8 @@ CURVES = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
 STABLE = ("stability", "soft_stability")
 OLDER = (
-    "It lists no events to recompute. Whoever holds its ledger can check it (`pate ledger review`), or train a student "
-    "on the same labels, which costs nothing and writes a new statement (`pate train labels=<release id>`)."
+    "It lists no events to recompute. Train a student on the same labels, which costs nothing and writes a new "
+    "statement (`pate train labels=<release id>`)."
 )
 NEWER = "Install the pate_torch that wrote it, or a later one."
 VOTES = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *STABLE)

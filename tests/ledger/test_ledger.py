@@ -813,4 +813,5 @@ def test_default_path_follows_the_home_folder(monkeypatch):
     monkeypatch.setenv("PATE_HOME", "/somewhere")
     assert default_path() == Path("/somewhere/ledger.sqlite")
     monkeypatch.delenv("PATE_HOME")
-    assert default_path() == Path("outputs/ledger.sqlite")
+    monkeypatch.setenv("XDG_DATA_HOME", "/users")
+    assert default_path() == Path("/users/pate_torch/ledger.sqlite")

@@ -17,7 +17,7 @@ from pate_torch.reporting.render import card, page, plain, privacy, privacy_sche
 from pate_torch.reporting.report import Baseline, Examples
 from pate_torch.sensitive import Votes
 from pate_torch.types import LABEL_UNIT, PrivateData
-from pate_torch.voters import past
+from pate_torch.voters import gradients, reverse_knn, teachers
 from pate_torch.voters.description import VotersDescription
 from tests.reporting.json_schema import faults
 from tests.reporting.reporting_demo import EPSILON, demo, examples
@@ -240,22 +240,22 @@ def test_templates_name_nothing_that_is_not_there(name):
     assert used and [name for name in used if not hasattr(KNOWN[name[0]], name[1])] == []
 
 
-BEFORE = {
-    "teachers": {"num_teachers": 250},
-    "successors": {"num_teachers": 250, "succession": True},
-    "gradients": {"scores_sha256": "0"},
-    "reverse_knn": {"cells_sha256": "0"},
+VOTERS = {
+    "teachers": lambda unit: teachers.describe(250, unit),
+    "teachers who were tried": lambda unit: teachers.describe(250, unit, counts=True, tried=True),
+    "gradients": lambda unit: gradients.describe(unit, 5),
+    "reverse_knn": reverse_knn.describe,
+    "nobody": lambda unit: None,
 }
 
 
-@pytest.mark.parametrize("who", [*BEFORE, "nobody"])
+@pytest.mark.parametrize("who", VOTERS)
 @pytest.mark.parametrize("unit", ["record", "group:user", LABEL_UNIT])
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, unit, adjacency):
-    record = {"unit": unit, "parameters": {}} | BEFORE.get(who, {})
-    voters = past.describe(record) if who in BEFORE else None
+    voters = VOTERS[who](unit)
     assert voters is None or VotersDescription.read(json.loads(json.dumps(voters.facts()))) == voters
-    number = {"num_teachers": record.get("num_teachers", 0), "rounds": 1 if "num_teachers" in record else 2}
+    number = {"num_teachers": 250, "rounds": 1} if who.startswith("teachers") else {"num_teachers": 0, "rounds": 2}
     report = demo(unit=unit, adjacency=adjacency, voters=voters, **number)
     shown = html.unescape(page(report)).replace("\u00a0", " ")
     for tell in (statement.plain_words, statement.assumptions, statement.not_covered):

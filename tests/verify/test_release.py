@@ -554,7 +554,7 @@ def test_a_seeded_run_that_says_it_is_private_is_found_by_the_ledger(release, tm
     assert said(false)["charges"] == "FAILS" and said(false, ledger=False)["guarantee"] == "ok"
 
 
-@pytest.mark.parametrize("version,advice", [(2, "pate ledger review"), (4, "Install the pate_torch that wrote it")])
+@pytest.mark.parametrize("version,advice", [(2, "pate train labels="), (4, "Install the pate_torch that wrote it")])
 def test_a_statement_of_another_version_is_one_line_that_says_what_to_do(version, advice, release, capsys):
     text = (release / "privacy.json").read_text()
     (release / "privacy.json").write_text(text.replace('"schema_version": 3', f'"schema_version": {version}'))
