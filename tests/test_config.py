@@ -186,10 +186,9 @@ COMPOSITION = [
     ("voters=nosuch", "voters='nosuch'", "transductive"),
     ("student=nosuch", "student='nosuch'", "fixmatch"),
     ("selection=nosuch", "selection='nosuch'", "none"),
-    ("privacy=nosuch", "privacy='nosuch'", "default"),
+    ("privacy=nosuch", "privacy='nosuch'", "privacy.delta"),
     ("experiment=nosuch", "experiment='nosuch'", "mnist_pate"),
     ("mechanism=null", "mechanism=null"),
-    ("refit=nosuch", "refit='nosuch'", "_target_"),
     ("mechanism._target_=os.system", "mechanism._target_='os.system'", "mechanism=<name>"),
     ("mechanism._target_=pate_torch.nothing.X", "mechanism._target_='pate_torch.nothing.X'", "mechanism=<name>"),
     ("mechanism._target_=pate_torch.core.rng.derive", "mechanism"),
@@ -208,8 +207,6 @@ DATA = [
     ("dataset=mnist data_root={home}/none", "dataset.name='mnist'", "not found in", "dataset.download=true"),
     ("dataset=mnist data_root=5", "data_root=5", "path"),
     ("dataset=svhn dataset.download=perhaps", "dataset.download='perhaps'", "true or false"),
-    ("dataset=glyphs", "dataset=glyphs", "--config-dir benchmarks/conf"),
-    ("dataset=handwriting", "dataset=handwriting", "--config-dir benchmarks/conf"),
     ("dataset.private=0", "dataset.private=0", "[1,"),
     ("dataset.private=99999", "dataset.private", "at most 1797"),
     ("dataset.public=-1", "dataset.public=-1", "[1,"),
@@ -221,7 +218,7 @@ DATA = [
     ("dataset=csv dataset.publish_split=true dataset.path={home}/none.csv", "dataset.path=", "must exist", "data_root"),
     ("dataset=csv dataset.publish_split=true dataset.path=5", "dataset.path=5", "path"),
     ("dataset=csv dataset.publish_split=true dataset.path={data}", "dataset.path=", "not a readable CSV"),
-    ("dataset=csv dataset.publish_split=true dataset.path={data}/empty.csv", "dataset.path=", "not a readable CSV"),
+    ("dataset=csv dataset.publish_split=true dataset.path={data}/empty.csv", "dataset.path=", "has no rows"),
     ("dataset=csv dataset.publish_split=true dataset.path={data}/one.csv", "no public records", "dataset.fractions"),
     (
         "dataset=csv dataset.publish_split=true dataset.path={data}/one_class.csv",
@@ -273,11 +270,6 @@ DATA = [
         "dataset=csv dataset.publish_split=true dataset.path={data}/ok.csv dataset.roles=position dataset.id=user",
         "dataset.roles=",
         "roles=hash",
-    ),
-    (
-        "dataset=csv dataset.publish_split=true dataset.path={data}/ok.csv dataset.group=user num_teachers=100",
-        "num_teachers=100",
-        "group:user",
     ),
     (
         "dataset=csv dataset.publish_split=true dataset.path={data}/ok.csv dataset.fractions=[1,2]",
@@ -347,7 +339,7 @@ def data(tmp_path_factory):
     (folder / "one_class.csv").write_text(
         head + "\n".join(row.replace(",x,", ",z,").replace(",y,", ",z,") for row in rows)
     )
-    (folder / "nan.csv").write_text(head + "\n".join([*["nan,0.2,x,u1", ",0.2,y,u2"] * 40, *rows]))
+    (folder / "nan.csv").write_text(head + "\n".join([*(f"nan,{i},x,u1\n,{i},y,u2" for i in range(40)), *rows]))
     (folder / "one.csv").write_text("a,b,label\n1,2,x\n")
     (folder / "empty.csv").write_text("")
     (folder / "pickle.parquet").write_bytes(b"\x80\x04K\x01.")

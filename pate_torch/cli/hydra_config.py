@@ -83,6 +83,8 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
 
 def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
     """The account's terms."""
+    if not isinstance(resolved["privacy"], dict):
+        raise checks.fail("privacy", resolved["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
     return PrivacyConfig(
         noise=resolved["noise"], insecure_noise_seed=resolved["insecure_noise_seed"], **resolved["privacy"]
     )

@@ -81,12 +81,12 @@ def test_only_the_first_questions(home):
     assert spent(home) == {"hospitals": price(10)}
 
 
-def test_the_same_votes_are_answered_once(home):
+def test_the_same_votes_are_charged_again_and_no_id_repeats(home):
+    """Whether a repeated question is free must not depend on whether the votes, which are private, are the same."""
     assert run(home) == run(home) == 0
     one, two = map(summary, folders(home))
-    assert one["release_id"] == two["release_id"]
-    assert one["teachers_id"] == two["teachers_id"]
-    assert spent(home) == {"hospitals": price(P)}
+    assert one["release_id"] != two["release_id"] and one["teachers_id"] != two["teachers_id"]
+    assert spent(home) == {"hospitals": price(2 * P)}
 
 
 def test_the_noise_can_be_calibrated(home):

@@ -421,8 +421,8 @@ def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 STAGES = {
-    "gaussian": {"start", "labels", "student"},
-    "confident": {"start", "labels", "student"},
+    "gaussian": {"labels", "student"},
+    "confident": {"labels", "student"},
     "reverse k-NN": {"student"},
     "gradients": {"student"},
 }

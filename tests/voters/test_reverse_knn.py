@@ -29,7 +29,6 @@ from pate_torch.networks import feature_extractor, remove_head
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.clusters import Medoids
-from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import plain_words, title
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Votes
 from pate_torch.students import label_propagation
@@ -40,6 +39,7 @@ from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCoun
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells, describe
 from tests.mechanisms.vote_laws import TINY, Recorder, law
+from tests.reporting.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder
 from tests.worlds import IMAGES, clouds, images
@@ -492,11 +492,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
 
 def test_the_statement_names_the_unit():
     def how(unit: str, rounds: int) -> str:
-        report = ReleaseReport(
-            dataset="d", mechanism="histogram", num_teachers=0, queries_asked=9, queries_answered=9, epsilon=1.0,
-            delta=1e-5, accountant="gdp", adjacency="replace_one", unit=unit, private=True,
-            voters=describe(unit), rounds=rounds,
-        )  # fmt: skip
+        report = demo(mechanism="histogram", num_teachers=0, unit=unit, voters=describe(unit), rounds=rounds)
         return plain_words(report)[-1]
 
     assert "Every record was counted once: " in how("record", 1)
