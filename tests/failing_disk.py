@@ -124,7 +124,9 @@ def _gradients(home: Path, allow_refit: bool) -> None:
 
 
 def _teachers(home: Path, allow_refit: bool) -> None:
-    _classifier(home, allow_refit, epsilon=8.0, method="teachers", num_records_about=240, num_queries=20)
+    _classifier(
+        home, allow_refit, epsilon=4.0, method="teachers", num_records_about=240, num_queries=8, spend_anyway=True
+    )
 
 
 def _dpsgd(home: Path, allow_refit: bool) -> None:

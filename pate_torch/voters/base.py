@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.protocols import Student, silent
-from pate_torch.sensitive import Sensitive
+from pate_torch.sensitive import Sensitive, Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
 from pate_torch.voters.description import VotersDescription
@@ -45,6 +45,11 @@ class FittedVoters:
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
     ensemble: Ensemble | None = None
+
+    @classmethod
+    def of_votes(cls, run: RunContext, votes: Votes) -> FittedVoters:
+        """PRIVATE. Voters of whom nothing is kept but their votes, under a fresh id."""
+        return cls(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
 
     def for_round(self, guide: Student | None) -> FittedVoters:
         """PRIVATE. The voters of a round that ``guide``, the guide student, leads to."""

@@ -64,7 +64,7 @@ class PanelVoters(VotersBase):
                 self.panel.try_again(run.data.pool.x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count(prediction_KQ, self.panel.spec.num_classes)
-        return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
+        return FittedVoters.of_votes(run, votes)
 
 
 Member = Callable[[Tensor], Tensor]

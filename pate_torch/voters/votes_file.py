@@ -77,7 +77,7 @@ class VotesFile(VotersBase):
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes, as they were read."""
-        return FittedVoters(id=run.store.new_alias(run.store.votes_fingerprint(self._read)), sensitive=self._read)
+        return FittedVoters.of_votes(run, self._read)
 
     @property
     def _read(self) -> Votes:
