@@ -412,6 +412,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return validate_data(self, X, reset=reset, skip_check_array=True)
         if not reset:
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # else one text would make all cells texts
         X = validate_data(self, X, dtype=None, ensure_all_finite=False)
         return np.vectorize(_number, otypes=[float])(X) if X.dtype.kind not in "biuf" else X.astype(np.float64)
 
@@ -422,10 +423,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             classes, label_N = np.unique(y, return_inverse=True)
         else:
             classes = np.asarray(self.classes)
-            place = {value: code for code, value in enumerate(classes.tolist())}
+            place = {_class_key(value): code for code, value in enumerate(self.classes)}
             if len(place) < len(classes):
                 raise checks.fail("classes", self.classes, "must be different")
-            label_N = np.array([place.get(value, -1) for value in y.tolist()], dtype=np.int64)
+            label_N = np.array([place.get(_class_key(value), -1) for value in y], dtype=np.int64)
             if (label_N < 0).all():
                 raise checks.fail("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
@@ -629,6 +630,15 @@ def _number(value: Any) -> float:
         return float(value) if written(value) else math.nan
     except ValueError:
         return math.nan
+    except TypeError:
+        if isinstance(value, Mapping | Sequence):  # no cell at all
+            raise
+        return math.nan
+
+
+def _class_key(value: Any) -> float | str:
+    """What tells a class from others, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
+    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else written(value)
 
 
 def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:

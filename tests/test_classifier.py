@@ -525,3 +525,19 @@ def test_wrong_types_are_named(tmp_path):
     for student in (LogisticRegression(), torch.nn.Linear(2, 3)):
         with pytest.raises(ValueError, match=f"algorithm='{type(student).__name__}': must be one of"):
             pate.fit_student(student)
+
+
+def test_one_odd_cell_renames_no_other(make):
+    """One odd value changes the type of its column, or of all labels; the others stay what they are."""
+    classes = [2**52, 2**52 + 1]
+    whole, odd = (make(classes=classes)._labels(pd.Series(y).to_numpy())[1] for y in (classes * 2, [*classes, None]))
+    assert whole.tolist() == [0, 1, 0, 1] and odd.tolist() == [0, 1, -1]
+    with pytest.raises(ValueError, match="must be different"):  # as floating-point numbers they are one
+        make(classes=[2**60, 2**60 + 1])._labels(np.array([2**60]))
+    days = [pd.Timestamp("2020-01-01"), pd.Timestamp("2020-01-02")]
+    for y in (pd.Series(days).to_numpy(), np.array([*days, "never"], dtype=object)):
+        assert make(classes=days)._labels(y)[1].tolist()[:2] == [0, 1]
+    rows = [[True, 1.5], [False, 2.5]]
+    for X in (rows, [*rows, ["purple", 0.0]], [*rows, [pd.Timestamp(0), 0.0]]):
+        read = make()._validated(X, reset=True)
+        assert read[:2].tolist() == [[1.0, 1.5], [0.0, 2.5]] and np.isnan(read[2:, 0]).all()

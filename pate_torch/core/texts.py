@@ -1,9 +1,16 @@
-"""Texts as tensors, to be dealt like other points: UTF-8 in rows of one length, filled up with zeros."""
+"""Texts as tensors, to be dealt like other points: UTF-8 in rows of one length, filled up with zeros.
+
+And values as texts, each by itself: one odd value changes the type of a whole column, and must not rename the others.
+"""
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +40,28 @@ def pack(key: str, texts: Sequence[str], length: int) -> Tensor:
 def is_text(value: object) -> bool:
     """Whether something is a text that is not empty."""
     return isinstance(value, str) and bool(value.strip("\0 \t\r\n"))
+
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
+_SECOND = np.timedelta64(1, "s")
+
+
+def spell(value: Any) -> str:
+    """A value as text, a function of this one value and not of the type that its column has for the others' sake.
+
+    427 and "427" are spelled alike, as are a date, midnight of that day and the texts of both, however many decimals of
+    a second are written, and a length of time in any unit.
+    """
+    if isinstance(value, np.datetime64):
+        value = value + 0 * _SECOND  # written to the second at least
+    elif isinstance(value, np.timedelta64 | datetime.timedelta):
+        value = float(round(np.timedelta64(value) / _SECOND, 6))
+    text = str(value).strip()
+    if text[4:5] == "-" and (time := _TIME.fullmatch(text)):
+        day, clock, decimals = time.group(1), time.group(2), (time.group(3) or "").rstrip("0")
+        text = f"{day} {clock}" + (f".{decimals}" if decimals else "")
+        return day if text == f"{day} 00:00:00" else text
+    return text
 
 
 def unpack(x: Tensor) -> list[str]:

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from pate_torch.core import checks
+from pate_torch.core import checks, texts
 from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
 from pate_torch.data.labeled_tables import LabeledTable
 from pate_torch.data.tabular import Table
-from pate_torch.data.units import content_id, name_unit, name_units
+from pate_torch.data.units import content_id, name_units
 from pate_torch.types import Dataset, EncoderCard
 
 KNOWN = ("name", "sha256", "license", "trained_on", "disjoint")
@@ -78,7 +78,7 @@ class Embeddings(LabeledTable):
         place = {name: row for row, name in enumerate(ids)}
         if len(place) < len(ids):
             raise checks.fail("dataset.vectors", str(file), "has several vectors of one id")
-        wanted = [name_unit(name) for name in table[self.id]]
+        wanted = [texts.spell(name) for name in table[self.id]]
         row_N = torch.tensor([place.get(name, -1) for name in wanted])
         has_N = ((row_N >= 0) & x[row_N].isfinite().all(1)).numpy()
         if not has_N[public_N].all():
@@ -90,7 +90,7 @@ class Embeddings(LabeledTable):
     def _ids(self) -> list[str]:
         file = locations.existing("dataset.ids", self.ids, self.root)
         try:
-            return [name_unit(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            return [texts.spell(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.fail("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pate_torch.core import checks
+from pate_torch.core import checks, texts
 
 MAX_CATEGORIES: Final = 64
 WITHHELD: Final = " withheld"
@@ -263,7 +263,7 @@ class TableSchema:
 
 def class_name(value: Any) -> str:
     """One spelling for a class or category: 1, 1.0, "1" and "+1" are the same."""
-    text = str(value).strip()
+    text = written(value)
     if not is_number(text):
         return text
     number = float(text)
@@ -349,15 +349,20 @@ def _text(column: Any) -> list[str]:
     values = np.asarray(column) if hasattr(column, "dtype") else column
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise checks.fail("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
-    return [value.strip() if type(value) is str else written(value) for value in values]
+    return [written(value) for value in values]
 
 
 def written(value: Any) -> str:
-    """A value as text; "" for one that is missing."""
+    """A value as text, a function of this one value; "" for one that is missing."""
     if value is None:
         return ""
     try:
         missing = bool(value != value)  # NaN, and the missing times of pandas
     except TypeError:  # the missing value of pandas is neither equal to itself nor not
         missing = True
-    return "" if missing else str(value).strip()
+    if missing:
+        return ""
+    integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
+    if integer and 2**53 <= abs(int(value)) < 2**64:
+        value = float(value)  # as one missing value makes all integers of its column
+    return texts.spell(value)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from pate_torch.core import checks
+from pate_torch.core import checks, texts
 from pate_torch.data import roles, units
 from pate_torch.data.schema import MAX_CATEGORIES, ManyCategories, TableSchema
 from pate_torch.types import Dataset, PointNames
@@ -418,7 +418,7 @@ def _text(table: pa.Table, place: int) -> list[str]:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_timestamp(column.type):  # however fine the column is
-            return [units.name_unit(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
+            return [texts.spell(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
         if pa.types.is_decimal(column.type):  # likewise
             column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -16,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from pate_torch.core import checks, rng
+from pate_torch.core import checks, rng, texts
 from pate_torch.types import Dataset, PrivateData
 
 _KINDS: Final = {
@@ -28,27 +27,10 @@ _KINDS: Final = {
 """Types whose values are spelled in one way. A boolean is an integer of Python's, so it comes first."""
 _MISSING: Final = {"", "nan", "None", "NaT", "<NA>"}
 """The names of missing values: the last four are what ``str`` makes of them."""
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
-_SECOND = np.timedelta64(0, "s")
-
-
-def name_unit(value: Any) -> str:
-    """PRIVATE. The name of a privacy unit: a function of this one value, whatever else is in its column.
-
-    427 and "427" have one name, as have a date, midnight of that day and the texts of both, however many decimals of a
-    second are written.
-    """
-    # A column of NumPy's dates is as fine as its finest: all are written to the second at least.
-    name = str(value + _SECOND if isinstance(value, np.datetime64) else value).strip()
-    if time := _TIME.fullmatch(name):
-        day, clock, decimals = time.group(1), time.group(2), (time.group(3) or "").rstrip("0")
-        name = f"{day} {clock}" + (f".{decimals}" if decimals else "")
-        return day if name == f"{day} 00:00:00" else name
-    return name
 
 
 def name_units(key: str, column: Any, count: int) -> np.ndarray:
-    """PRIVATE. The names of a column of ids, str [count]: ``name_unit`` of each, with what has no such name refused.
+    """PRIVATE. The names of a column of ids, str [count]: ``texts.spell`` of each, with what has no such name refused.
 
     Floating-point ids are refused because one missing id turns a column of integers into them: the digits of long ids
     are then lost, and units merge. Several types are refused because 1 and "1" would be one unit.
@@ -67,7 +49,7 @@ def name_units(key: str, column: Any, count: int) -> np.ndarray:
         raise checks.fail(key, kind, "must be one list, array or Series with one id for each record")
     values = column.tolist() if isinstance(column, torch.Tensor) else list(column)
     kinds = {_kind(of) for of in set(map(type, values))}
-    names = [name_unit(value) for value in values]
+    names = [texts.spell(value) for value in values]
     if not _MISSING.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
         raise checks.fail(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)

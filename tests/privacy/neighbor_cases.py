@@ -7,7 +7,7 @@ import functools
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,6 +219,19 @@ class Tally:
             f"{self.composed} cases composed, {self.refused} refused, {self.ran} run ({self.silent} without an answer),"
             f" {self.values} sensitive values, {self.neighbors} neighbors, {len(self.faults)} cases with a fault"
         )
+
+
+def judged(tally: Tally, record_property: Callable[[str, object], None], more: str = "") -> None:
+    """Report the counts, and fail with every fault."""
+    record_property("neighbors", f"{tally}{more}")
+    assert tally.ran, f"none was accepted: {tally.reasons.most_common(5)}"
+    told = [f"{case}\n    " + "\n    ".join(faults[:4]) for case, faults in tally.faults.items()]
+    assert not tally.faults, f"{tally}\n" + "\n".join(told[:20])
+
+
+def unreached(tally: Tally, space: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    every = {(name, value) for name, known in space.items() for value in known}
+    return sorted(every - tally.reached)
 
 
 def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0) -> bool:

@@ -26,7 +26,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import estimator, pipeline, published_price
+from pate_torch import classifier, estimator, pipeline, published_price
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
@@ -181,7 +181,9 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
         for module in (build, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
-        patch.setattr(estimator, "call_id", lambda: f"{next(ids)}")
+        calls = itertools.count(1)
+        for module in (estimator, classifier):
+            patch.setattr(module, "call_id", lambda: f"{next(calls)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(tensorboard, "confusion_figure", lambda _: None)
         patch.setattr(tensorboard, "examples_figure", lambda _: None)
@@ -273,7 +275,20 @@ def released(home: Path) -> dict[str, Any]:
         for head in heads:
             content = content.replace(head, b"HEAD")
         found[str(name)] = content
-    return found
+    return _numbered(found)
+
+
+def _numbered(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with every random id as the number of its first occurrence: only what repeats can tell anything."""
+    numbers: dict[bytes, bytes] = {}
+
+    def number(id: re.Match[bytes]) -> bytes:
+        return numbers.setdefault(id[0], b"ID%d" % len(numbers))
+
+    return {
+        name: re.sub(rb"\b[0-9a-f]{16}\b", number, content) if isinstance(content, bytes) else content
+        for name, content in sorted(found.items())
+    }
 
 
 def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

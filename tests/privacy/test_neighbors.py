@@ -27,19 +27,6 @@ SEED = int(os.environ.get("NEIGHBORS_SEED", "0"))
 SIXTY = 60
 
 
-def judged(tally: cases.Tally, record_property, more: str = "") -> None:
-    """Report the counts, and fail with every fault."""
-    record_property("neighbors", f"{tally}{more}")
-    assert tally.ran, f"none was accepted: {tally.reasons.most_common(5)}"
-    told = [f"{case}\n    " + "\n    ".join(faults[:4]) for case, faults in tally.faults.items()]
-    assert not tally.faults, f"{tally}\n" + "\n".join(told[:20])
-
-
-def unreached(tally: cases.Tally, space) -> list[tuple[str, str]]:
-    every = {(name, value) for name, known in space.items() for value in known}
-    return sorted(every - tally.reached)
-
-
 def test_sixty_combinations_reach_every_value_and_hold(record_property):
     draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
     for fixed in [(name, value) for name, known in space.items() for value in known]:
@@ -50,8 +37,8 @@ def test_sixty_combinations_reach_every_value_and_hold(record_property):
     of_records = list(cases.of_records())
     while tally.ran < SIXTY:
         cases.attempt(of_records[draw.integers(len(of_records))], tally, most=2, seed=SEED)
-    judged(tally, record_property, f"; seed {SEED}")
-    assert not unreached(tally, space), "values that no accepted combination reached"
+    cases.judged(tally, record_property, f"; seed {SEED}")
+    assert not cases.unreached(tally, space), "values that no accepted combination reached"
 
 
 @pytest.mark.slow
@@ -60,7 +47,7 @@ def test_all_that_touches_records_holds(form, record_property):
     tally = cases.Tally()
     for case in cases.of_records(form):
         cases.attempt(case, tally, seed=SEED)
-    judged(tally, record_property)
+    cases.judged(tally, record_property)
 
 
 @pytest.mark.slow
@@ -74,8 +61,8 @@ def test_every_triple_of_the_other_choices_holds(half, record_property):
     for row in array.rows():
         array.said(row, attempted(row, draw, tally))
     covered = f"; {array.total} triples, {array.covered} covered, {array.refused} refused wherever tried"
-    judged(tally, record_property, covered)
-    assert not unreached(tally, others), "values that no accepted combination reached"
+    cases.judged(tally, record_property, covered)
+    assert not cases.unreached(tally, others), "values that no accepted combination reached"
 
 
 def attempted(row, draw, tally) -> bool:

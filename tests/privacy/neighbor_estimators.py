@@ -1,0 +1,318 @@
+"""Calls of ``PATEClassifier`` and ``Pate`` on records of every type, and on neighbors of these records.
+
+A case says through which door a call goes, who votes, of which type the ids of the units and a column are, and how many
+releases one account makes: one, the same again, or one without a certain unit. What is said, warned of, charged and
+released must not tell neighbors apart; the harness measures the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import functools
+import io
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from pate_torch import Pate, PATEClassifier
+from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.features.encoder import Encoder
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.voters.gradients import Gradients
+from tests.privacy import neighbor_harness as harness
+from tests.privacy.neighbor_cases import Tally
+from tests.privacy.neighbor_choices import Spelling
+
+CLASSES = ["no", "yes"]
+RECORDS, POINTS, QUERIES, TEACHERS = 30, 14, 5, 4
+GONE = 5
+"""The unit that a second release may be without."""
+IDS_REFUSED = ("missing ids", "ids of one type")
+"""What a neighbor with one odd id may be refused for: no release of it is made."""
+
+
+# ---- teachers of a user's own --------------------------------------------------------------------------------------
+
+
+class Drawing(ClassifierMixin, BaseEstimator):
+    """Draws from the global generator as often as it has records, and votes by what it draws then."""
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> Drawing:
+        self.classes_ = np.unique(y)
+        np.random.random(len(y))
+        self.coins_ = np.random.randint(2, size=64)
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return self.classes_[self.coins_[: len(x)]]
+
+
+class Head(nn.Module):
+    """The first three numbers of a point: how many there are depends on the type of a column."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :3]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(Head(), nn.Linear(3, 2))
+
+
+@functools.cache
+def backbone() -> nn.Module:
+    """A network that was trained elsewhere, and is captured by those who make teachers; it keeps batch statistics."""
+    return nn.Sequential(Head(), nn.BatchNorm1d(3), nn.Linear(3, 8), nn.ReLU())
+
+
+def of_a_copy() -> nn.Module:
+    return nn.Sequential(copy.deepcopy(backbone()), nn.Linear(8, 2))
+
+
+def of_the_same() -> nn.Module:
+    """What is refused: all teachers train one backbone."""
+    return nn.Sequential(backbone(), nn.Linear(8, 2))
+
+
+VOTERS: dict[str, Any] = {
+    "gradients": None,
+    "teachers": None,
+    "dpsgd": None,
+    "estimator": LogisticRegression(C=1e-2, max_iter=5),
+    "drawing": Drawing(),
+    "network": network,
+    "backbone": of_a_copy,
+}
+
+# ---- records -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record. unit: its number, of which ``name`` is the id, but for an odd one."""
+
+    x: tuple[float, ...]
+    column: Any
+    label: Any
+    unit: int
+    name: Any
+
+
+Name = Callable[[int], Any]
+IDS: dict[str, tuple[Name | None, Callable[[list], Any]]] = {
+    "none": (None, list),
+    "integers": (lambda u: 1000 + u, pd.Series),
+    "64-bit integers": (lambda u: 2**60 + u, list),
+    "strings": (lambda u: f"p{u}", np.array),
+    "dates": (lambda u: datetime.datetime(2000, 1, 1) + datetime.timedelta(days=u), pd.Series),
+    "booleans": (lambda u: bool(u % 2), pd.Series),
+    "categories": (lambda u: f"p{u}", lambda values: pd.Series(pd.Categorical(values))),
+    "floats": (lambda u: u + 0.5, np.array),
+    "missing": (lambda u: None if u == 3 else 1000 + u, pd.Series),
+}
+"""Type of ids -> the id of a unit, and what holds a column of them. The last two are refused."""
+ODD_IDS = [
+    None,
+    float("nan"),
+    7.5,
+    2**63 + 5,
+    "a longer name than all the others",
+    datetime.datetime(2000, 1, 1, 3, 4, 5),
+]
+COLUMNS: dict[str, list[Any]] = {
+    "integers": [1, 2, 3, 4, 7],
+    "64-bit integers": [2**60 + i for i in range(5)],
+    "strings": ["red", "blue", "green"],
+    "floats": [0.5, -1.25, 2.0, 7.5],
+    "missing": ["red", None, "blue"],
+    "dates": [datetime.datetime(2020, 1, day) for day in (1, 2, 3)],
+    "booleans": [True, False],
+    "categories": ["low", "high"],
+    "texts": [],
+}
+ODD_VALUES = [None, float("nan"), 3e38, float("inf"), "purple", 2**60 + 9, datetime.datetime(1700, 1, 1, 1, 1, 1, 1)]
+
+
+def records(case: dict[str, str], count: int = RECORDS, first: int = 0, seed: int = 0) -> list[Record]:
+    """Two clouds; units of one to three records."""
+    draw, name, values = np.random.default_rng(seed), IDS[case["ids"]][0], COLUMNS[case["column"]]
+    made = []
+    for i in range(count):
+        unit, label = first + i // 2 if i % 5 else first + i // 3, i % 2
+        x = tuple(map(float, draw.normal(3 * label - 1.5, 1.0, 2).round(3)))
+        made.append(Record(x, values[i % len(values)] if values else None, CLASSES[label], unit, name and name(unit)))
+    return made
+
+
+def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
+    """The points of these records, as a user holds them."""
+    if case["column"] == "texts":
+        return [" ".join(f"{v:.1f}" for v in row.x) for row in rows]
+    numbers = np.array([row.x for row in rows])
+    column = [row.column for row in rows]
+    if case["door"] == "Pate":  # takes numbers: what is none is missing
+        third = pd.to_numeric(pd.Series(column, dtype=object), errors="coerce").astype(float)
+        return np.column_stack([numbers, third]).astype(np.float32)
+    held = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
+    return pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1], "c": held})
+
+
+def ids(case: dict[str, str], rows: Sequence[Record]) -> Any:
+    name, hold = IDS[case["ids"]]
+    return None if name is None else hold([row.name for row in rows])
+
+
+def neighbors(case: dict[str, str], rows: list[Record]) -> Iterator[tuple[str, list[Record]]]:
+    """Records that differ by one unit: one less, one more, or one record in another's place, ordinary or odd."""
+    name = IDS[case["ids"]][0]
+    name = name or (lambda unit: None)
+    new = Record((0.25, -1.5), rows[0].column, "yes", 90, name(90))
+    odd = [replace(new, column=value) for value in ODD_VALUES]
+    odd += [replace(new, label=None), replace(new, label="maybe"), replace(new, x=(3e38, float("nan")))]
+    if case["ids"] == "none":  # each record is a unit
+        for place in (GONE, 0):
+            if case["adjacency"] == "add_remove":
+                yield f"without record {place}", [*rows[:place], *rows[place + 1 :]]
+            for other in (new, *odd):
+                if case["adjacency"] == "replace_one":
+                    yield f"{other} in place {place}", [*rows[:place], other, *rows[place + 1 :]]
+                else:
+                    yield f"{other} more at {place}", [*rows[:place], other, *rows[place:]]
+        return
+    for unit in (GONE, rows[0].unit):
+        here = [row for row in rows if row.name != name(unit)]
+        yield f"without unit {unit}", here
+    if case["ids"] == "booleans":
+        return  # there is no third one
+    for other in (new, *odd, *(replace(new, name=odd_id) for odd_id in ODD_IDS)):
+        yield f"two records like {other} more", [*rows[:3], other, *rows[3:], other]
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One or two calls that charge one account. root: their home."""
+
+    case: dict[str, str]
+    rows: list[Record]
+    root: Path
+
+    def __call__(self) -> None:
+        """Call, and write what was said, warned of and charged to where the harness compares."""
+        second = self.case["releases"]
+        told = [self._call(self.rows, first=True)]
+        if second != "one":
+            rows = [row for row in self.rows if row.unit != GONE] if second == "one and fewer" else self.rows
+            told.append(self._call(rows, first=False))
+        with Ledger(self.root / "ledger.sqlite", readonly=True, create=False) as ledger:
+            totals = [(a.name, a.releases, ledger.spent(a.name).epsilon) for a in ledger.accounts()]
+        folder = self.root / "release"
+        folder.mkdir()
+        (folder / "said.txt").write_text("\n".join(told).replace(str(self.root), "HOME") + f"\n{totals}\n")
+
+    def _call(self, rows: list[Record], first: bool) -> str:
+        """Everything said. ValueError of a first call alone: a second is refused by what the first charged."""
+        said, refused = io.StringIO(), ""
+        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(said), \
+             contextlib.redirect_stderr(io.StringIO()):  # fmt: skip
+            warnings.simplefilter("always")
+            try:
+                self._classifier(rows, first) if self.case["door"] == "PATEClassifier" else self._pate(rows)
+            except ValueError as error:
+                if first:
+                    raise
+                refused = str(error)
+        return "\n".join([said.getvalue(), *(str(warning.message) for warning in warned), refused])
+
+    def _public(self) -> Any:
+        return frame(self.case, records(self.case, POINTS, 50, seed=1))
+
+    def _classifier(self, rows: list[Record], first: bool) -> None:
+        voters, more = self.case["voters"], {}
+        method = voters if VOTERS[voters] is None else "teachers"
+        if method == "teachers":
+            more = {"num_teachers": TEACHERS, "num_queries": QUERIES}
+        if self.case["column"] == "texts":
+            more["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
+        PATEClassifier(
+            3.0, account="toy", classes=CLASSES, num_records_about=RECORDS, method=method, teacher=VOTERS[voters],
+            adjacency=self.case["adjacency"], spend_anyway=True, home=self.root, allow_refit=not first, **more,
+        ).fit(frame(self.case, rows), [row.label for row in rows], public=self._public(),
+              groups=ids(self.case, rows))  # fmt: skip
+
+    def _pate(self, rows: list[Record]) -> None:
+        voters, kind = self.case["voters"], VOTERS[self.case["voters"]]
+        if voters == "dpsgd" or self.case["column"] == "texts":
+            raise ValueError("Pate has no such thing")
+        of_records = voters == "gradients"
+        names = ids(self.case, rows)
+        code = {name: number for number, name in enumerate(CLASSES)}
+        replaced = self.case["adjacency"] == "replace_one"
+        made = Pate(
+            "toy", classes=CLASSES, num_teachers=None if of_records else TEACHERS, delta=1e-4, budget_epsilon=1e4,
+            mechanism=GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"]) if of_records
+            else Gaussian(sigma=2.0),
+            teacher=Gradients(size=RECORDS) if of_records else kind,
+            recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
+            partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
+            unit="record" if names is None else "group:person", home=self.root, quiet=False, allow_chance=True,
+        )  # fmt: skip
+        y = np.array([code.get(row.label, -1) for row in rows])
+        public = np.nan_to_num(self._public())
+        made.fit_teachers(frame(self.case, rows), y, unit_id=names, public_x=public)
+        made.label(public, QUERIES)
+
+
+# ---- cases ---------------------------------------------------------------------------------------------------------
+
+PLAIN = {"door": "PATEClassifier", "voters": "estimator", "ids": "none", "column": "floats", "adjacency": "add_remove",
+         "releases": "one"}  # fmt: skip
+SPACE: dict[str, Sequence[str]] = {
+    "door": ["PATEClassifier", "Pate"],
+    "voters": list(VOTERS),
+    "ids": list(IDS)[:-2],
+    "column": list(COLUMNS),
+    "adjacency": ["add_remove", "replace_one"],
+    "releases": ["one", "one and the same", "one and fewer"],
+}
+
+
+def attempt(case: dict[str, str], tally: Tally, *, most: int | None = None, seed: int = 0) -> bool:
+    """Run a case on its records and on neighbors of them (``most``; None: all). Whether it was accepted."""
+    tally.composed += 1
+    with tempfile.TemporaryDirectory(prefix="neighbors-") as made:
+        home, rows = Path(made), records(case)
+        first = harness.run(Calls(case, rows, home / "first"), harness.Watch(), Calls.__call__)
+        if first.refused:
+            tally.refused += 1
+            tally.reasons[first.refused[:160]] += 1
+            return False
+        tally.ran += 1
+        tally.values += len(first.watch.seen)
+        tally.reached |= set(case.items())
+        beside, faults = list(neighbors(case, rows)), []
+        for place in np.random.default_rng(seed).permutation(len(beside))[:most]:
+            how, other = beside[place]
+            found = harness.compare(first, Calls(case, other, home / f"n{place}"), Calls.__call__)
+            if len(found) == 1 and "refused" in found[0] and any(words in found[0] for words in IDS_REFUSED):
+                continue
+            tally.neighbors += 1
+            faults += [f"{how}: {fault}" for fault in found]
+        if faults:
+            tally.faults[" ".join(f"{name}={value!r}" for name, value in case.items())] = faults
+    return True

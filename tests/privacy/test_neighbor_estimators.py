@@ -1,0 +1,182 @@
+"""``PATEClassifier`` and ``Pate`` on records of every type: nothing tells neighbors apart but what is paid for.
+
+``neighbor_estimators`` makes the calls, ``neighbor_harness`` measures. Here: calls that reach every value of every
+choice, all triples of values (slow), and each break of the guarantee that was ever found here, planted again.
+"""
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from pate_torch import estimator
+from pate_torch.core import rng
+from pate_torch.data import tensors, units
+from pate_torch.estimator import Pate
+from pate_torch.features.encoder import Encoder
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.voters import panel
+from tests.privacy import neighbor_choices as choices
+from tests.privacy import neighbor_estimators as calls
+from tests.privacy.neighbor_cases import Tally, judged, unreached
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SEED = int(os.environ.get("NEIGHBORS_SEED", "0"))
+SLOW = ("network", "backbone", "teachers")
+"""Networks, which PATEClassifier trains as long as any: through the other door alone in the quick test."""
+
+
+def case(**changes: str) -> dict[str, str]:
+    return calls.PLAIN | changes
+
+
+def test_calls_that_reach_every_value_hold(record_property):
+    draw, tally = np.random.default_rng(SEED), Tally()
+    for name, value in [(name, value) for name, known in calls.SPACE.items() for value in known]:
+        for _ in range(50):
+            if (name, value) in tally.reached:
+                break
+            made = {n: str(draw.choice(known)) if draw.random() < 0.5 else calls.PLAIN[n]
+                    for n, known in calls.SPACE.items()} | {name: value}  # fmt: skip
+            if made["voters"] in SLOW:
+                made |= {"door": "Pate"}
+            calls.attempt(made, tally, most=1, seed=SEED)
+    judged(tally, record_property, f"; seed {SEED}")
+    assert not unreached(tally, calls.SPACE), "values that no accepted call reached"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+def test_every_triple_of_values_holds(door, record_property):
+    tally, array = Tally(), choices.Covering({**calls.SPACE, "door": [door]}, SEED, tries=3)
+    for row in array.rows():
+        array.said(row, calls.attempt(row, tally, most=4, seed=SEED))
+    judged(tally, record_property, f"; {array.total} triples, {array.covered} covered, {array.refused} refused")
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+@pytest.mark.parametrize("ids", ["floats", "missing"])
+def test_ids_that_name_no_units_are_refused(door, ids):
+    tally = Tally()
+    assert not calls.attempt(case(door=door, ids=ids), tally)
+    assert any(words in next(iter(tally.reasons)) for words in calls.IDS_REFUSED)
+
+
+# ---- every break is found when it is planted again -----------------------------------------------------------------
+
+
+def faults(made: dict[str, str], times: int = 6, most: int | None = 6) -> str:
+    """Everything found in a case, with so many draws of neighbors; it must be accepted."""
+    tally = Tally()
+    for seed in range(times):
+        assert calls.attempt(made, tally, most=most, seed=seed), tally.reasons
+        if tally.faults:
+            break
+    return "\n".join(fault for found in tally.faults.values() for fault in found)
+
+
+@pytest.mark.parametrize(
+    "door,ids,voters",
+    [("PATEClassifier", "integers", "drawing"), ("Pate", "64-bit integers", "gradients"), ("Pate", "dates", "drawing")],
+)
+def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, door, ids, voters):
+    def by_column(key, column, count):
+        return np.asarray(column).astype(str)
+
+    monkeypatch.setattr(units, "name_units", by_column)
+    monkeypatch.setattr("pate_torch.classifier.name_units", by_column)
+    assert "where it says" in faults(case(door=door, ids=ids, voters=voters), most=None, times=1)
+
+
+def test_a_column_spelled_through_its_type_is_found(monkeypatch):
+    monkeypatch.setattr("pate_torch.data.schema.written", lambda value: "" if value is None else str(value))
+    assert "where it says" in faults(case(voters="gradients", column="dates"), most=None, times=1)
+
+
+def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(monkeypatch):
+    made = case(door="Pate", voters="estimator", releases="one and fewer", ids="strings")
+    monkeypatch.setattr(TeacherStore, "new_alias", lambda self, fingerprint, ensemble=None: fingerprint[:16])
+    assert "differs" in faults(made, most=None, times=1)
+
+
+@pytest.mark.parametrize("door", ["PATEClassifier", pytest.param("Pate", marks=pytest.mark.slow)])
+def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypatch, door):
+    label, seen = Pate.label, set()
+
+    def free_where_known(self, public_x, *given, **options):
+        votes = self._panel.votes(torch.as_tensor(public_x)).counts_QC
+        known = (self.home, votes.numpy().tobytes())
+        if known not in seen:
+            seen.add(known)
+            return label(self, public_x, *given, **options)
+        raise ValueError("found again, for free")
+
+    monkeypatch.setattr(Pate, "label", free_where_known)
+    made = case(door=door, voters="estimator", releases="one and fewer", ids="strings")
+    assert "said.txt differs" in faults(made, most=None, times=1)
+
+
+def no_retraining(monkeypatch):
+    monkeypatch.setattr(panel.Panel, "try_again", lambda *_: None)
+
+
+def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
+    no_retraining(monkeypatch)
+    monkeypatch.setattr(rng, "seeded", lambda *_: contextlib.nullcontext())
+    np.random.seed(0)
+    assert "where it says" in faults(case(door="Pate", voters="drawing", ids="strings"))
+
+
+def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
+    monkeypatch.setattr(rng, "seeded", lambda *_: contextlib.nullcontext())
+    tally = Tally()
+    assert not calls.attempt(case(door="Pate", voters="drawing"), tally)
+    assert "was trained again" in str(tally.reasons)
+
+
+def test_teachers_that_share_a_backbone_are_refused_and_found(monkeypatch):
+    made = case(door="Pate", voters="backbone", ids="strings")
+    monkeypatch.setitem(calls.VOTERS, "backbone", calls.of_the_same)
+    assert not calls.attempt(made, tally := Tally()) and "share parameters" in str(tally.reasons)
+    no_retraining(monkeypatch)
+    monkeypatch.setattr(panel, "check_factory", lambda *_: None)
+    monkeypatch.setattr(panel.copy, "deepcopy", lambda module: module)
+    assert "where it says" in faults(made, most=None, times=1)
+
+
+def test_classes_read_off_private_labels_are_found(monkeypatch):
+    def of_the_labels(self, y):
+        text_N = np.array([str(value) for value in y])
+        classes, label_N = np.unique(text_N, return_inverse=True)
+        return classes, label_N.astype(np.int64)
+
+    monkeypatch.setattr("pate_torch.classifier.PATEClassifier._labels", of_the_labels)
+    assert faults(case(voters="gradients"), most=None, times=1)
+
+
+@pytest.mark.parametrize("rule", ["points influence each other", "a filler that is their mean"])
+def test_an_encoder_that_mixes_private_points_is_found(monkeypatch, rule):
+    encode = Encoder.encode
+
+    def mixed(self, *given, **options):
+        x = encode(self, *given, **options)
+        return x - x.mean(0) if rule.startswith("points") else torch.where(x.abs() < 0.5, x, x.mean(0))
+
+    monkeypatch.setattr(Encoder, "encode", mixed)
+    monkeypatch.setattr(Encoder, "refuse_company", lambda *_: None)
+    assert "where it says" in faults(case(voters="gradients", column="texts"))
+
+
+def test_a_warning_that_counts_private_records_is_found(monkeypatch):
+    records = tensors.records
+
+    def counting(*given, **options):
+        private, dropped = records(*given, **options)
+        if dropped:
+            print(f"{sum(dropped.values())} records cannot be used")
+        return private, dropped
+
+    monkeypatch.setattr(estimator.tensors, "records", counting)
+    assert "said.txt differs" in faults(case(door="Pate"), most=None, times=1)
