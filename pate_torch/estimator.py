@@ -397,7 +397,7 @@ class Pate:
                 chosen_by=self.chosen_by,
                 encoder_here=False,
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        run_folders.make_folders(self.folder)
         write_release(self.folder, report)
         return report
 

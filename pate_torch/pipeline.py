@@ -22,6 +22,7 @@ from pate_torch.context import LabelRelease, Loaded, RunContext
 from pate_torch.core.device import settled
 from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
+from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.encoded import ENCODER, Encoded
 from pate_torch.protocols import Mechanism, Student, StudentAlgorithm
@@ -228,7 +229,7 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             assert held is not None and run.budget is not None
             name, student, paid = selection.choose(fit, held=held, budget=run.budget)
             run.paid.append(paid)
-    run.release_dir.mkdir(parents=True, exist_ok=True)
+    make_folders(run.release_dir)
     save_student(student, run.release_dir / "student.safetensors")
     if isinstance(config.dataset, Encoded):
         config.dataset.publish(run.release_dir / ENCODER)
@@ -243,7 +244,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
         release: The labels.
         trained: The student's name, and the student; None: labels are all that was wanted, and the owner sees no more.
     """
-    run.release_dir.mkdir(parents=True, exist_ok=True)
+    make_folders(run.release_dir)
     if trained is None:
         report = _report(run, release)
         write_release(run.release_dir, report)

@@ -117,7 +117,7 @@ def write(
         guide: The student that guided it.
         names: The public points' own names, in the last column; None: positions are all that is told.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folders.make_folders(folder)
     table = _table(release, spec, names)
     record = {
         "schema_version": SCHEMA_VERSION,

@@ -17,7 +17,7 @@ from typing import Any
 
 from pate_torch.core import locks
 from pate_torch.core.files import file_digest, private_folder, write_whole
-from pate_torch.core.run_folders import LOCK
+from pate_torch.core.run_folders import LOCK, make_folders
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students.store import save
@@ -29,7 +29,7 @@ MODEL, MODEL_DIGEST = "student.safetensors", "student_sha256"
 
 def save_model(student: Student, release: Path) -> dict[str, str]:
     """Write a model whose noise was paid for into its release folder; its hash, by the name the ledger is to hold."""
-    release.mkdir(parents=True, exist_ok=True)
+    make_folders(release)
     save(student, release / MODEL)
     return {MODEL_DIGEST: file_digest(release / MODEL)}
 

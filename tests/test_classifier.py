@@ -1,6 +1,7 @@
 """PATEClassifier by scikit-learn's protocol: what it refuses before a charge, and what its release is good for."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -197,6 +198,17 @@ def test_a_home_may_begin_with_a_tilde(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(home="~/kept").fit(X, Y, public=PUBLIC)
     assert (tmp_path / "kept" / "ledger.sqlite").exists() and not (tmp_path / "~").exists()
+
+
+def test_no_umask_lets_others_write_into_what_a_fit_leaves(make, tmp_path):
+    before = os.umask(0)
+    try:
+        made = make(method="teachers", epsilon=8.0).fit(X, Y, public=PUBLIC)
+    finally:
+        os.umask(before)
+    assert (made.release_ / "student.safetensors").exists()
+    for place in (tmp_path / "runs").rglob("*"):
+        assert place.is_symlink() or not place.stat().st_mode & 0o022, place
 
 
 def test_a_full_disk_is_named_with_what_was_charged(make, tmp_path, monkeypatch):

@@ -55,6 +55,7 @@ def usage() -> str:
 
 def piped(command: Callable[[], int]) -> int:
     """Run a command; its exit code. Where its output is cut off, as by ``| head``, it ends silently."""
+    os.umask(os.umask(0o022) | 0o022)  # nobody else writes into what it leaves, whatever was set
     try:
         code = command()
         sys.stdout.flush()

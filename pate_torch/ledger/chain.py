@@ -36,6 +36,7 @@ from pate_torch.ledger.database import (
     new_file,
     refuse_foreign,
     signed,
+    sweep_killed,
 )
 
 __all__ = ["Chain", "Entry", "LedgerError"]
@@ -75,6 +76,8 @@ class Chain:
         """
         self.path = Path(path)
         orphan = log_of(self.path).exists()  # looked for first: a ledger made meanwhile has both files
+        if create and not readonly:
+            sweep_killed(self.path)
         if create and not readonly and not self.path.exists():
             if orphan:
                 raise self._damaged("the file is gone, but its write-ahead log is still there")

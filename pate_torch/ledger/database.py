@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ SCHEMA = {
     "no_delete": "CREATE TRIGGER no_delete BEFORE DELETE ON entries"
     " BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
 }
+ABANDONED_SECONDS = 3600
 RESTORE = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
 
 
@@ -40,8 +42,8 @@ def digest(text: str) -> str:
 
 def signed(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
     """An entry's canonical JSON (sorted keys, no spaces, exact floats, no NaN) and its hash, dated now."""
-    time = datetime.now(UTC).isoformat(timespec="seconds")
-    body = {"seq": seq, "time": time, "kind": kind, "account": account, "facts": facts, "prev": prev}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    body = {"seq": seq, "time": now, "kind": kind, "account": account, "facts": facts, "prev": prev}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text, digest(text)
 
@@ -127,6 +129,14 @@ def create_file(path: Path) -> None:
         ) from error
 
 
+def sweep_killed(path: Path) -> None:
+    """Remove what killed processes left of making this file: a new one is written within seconds."""
+    for leftover in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 16}*"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > ABANDONED_SECONDS:
+                leftover.unlink()
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A private temporary file which takes the name ``path`` at the end.
@@ -135,6 +145,7 @@ def new_file(path: Path) -> Iterator[Path]:
         FileExistsError: The name is taken.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    sweep_killed(path)
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield temporary

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch.core.run_folders import runs_folder
+from pate_torch.core.run_folders import make_folders, runs_folder
 
 TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
 """How ``run_folders.run_id`` names a run; what follows the time is of a sweep."""
@@ -69,7 +69,7 @@ def link(board: Path, root: Path) -> None:
     short = TIME.sub(r"\1\2-\3\4\5", run.name)
     names = root / "tensorboard" / run.relative_to(root / "runs").parent
     with contextlib.suppress(OSError):
-        names.mkdir(parents=True, exist_ok=True)
+        make_folders(names)
         for number in itertools.count(1):
             name = names / (short if number == 1 else f"{short}.{number}")
             try:

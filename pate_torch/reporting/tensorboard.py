@@ -20,6 +20,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
+from pate_torch.core.files import SHARED_FILE, replacing
+from pate_torch.core.run_folders import make_folders
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
 from pate_torch.reporting.render import card
@@ -42,7 +44,7 @@ class ReleaseBoard:
     def __init__(self, folder: Path, *, private: bool) -> None:
         self.folder = folder
         self.prefix = "" if checks.boolean("private", private) else "NOT_PRIVATE/"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         self.writer = SummaryWriter(str(folder))
         self.curves = Curves(self.writer, self.prefix)
 
@@ -137,7 +139,7 @@ class ReleaseBoard:
         for file in sorted(self.folder.glob("events.out.tfevents.*.*")):
             while (free := self.folder / f"events.out.tfevents.{number:04d}").exists():
                 number += 1
-            with free.open("wb") as stream:
+            with replacing(free, SHARED_FILE) as temporary, temporary.open("wb") as stream:
                 rewritten = RecordWriter(stream)
                 for record in RawEventFileLoader(str(file)).Load():
                     event = Event.FromString(record)

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pate_torch.core.files import plain_cell, replacing, visible, write_whole
 from pate_torch.core.run_folders import call_id, home_folder, make_folders, runs_folder, user_store
+from pate_torch.ledger import Ledger
 from tests import ROOT
 
 
@@ -53,6 +55,16 @@ def test_no_umask_lets_others_write(tmp_path, umask):
         os.umask(before)
     assert not any(place.stat().st_mode & 0o022 for place in (tmp_path / "runs").rglob("*"))
     assert not (tmp_path / "runs").stat().st_mode & 0o022
+
+
+def test_what_killed_processes_left_of_a_new_ledger_is_swept_an_hour_later(tmp_path):
+    old, new = (tmp_path / f".ledger.sqlite.{digit * 16}" for digit in "ab")
+    for file in (old, Path(f"{old}-wal"), new):
+        file.touch()
+    os.utime(old, times=(0, 0))
+    os.utime(f"{old}-wal", times=(0, 0))
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert [file.name for file in tmp_path.glob(".*")] == [new.name]
 
 
 def test_two_calls_in_one_microsecond_have_two_names():

@@ -101,18 +101,6 @@ def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
             pipeline.run(changed(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
 
 
-def test_a_release_with_successors_from_before_still_says_so(plan):
-    pipeline.run(plan)
-    file = plan.folder / "release/release.json"
-    record = json.loads(file.read_text()) | {"succession": True}
-    del record["answered_by"]
-    file.write_text(json.dumps(record))
-    again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
-    pipeline.run(again)
-    statement = " ".join((again.folder / "release/README.md").read_text().split())
-    assert "successors of each later round" in statement and "8 teachers (after the first round" in statement
-
-
 def test_releases_of_before_had_one_round(plan, tmp_path):
     release = Release("r", torch.arange(4), torch.zeros(4, dtype=torch.int64), (), ())
     assert release.round_Q.tolist() == [0] * 4
