@@ -48,8 +48,11 @@ def name_units(key: str, column: Any, count: int) -> np.ndarray:
     if isinstance(column, str) or not hasattr(column, "__len__") or not flat or len(column) != count:
         raise checks.fail(key, kind, "must be one list, array or Series with one id for each record")
     values = column.tolist() if isinstance(column, torch.Tensor) else list(column)
-    kinds = {_kind(of) for of in set(map(type, values))}
-    names = [texts.spell(value) for value in values]
+    types = set(map(type, values))
+    kinds = {_kind(of) for of in types}
+    # Equal values of one type are spelled alike; of two types they may not be.
+    spelled = {value: texts.spell(value) for value in set(values)} if types == {str} else None
+    names = [texts.spell(value) if spelled is None else spelled[value] for value in values]
     if not _MISSING.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
         raise checks.fail(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
