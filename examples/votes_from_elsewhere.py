@@ -35,7 +35,7 @@ for practice in range(60):
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "votes.npy"
     np.save(file, np.array(votes_KP))
-    before = set(Path(os.environ.get("PATE_HOME", "outputs")).glob("runs/practices/*/*/release"))
+    before = set(Path(os.environ.get("PATE_HOME") or "outputs").glob("runs/practices/*/*/release"))
     settings = [
         "num_classes=10",
         "dataset.name=practices",
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
     if label([f"votes={file}", *settings]) != 0:  # charged to the account "practices" of the ledger
         raise SystemExit(2)
 
-(release,) = set(Path(os.environ.get("PATE_HOME", "outputs")).glob("runs/practices/*/*/release")) - before
+(release,) = set(Path(os.environ.get("PATE_HOME") or "outputs").glob("runs/practices/*/*/release")) - before
 query_Q, label_Q = np.loadtxt(release / "labels.csv", delimiter=",", skiprows=1, usecols=(0, 1), dtype=int, unpack=True)
 student = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(x[query_Q], label_Q)
 rest = np.setdiff1d(public, query_Q)

@@ -1,7 +1,7 @@
 """``pate verify RELEASE``: recomputes every claim of a release by code that shares nothing with what made it.
 
     pate verify outputs/runs/digits/gaussian/<run>
-    pate verify outputs/runs/digits/gaussian/<run> --ledger outputs/ledger.sqlite
+    pate verify outputs/runs/digits/gaussian/<run> --ledger
     pate verify --claim claim.yaml
 
 One line a check. A claim below what the events cost at the very least FAILS; one more than 1 % above what they cost at
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pate_torch.core import run_folders
 from pate_torch.verify import claims, ledger, release
 from pate_torch.verify.release import Check
 
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument(
         "--claim", type=Path, metavar="CLAIM.yaml", help="a claim about anybody's mechanism (docs/verify.md)"
     )
-    parser.add_argument("--ledger", type=Path, help="the ledger.sqlite that the release was charged to")
+    own = run_folders.checked_root(run_folders.home_folder()) / "ledger.sqlite"
+    what_for = "the ledger that the release was charged to (without a path: your own)"
+    parser.add_argument("--ledger", type=Path, nargs="?", const=own, help=what_for)
     options = parser.parse_args(arguments)
     try:
         found = claims.examine(options.claim) if options.claim else verified(options.release, options.ledger)

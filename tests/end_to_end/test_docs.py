@@ -471,12 +471,13 @@ class Reader:
         self.folder = folder
         taken = ("PATE_HOME", "PATE_DATA", "PATE_RUN_ID", "HYDRA_FULL_ERROR", "PYTHONPATH")
         self.environment = {name: value for name, value in os.environ.items() if name not in taken}
+        self.environment["XDG_DATA_HOME"] = str(folder / "store")  # where the ledger of this user lies
         # `python`, `torchrun` and `tensorboard` are those of this environment.
         self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def newest(self) -> dict[str, str]:
         """What the placeholders stand for: the newest run's."""
-        found = sorted(self.folder.glob("outputs/runs/*/*/*/release/summary.json"), key=lambda f: f.stat().st_mtime_ns)
+        found = sorted(self.folder.glob("*/runs/*/*/*/release/summary.json"), key=lambda f: f.stat().st_mtime_ns)
         if not found:
             return {}
         summary = json.loads(found[-1].read_text())
