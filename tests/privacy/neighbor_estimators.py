@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from pate_torch import Pate, PATEClassifier
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.encoder import Encoder
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -213,17 +212,15 @@ class Calls:
     root: Path
 
     def __call__(self) -> None:
-        """Call, and write what was said, warned of and charged to where the harness compares."""
+        """Call, and write what was said and warned of to where the harness compares."""
         second = self.case["releases"]
         told = [self._call(self.rows, first=True)]
         if second != "one":
             rows = [row for row in self.rows if row.unit != GONE] if second == "one and fewer" else self.rows
             told.append(self._call(rows, first=False))
-        with Ledger(self.root / "ledger.sqlite", readonly=True, create=False) as ledger:
-            totals = [(a.name, a.releases, ledger.spent(a.name).epsilon) for a in ledger.accounts()]
         folder = self.root / "release"
         folder.mkdir()
-        (folder / "said.txt").write_text("\n".join(told).replace(str(self.root), "HOME") + f"\n{totals}\n")
+        (folder / "said.txt").write_text("\n".join(told).replace(str(self.root), "HOME"))
 
     def _call(self, rows: list[Record], first: bool) -> str:
         """Everything said. ValueError of a first call alone: a second is refused by what the first charged."""

@@ -254,12 +254,16 @@ def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
 
 
 def released(home: Path) -> dict[str, Any]:
-    """Every releasable file of a home, by name: bytes, but for the ledger's head, hashes and TensorBoard's times."""
-    heads = set()
+    """Every releasable file of a home, by name, and what was charged.
+
+    Bytes, but for the ledger's head, hashes and TensorBoard's times.
+    """
+    heads, totals = set(), []
     for path in home.rglob("ledger.sqlite"):
         with Ledger(path, readonly=True, create=False) as ledger:
             heads |= {entry.hash.encode() for entry in ledger.entries()}
-    found: dict[str, Any] = {}
+            totals += [(account.name, account.releases, account.guarantee) for account in ledger.accounts()]
+    found: dict[str, Any] = {"what was charged": totals}
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
         name = file.relative_to(home)
         if not {"release", "answers"} & set(name.parts):

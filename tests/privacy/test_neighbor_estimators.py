@@ -115,7 +115,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
 
     monkeypatch.setattr(Pate, "label", free_where_known)
     made = case(door=door, voters="estimator", releases="one and fewer", ids="strings")
-    assert "said.txt differs" in faults(made, most=None, times=1)
+    assert "what was charged differs" in faults(made, most=None, times=1)
 
 
 def no_retraining(monkeypatch):
