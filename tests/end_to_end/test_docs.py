@@ -489,6 +489,7 @@ class Reader:
         variables, words = words_of(line)
         for mark, value in self.newest().items():
             words = [word.replace(mark, value) for word in words]
+        words = words[: words.index(">")] if ">" in words else words
         name, arguments = program(words)
         if name == "tensorboard":
             return self.opens_tensorboard(words)
