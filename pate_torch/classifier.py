@@ -426,7 +426,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             place = {_class_key(value): code for code, value in enumerate(self.classes)}
             if len(place) < len(classes):
                 raise checks.fail("classes", self.classes, "must be different")
-            label_N = np.array([place.get(_class_key(value), -1) for value in y], dtype=np.int64)
+            values, which_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
+            label_N = np.array([place.get(_class_key(value), -1) for value in values], dtype=np.int64)[which_N]
             if (label_N < 0).all():
                 raise checks.fail("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:

@@ -327,7 +327,7 @@ def quantize(value: Tensor) -> Tensor:
         ValueError: A number is not finite or beyond 2: as an integer its square could wrap around to a small one.
     """
     value = value.double()
-    if not bool((value.abs() <= 2).all()):  # written so that NaN fails
+    if value.numel() and not -2 <= float(value.min()) <= float(value.max()) <= 2:  # written so that NaN fails
         raise ValueError("gradients: a vector that is to be rounded is not finite or too long")
     return (value * (_BELOW * GRID)).trunc().to(torch.int64)
 
@@ -381,9 +381,8 @@ class GradientSums:
         # No assert: the guarantee rests on this, and python -O drops asserts.
         for z_BD in self.z_ND.split(_BLOCK):
             # The range comes first: the square of a larger integer could wrap around to a small one.
-            whole_BD = z_BD.long()
-            short = bool(((whole_BD >= -GRID) & (whole_BD <= GRID)).all())
-            if not short or not bool((whole_BD.square().sum(1) <= UNIT_NORM).all()):
+            short = not z_BD.numel() or -GRID <= int(z_BD.min()) <= int(z_BD.max()) <= GRID
+            if not short or not bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()):
                 raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:

@@ -99,6 +99,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def visible(text: str) -> str:
     """A text with its control characters written out, so that no terminal obeys them."""
+    if text.isprintable():
+        return text
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) == "Cc" else c for c in text)
 
 

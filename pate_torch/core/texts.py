@@ -52,7 +52,9 @@ def spell(value: Any) -> str:
     427 and "427" are spelled alike, as are a date, midnight of that day and the texts of both, however many decimals of
     a second are written, and a length of time in any unit.
     """
-    if isinstance(value, np.datetime64):
+    if type(value) is str:
+        pass
+    elif isinstance(value, np.datetime64):
         value = value + 0 * _SECOND  # written to the second at least
     elif isinstance(value, np.timedelta64 | datetime.timedelta):
         value = float(round(np.timedelta64(value) / _SECOND, 6))

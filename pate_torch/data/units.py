@@ -47,7 +47,8 @@ def name_units(key: str, column: Any, count: int) -> np.ndarray:
     flat = not hasattr(column, "ndim") or column.ndim == 1
     if isinstance(column, str) or not hasattr(column, "__len__") or not flat or len(column) != count:
         raise checks.fail(key, kind, "must be one list, array or Series with one id for each record")
-    values = column.tolist() if isinstance(column, torch.Tensor) else list(column)
+    plain = isinstance(column, torch.Tensor) or (isinstance(column, np.ndarray) and column.dtype.kind == "U")
+    values = column.tolist() if plain else list(column)
     types = set(map(type, values))
     kinds = {_kind(of) for of in types}
     # Equal values of one type are spelled alike; of two types they may not be.

@@ -62,8 +62,10 @@ class Whitening:
         A point whose whitened features are not finite becomes zeros: a record that is one says nothing.
         """
         z_PD = self(feature_PD).double() / self.radius
-        z_PD = torch.where(z_PD.isfinite().all(1, keepdim=True), z_PD, 0.0)
-        return z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)
+        length_P1 = z_PD.norm(dim=1, keepdim=True)
+        z_PD /= length_P1.clamp(min=1)
+        finite_P1 = length_P1.isfinite()
+        return z_PD if bool(finite_P1.all()) else torch.where(finite_P1, z_PD, 0.0)
 
 
 _RIDGES = (1e-3, 1e6)

@@ -41,11 +41,11 @@ class RecordHashes:
         keyed = hashlib.blake2b(key=store.secret(), digest_size=8)
         keyed.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
         digests = bytearray()
-        row_bytes, points = x.shape[1:].numel() * x.element_size(), content(x)
-        for row, label in enumerate(private.y.tolist()):
+        size, points, labels = x.shape[1:].numel() * x.element_size(), content(x), private.y.numpy().tobytes()
+        for row in range(len(x)):
             state = keyed.copy()
-            state.update(points[row * row_bytes : (row + 1) * row_bytes])
-            state.update(str(label).encode())
+            state.update(points[row * size : (row + 1) * size])
+            state.update(labels[row * 8 : (row + 1) * 8])
             digests += state.digest()
         _, unit_N = np.unique(private.unit_id, return_inverse=True)
         return cls(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
