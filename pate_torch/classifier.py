@@ -33,6 +33,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import call_id
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.data.roles import origin_of_categories
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
 from pate_torch.estimator import InMemory, Pate, account_of, name_failed_disk, unmeasured
@@ -484,7 +485,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Where the values come from that are taken to be public, for the statement."""
         found = {CLASSES: OF_PRIVATE_LABELS if self.classes is None else DECLARED, CONSTANTS: OF_PUBLIC_POINTS}
         if points.schema is not None:
-            found[CATEGORIES] = DECLARED if self.categories else OF_PUBLIC_POINTS
+            found[CATEGORIES] = origin_of_categories(points.schema, self.categories or ())
         return found if self.num_records_about is None else found | {SIZE: DECLARED}
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:

@@ -360,7 +360,8 @@ DECLARED = "declared by the owner"
 OF_PUBLIC_POINTS = "read off public points"
 OF_PRIVATE_LABELS = "read off the private labels, whose values the owner declared public"
 BUILT_IN = "fixed by the code of the data set"
-SOURCES = (DECLARED, OF_PUBLIC_POINTS, OF_PRIVATE_LABELS, BUILT_IN)
+PARTLY_DECLARED = "declared by the owner for some columns, and read off public points for the others"
+SOURCES = (DECLARED, OF_PUBLIC_POINTS, PARTLY_DECLARED, OF_PRIVATE_LABELS, BUILT_IN)
 """Where a value comes from that is taken to be public."""
 CHOSEN_BY = ("public data", "priced", "private scores")
 """How a release may have been chosen among several settings."""

@@ -8,6 +8,7 @@ import csv
 import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -52,6 +53,7 @@ from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from pate_torch.types import DataSpec
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
+from tests import ROOT
 from tests.run_configs import changed, run_config
 
 
@@ -415,3 +417,11 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     except ValueError as error:
         (home / f"{name}.refused").write_text(str(error))
         sys.exit(2)
+
+
+def fork_server(module: str) -> Any:
+    """Where children come from that start with a module of the tests imported, and never ran anything."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context

@@ -60,7 +60,8 @@ def piped(command: Callable[[], int]) -> int:
         code = command()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted: what was charged stays charged (pate ledger show); the same call goes on.", file=sys.stderr)
+        told = "interrupted: what was charged stays charged (pate ledger show). Run the same command again to go on."
+        print(told, file=sys.stderr)
         return INTERRUPTED
     except AttributeError:
         if sys.stdout is not None:

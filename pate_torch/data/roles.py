@@ -7,7 +7,7 @@ the public side (or are declared), and a private record that does not fit is dro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from pate_torch.types import (
     CONSTANTS,
     DECLARED,
     OF_PUBLIC_POINTS,
+    PARTLY_DECLARED,
     SIZE,
     Dataset,
     DataSpec,
@@ -318,6 +319,14 @@ class Records:
     why: str = ""
 
 
+def origin_of_categories(schema: TableSchema, declared: Collection[str]) -> str:
+    """Where the categories of a table come from, for the statement; ``declared``: columns whose were declared."""
+    declared_columns = {column.name in declared for column in schema.columns if column.categories is not None}
+    return {frozenset({True}): DECLARED, frozenset({False, True}): PARTLY_DECLARED}.get(
+        frozenset(declared_columns), OF_PUBLIC_POINTS
+    )
+
+
 def assemble(
     records: Records,
     source: Source,
@@ -328,6 +337,7 @@ def assemble(
     resize: str | None = None,
     text: str | None = None,
     names: Callable[[np.ndarray], PointNames] | None = None,
+    declared: Collection[str] = (),
 ) -> Dataset:
     """Part the records by role; private ones of no use or of unknown class are marked and filled, one by one.
 
@@ -340,6 +350,7 @@ def assemble(
         resize: How images became these.
         text: The column whose texts these are.
         names: By what whoever holds the public points finds them: of their places among the records, and of no others'.
+        declared: Columns whose categories the owner declared.
     """
     label = np.array([class_name(value) for value in records.label.tolist()], dtype=str)
     looked_at = public_roles(source)
@@ -400,7 +411,7 @@ def assemble(
         declared={
             CLASSES: OF_PUBLIC_POINTS if source.classes is None else DECLARED,
             CONSTANTS: OF_PUBLIC_POINTS,
-            **({} if schema is None else {CATEGORIES: OF_PUBLIC_POINTS}),
+            **({} if schema is None else {CATEGORIES: origin_of_categories(schema, declared)}),
             **({} if source.nominal_size is None else {SIZE: DECLARED}),
         },
     )

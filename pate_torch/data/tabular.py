@@ -170,6 +170,7 @@ class Csv:
             standardize=standardize,
             schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
             names=lambda public: self._names(tables, schema, table, public),
+            declared=self.categories or (),
         )
 
     def _tables(self) -> dict[int, Table]:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.data import tabular
+from pate_torch.data.roles import origin_of_categories
 from pate_torch.data.schema import Column, ManyCategories, TableSchema, class_name
 
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
@@ -197,3 +198,17 @@ def test_who_agreed_to_figures_on_test_records_has_not_agreed_to_show_their_valu
     spec = load(**agreed).spec
     assert ("Oz" in json.dumps(spec.schema.to_dict()), spec.schema.num_features) == (shown, width)
     assert spec.input_shape == (width,)
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ((), "read off public points"),
+        (("town", "sex"), "declared by the owner"),
+        (("town",), "declared by the owner for some columns, and read off public points for the others"),
+        (("age",), "read off public points"),
+    ],
+)
+def test_a_statement_says_of_which_columns_the_categories_were_declared(declared, expected):
+    columns = (Column("age", None), Column("town", ("a", "b")), Column("sex", ("f", "m")))
+    assert origin_of_categories(TableSchema(columns), declared) == expected

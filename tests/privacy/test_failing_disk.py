@@ -1,7 +1,6 @@
 """Runs on a disk that fails at its n-th operation, and runs killed there: all is charged, and the same call goes on."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -9,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT, failing_disk
+from tests import failing_disk
 from tests.failing_disk import KINDS, MODES, releases
-from tests.killed_runs import half_written, unsound
+from tests.killed_runs import fork_server, half_written, unsound
 
 REFITS = ("gradients", "teachers", "dpsgd", "texts")
 """Kinds whose second call is refused unless allow_refit=True."""
@@ -22,10 +21,7 @@ STRIDE = int(os.environ.get("FAILING_DISK_STRIDE", "1"))
 @pytest.fixture(scope="module")
 def processes():
     """Children that start with torch imported: forks of a server that never ran anything."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.failing_disk"])
-    return context
+    return fork_server("tests.failing_disk")
 
 
 def run(processes, kind, home, mode="kill", fail_at=None, allow_refit=False) -> dict:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -26,16 +25,13 @@ from pate_torch.noise.source import NoiseSource
 from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs
 from tests.command_runs import TINY, ledger_entries, train
-from tests.killed_runs import half_written, lines, plan, readable, reservations, unsound
+from tests.killed_runs import fork_server, half_written, lines, plan, readable, reservations, unsound
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Children that start with torch imported: forks of a server that never ran anything."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.killed_runs"])
-    return context
+    return fork_server("tests.killed_runs")
 
 
 def start(processes, home: Path, name: str, kill_at: int | None = None):
