@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from pate_torch.accounting.data_dependent import exact, price_of_q, smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
+from pate_torch.accounting.data_dependent import price_of_q, smooth_sensitivity, theorems, vote_rows
+from pate_torch.accounting.outcomes import Gnmax
 from pate_torch.core.rng import numpy_stream
 
 TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
@@ -59,34 +59,6 @@ def loop_theorem(votes: np.ndarray) -> np.ndarray:
             total += np.where(mu1 >= ORDERS, np.minimum(moment / (ORDERS - 1), independent), independent)
         else:
             total += independent
-    return total
-
-
-def loop_exact(votes: np.ndarray) -> np.ndarray:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
-    log_weights = np.log(weights) - 0.5 * math.log(2 * math.pi)
-
-    def law(row: np.ndarray) -> np.ndarray:
-        log_cdf = log_ndtr((row[:, None, None] - row[None, :, None]) / SIGMA + nodes)
-        own = np.arange(len(row))
-        log_cdf[own, own] = 0.0
-        return logsumexp(log_cdf.sum(1) + log_weights, axis=1)
-
-    total = np.zeros(len(ORDERS))
-    for row in votes:
-        log_p, worst = law(row), np.zeros(len(ORDERS))
-        for a in range(len(row)):
-            for b in range(len(row)):
-                if a == b or row[a] == 0:
-                    continue
-                moved = row.copy()
-                moved[a] -= 1
-                moved[b] += 1
-                log_q = law(moved)
-                for one, two in ((log_p, log_q), (log_q, log_p)):
-                    log_s = logsumexp(one + (ORDERS[:, None] - 1) * (one - two), axis=1)
-                    worst = np.maximum(worst, log_s / (ORDERS - 1))
-        total += worst
     return total
 
 
@@ -175,15 +147,6 @@ def main() -> None:
             large = realistic_votes(args.large, args.seed)
             seconds, _ = timed(lambda large=large: theorems.theorem_rdp(model, large, ORDERS), 1)
             rows.append(row("theorem", len(large), len(vote_rows.group(large)), seconds, len(some), loop_s))
-
-    few = votes[:60]
-    loop_s, loop_value = timed(lambda: loop_exact(few), 1)
-    value = exact.exact_rdp(model, few, ORDERS).upper
-    np.testing.assert_allclose(value, np.minimum(loop_value, len(few) * ORDERS / SIGMA**2), rtol=1e-4)
-    for each in (model, Confident(screen_sigma=150.0, threshold=150.0, sigma=SIGMA), Lnmax(scale=20.0)):
-        seconds, _ = timed(lambda each=each: exact.exact_rdp(each, votes, ORDERS), 1)
-        loops = (len(few), loop_s) if each is model else (0, 0.0)
-        rows.append(row(f"exact two-sided, {type(each).__name__}", len(votes), unique, seconds, *loops))
 
     votes = votes[:1000]
     usable = smooth_sensitivity.usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)

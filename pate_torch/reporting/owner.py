@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import exact
 from pate_torch.accounting.data_dependent.theorems import theorem_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import Event
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from pate_torch.context import LabelRelease, RunContext
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-EXACT, THEOREM = "Price of these votes, exact", "Price of these votes, theorem"
+THEOREM = "Price of these votes, theorem"
 """Two figures for the owner, as they are called where they are missing."""
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ T = TypeVar("T")
 class OwnerSummary:
     """PRIVATE. Figures of a run; None if one was not computed.
 
-    The two epsilons depend on the votes: they are no guarantee and no price.
+    ``epsilon_pate2018`` depends on the votes: it is no guarantee and no price.
 
     Attributes:
         records: How many there were, by what became of them.
@@ -64,7 +63,6 @@ class OwnerSummary:
         confusion: The student's counts on them, [truth, predicted].
         ensemble_accuracy: Accuracy of the plurality without noise.
         teacher_accuracy_mean: Mean accuracy of the teachers.
-        epsilon_exact_data_dependent: Data-dependent epsilon by the exact outcome law.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
         gap_quantiles: Quantiles of the votes between winner and runner-up.
         nonprivate_accuracy: Accuracy of a model trained on all records at once.
@@ -80,7 +78,6 @@ class OwnerSummary:
     confusion: tuple[tuple[int, ...], ...] = ()
     ensemble_accuracy: float | None = None
     teacher_accuracy_mean: float | None = None
-    epsilon_exact_data_dependent: float | None = None
     epsilon_pate2018: float | None = None
     gap_quantiles: Mapping[str, float] = field(default_factory=dict)
     nonprivate_accuracy: float | None = None
@@ -93,9 +90,8 @@ class OwnerSummary:
         for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
             if getattr(self, name) is not None:
                 checks.between(name, getattr(self, name), 0, 1)
-        for name in ("epsilon_exact_data_dependent", "epsilon_pate2018"):
-            if getattr(self, name) is not None:
-                checks.non_negative(name, getattr(self, name))
+        if self.epsilon_pate2018 is not None:
+            checks.non_negative("epsilon_pate2018", self.epsilon_pate2018)
         for key, value in self.gap_quantiles.items():
             checks.non_negative(f"gap_quantiles.{key}", value)
 
@@ -183,25 +179,14 @@ def owner_summary(
 
         mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
     asked = None if votes is None else votes.take(release.query_Q)
-    exact_epsilon = theorem_epsilon = None
+    theorem_epsilon = None
     if model is not None and rounds == 1 and asked is not None and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
-
-        def exactly() -> float | None:
-            if not exact.affordable(model, counts):
-                missing[EXACT] = (
-                    "too much work with so many classes, teachers or questions; the theorems' price stands alone"
-                )
-                return None
-            return _price(exact.exact_rdp(model, counts, orders, direction="two_sided").upper, delta)
-
         theorem_epsilon = _figure(THEOREM, lambda: _price(theorem_rdp(model, counts, orders), delta), missing)
-        exact_epsilon = _figure(EXACT, exactly, missing)
     gaps = None if asked is None else _figure("How the votes agree", lambda: gap_quantiles(asked), missing)
     return OwnerSummary(
         ensemble_accuracy=accuracy,
         teacher_accuracy_mean=mean,
-        epsilon_exact_data_dependent=exact_epsilon,
         epsilon_pate2018=theorem_epsilon,
         gap_quantiles=gaps or {},
         nonprivate_accuracy=alone,

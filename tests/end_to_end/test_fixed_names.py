@@ -40,7 +40,7 @@ SUMMARY = """
     accountant adjacency unit epsilon_charged budget_epsilon student_accuracy label_accuracy private teachers_id
     release_id ledger_head seconds
 """
-OWNERS = "ensemble_accuracy teacher_accuracy_mean epsilon_exact_data_dependent epsilon_pate2018 gap_quantiles"
+OWNERS = "ensemble_accuracy teacher_accuracy_mean epsilon_pate2018 gap_quantiles"
 MANIFEST = "fingerprint partition configuration seed"
 
 

@@ -59,11 +59,10 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
     assert set(read) >= {
         "ensemble_accuracy",
         "teacher_accuracy_mean",
-        "epsilon_exact_data_dependent",
         "epsilon_pate2018",
         "gap_quantiles",
     }
-    for field in ("ensemble_accuracy", "epsilon_pate2018", "epsilon_exact_data_dependent"):
+    for field in ("ensemble_accuracy", "epsilon_pate2018"):
         with pytest.raises(ValueError, match=field):
             OwnerSummary(**{field: math.nan})
     with pytest.raises(ValueError, match="gap_quantiles"):
@@ -104,15 +103,8 @@ def test_a_thousand_classes_are_looked_at_in_megabytes(model):
     finally:
         tracemalloc.stop()
     assert peak < 2**28
-    assert 0 < summary.epsilon_exact_data_dependent < summary.epsilon_pate2018
+    assert summary.epsilon_pate2018 > 0
     assert not summary.not_computed
-
-
-def test_where_the_exact_price_is_long_work_the_owner_has_the_theorems_and_is_told():
-    summary = looked_at(thousand(20_000), Gnmax(sigma=200.0))
-    assert summary.epsilon_exact_data_dependent is None and summary.epsilon_pate2018 > 0
-    ((name, value),) = summary.lines().items()
-    assert name == "Price of these votes, exact" and "theorem" in value and value.isascii()
 
 
 class Broken:
@@ -137,9 +129,9 @@ class BrokenGnmax(Broken, Gnmax):
 def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     broken = Broken(error)
     summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), ensemble=broken, nonprivate=broken)
-    assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is summary.ensemble_accuracy is None
+    assert summary.epsilon_pate2018 is summary.ensemble_accuracy is None
     assert summary.gap_quantiles == gap_quantiles(VOTES)
-    assert len(summary.not_computed) == len(summary.lines()) == 4
+    assert len(summary.not_computed) == len(summary.lines()) == 3
     assert all(error.__name__ in value and "secret" not in value for value in summary.lines().values())
     write_owner_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["not_computed"] == summary.not_computed
@@ -148,8 +140,8 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
     monkeypatch.setattr(owner.rdp, "to_epsilon", lambda *_: math.inf)
     summary = looked_at(VOTES.counts_QC.numpy(), Gnmax(sigma=2.0))
-    assert summary.epsilon_exact_data_dependent is summary.epsilon_pate2018 is None
-    assert len(summary.not_computed) == 2
+    assert summary.epsilon_pate2018 is None
+    assert len(summary.not_computed) == 1
 
 
 def said(found):

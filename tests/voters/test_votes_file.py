@@ -192,7 +192,7 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     assert f"{found['teachers_id']} (bring them again: charged)" in printed and "teachers=" not in printed
     assert f'<th scope="row">Voters</th><td>{found["teachers_id"]}' in (one.folder / "release/report.html").read_text()
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
-    assert owner["ensemble_accuracy"] is None and owner["epsilon_exact_data_dependent"] > 0
+    assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0
     counts = read(votes_file, num_classes=3).counts_QC
     kept = [f for f in (one.folder / "release").rglob("*") if f.is_file()]
     assert not any(

@@ -11,6 +11,7 @@ import pytest
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import theorems, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
+from tests.accounting.data_dependent.exact_divergences import compute_divergences
 
 
 @pytest.fixture(autouse=True)
@@ -274,3 +275,31 @@ def test_small_cases_never_pass_the_data_independent_price():
     for model in (Gnmax(sigma=2.0), Lnmax(scale=2.0), Exponential(rate=0.5)):
         cap = theorems.data_independent_rdp(model, ORDERS)
         assert (theorems.theorem_rows(model, vote_rows.group(rows).rows_UC, ORDERS) <= cap * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Gnmax(sigma=3.0),
+        Gnmax(sigma=0.6),
+        Lnmax(scale=1.5),
+        Exponential(rate=0.4),
+        Confident(screen_sigma=1.5, threshold=4.0, sigma=2.0),
+    ],
+    ids=str,
+)
+def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(model):
+    """The theorems bound one direction only; the data-independent price bounds both."""
+    rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]]
+    orders = ORDERS[:6]
+    prices = theorems.theorem_rows(model, np.array(rows), orders)
+    cap = theorems.data_independent_rdp(model, orders)
+    for row, price in zip(rows, prices, strict=True):
+        forward, two_sided = compute_divergences(model, row, orders)
+        assert (forward <= price * (1 + 1e-8) + 1e-11).all()
+        assert (two_sided <= cap * (1 + 1e-8) + 1e-11).all()
+
+
+def test_the_two_sided_divergence_can_pass_the_theorem():
+    _, two_sided = compute_divergences(Gnmax(sigma=3.0), (20, 0, 0), ORDERS)
+    assert (two_sided > 1.01 * theorems.theorem_rdp(Gnmax(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
