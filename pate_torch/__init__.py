@@ -1,15 +1,12 @@
 """Differentially private deep learning by PATE: ``from pate_torch import PATEClassifier, Pate, load_student``.
 
-The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick.
-
-Where torch is not loaded yet, its threads are told to sleep while they wait for each other (``OMP_WAIT_POLICY``, unless
-it is set): they would keep processors from whatever else the machine does, and so from each other.
+The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick. The import
+changes nothing in the host program: no environment variable, no import hook.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,8 +21,6 @@ _HOMES = {
     "PrivateLabeler": "pate_torch.labeler",
     "load_student": "pate_torch.students.export",
 }
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["PATEClassifier", "Pate", "PrivateLabeler", "load_student"]
 

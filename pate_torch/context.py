@@ -35,7 +35,6 @@ from pate_torch.reporting import owner_file
 from pate_torch.reporting.curves import link
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
 from pate_torch.reporting.report import OwnerFacts
-from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
@@ -43,6 +42,9 @@ from pate_torch.teachers.training import Losses
 from pate_torch.types import Dataset, PrivateData, Release
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import FittedVoters
+
+if TYPE_CHECKING:
+    from pate_torch.reporting.tensorboard import ReleaseBoard
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -152,6 +154,8 @@ class RunContext:
     @functools.cached_property
     def release_board(self) -> ReleaseBoard:
         """The TensorBoard that may be published."""
+        from pate_torch.reporting.tensorboard import ReleaseBoard  # loads TensorBoard
+
         assert self.opened is not None
         private = self.budget is None or self.budget.secret
         private &= self.reused is None or bool(self.reused.facts["private"])

@@ -54,7 +54,12 @@ def usage() -> str:
 
 
 def piped(command: Callable[[], int]) -> int:
-    """Run a command; its exit code. Where its output is cut off, as by ``| head``, it ends silently."""
+    """Run a command; its exit code. Where its output is cut off, as by ``| head``, it ends silently.
+
+    The threads of torch, which is not loaded yet, are told to sleep while they wait for each other: spinning threads
+    would keep processors from the other processes of this machine.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.umask(os.umask(0o022) | 0o022)  # nobody else writes into what it leaves, whatever was set
     try:
         code = command()

@@ -7,10 +7,12 @@ import itertools
 import os
 import re
 from pathlib import Path
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING
 
 from pate_torch.core.run_folders import make_folders, runs_folder
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
 """How ``run_folders.run_id`` names a run; what follows the time is of a sweep."""

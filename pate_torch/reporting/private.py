@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.audit.membership import Membership
 from pate_torch.core.files import write_whole
@@ -63,6 +62,8 @@ class PrivateBoard:
     """
 
     def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # loaded by runs that write one
+
         make_private_folder(folder)
         self.writer = SummaryWriter(str(folder))
         self.writer.add_text("PRIVATE", README.format(what=CONTENT["run"]))

@@ -37,8 +37,32 @@ COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
 
 
 def test_what_runs_is_loaded_without_what_only_some_runs_use():
-    unused = (*COMPILER, "scipy.stats", "matplotlib", "sklearn", "pandas")
+    unused = (
+        *COMPILER,
+        "scipy.stats",
+        "matplotlib",
+        "sklearn",
+        "pandas",
+        "opacus",
+        "hydra",
+        "tensorboard",
+        "torchvision",
+    )
     code = f"import sys, pate_torch.pipeline, pate_torch.labeler; assert not set({unused}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_classifier_is_loaded_without_what_only_some_fits_use():
+    unused = ("opacus", "hydra", "tensorboard", "torchvision", "matplotlib", "mpmath")
+    code = f"import sys; from pate_torch import PATEClassifier; assert not set({unused}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_import_changes_nothing_in_the_host_program():
+    code = (
+        "import os, sys; before = dict(os.environ), list(sys.meta_path), sys.excepthook, list(sys.path_hooks);"
+        "import pate_torch; assert before == (dict(os.environ), sys.meta_path, sys.excepthook, sys.path_hooks)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -65,7 +89,8 @@ def test_a_run_does_not_load_torch_s_compiler(tmp_path):
 def test_threads_that_wait_sleep_unless_told_otherwise(wait):
     given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     given |= {} if wait is None else {"OMP_WAIT_POLICY": wait}
-    code = f"import os, pate_torch; assert os.environ['OMP_WAIT_POLICY'] == {wait or 'PASSIVE'!r}"
+    code = "import os; from pate_torch.cli.main import piped; piped(lambda: 0);"
+    code += f"assert os.environ['OMP_WAIT_POLICY'] == {wait or 'PASSIVE'!r}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=given)
 
 
