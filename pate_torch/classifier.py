@@ -37,7 +37,6 @@ from pate_torch.data.roles import origin_of_categories
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
 from pate_torch.estimator import InMemory, Pate, account_of, name_failed_disk, unmeasured
-from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.features.encoded import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.ledger.accounts import refused_refit
@@ -68,6 +67,7 @@ from pate_torch.types import (
 )
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters import panel
+from pate_torch.voters.dpsgd import DpSgd
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.teachers import Teachers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -316,6 +316,15 @@ class RunConfig:
         votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
         if votes is not None:
             chance.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=self.privacy.allow_chance)
+
+
+@runtime_checkable
+class Study(Protocol):
+    """What takes the place of ``pipeline.run`` where an experiment names a ``study``."""
+
+    def run(self, plan: RunConfig) -> object:
+        """Run what the plan describes; raises ValueError for a choice that cannot work, before anything is charged."""
+        ...
 
 
 def refuse_adjacency(data: Dataset, adjacency: str) -> None:

@@ -115,7 +115,7 @@ RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "ran
 
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
-    among = {"aggregation.py", "students/selection.py", "published_price.py", "labeler.py", "experiments/dpsgd.py"}
+    among = {"aggregation.py", "students/selection.py", "published_price.py", "labeler.py", "voters/dpsgd.py"}
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():
@@ -130,7 +130,7 @@ def test_what_meets_private_values_draws_from_nowhere_else():
             if isinstance(node, ast.Name) and node.id in RANDOM:
                 found.add((name, node.id))
     assert found == {
-        ("experiments/dpsgd.py", "torch_stream"),  # a network's first weights, of the seed alone
+        ("voters/dpsgd.py", "torch_stream"),  # a network's first weights, of the seed alone
         ("pac/baselines.py", "numpy_stream"),  # reference points, of public ranges and the seed alone
     }
 

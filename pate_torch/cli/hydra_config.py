@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.audit.membership import MembershipTest
-from pate_torch.config import PrivacyConfig, RunConfig
+from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
-from pate_torch.experiments import Study
 from pate_torch.protocols import (
     DatasetSource,
     FeatureRecipe,

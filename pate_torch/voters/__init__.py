@@ -1,1 +1,1 @@
-"""Who answers questions: teachers together, records themselves, votes from a file."""
+"""Who answers questions: teachers together, records themselves, votes from a file. DP-SGD asks nobody: the baseline."""

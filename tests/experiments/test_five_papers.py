@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting import gdp
+from pate_torch.config import Study
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.experiments import Study, five_papers
+from pate_torch.experiments import five_papers
 from pate_torch.experiments.five_papers import ROWS, Cell, FivePapers, read
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement

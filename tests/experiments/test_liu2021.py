@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pate_torch.accounting import gdp
+from pate_torch.config import Study
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.experiments import Study
 from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated_sigma
 from pate_torch.mechanisms.gaussian import Gaussian

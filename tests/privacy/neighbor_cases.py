@@ -23,12 +23,12 @@ from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
 from pate_torch.estimator import Pate
-from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
 from pate_torch.queries.random import Passive
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
 from pate_torch.types import LABEL_UNIT, Dataset
+from pate_torch.voters.dpsgd import DpSgd
 from pate_torch.voters.teachers import Teachers
 from pate_torch.voters.transductive import TransductiveTeachers
 from pate_torch.voters.votes_file import VotesFile

@@ -31,8 +31,6 @@ from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.core import progress
-from pate_torch.experiments import dpsgd
-from pate_torch.experiments.dpsgd import EntropyOptimizer
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
@@ -41,6 +39,8 @@ from pate_torch.reporting import build, tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
 from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
 from pate_torch.students import selection
+from pate_torch.voters import dpsgd
+from pate_torch.voters.dpsgd import EntropyOptimizer
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
 

@@ -21,7 +21,6 @@ from pate_torch.cli.train import configuration
 from pate_torch.core import run_folders
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
-from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.label import command as label
 from pate_torch.ledger.ledger import CHOICE, LABELS, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
@@ -32,6 +31,7 @@ from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
+from pate_torch.voters.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.records import RecordVoters
 from pate_torch.voters.reverse_knn import ReverseKnn

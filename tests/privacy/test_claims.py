@@ -15,7 +15,6 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting import epsilon as accounting
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.experiments.dpsgd import DpSgd
 from pate_torch.label import command as label
 from pate_torch.ledger.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
 from pate_torch.mechanisms.confident import Confident
@@ -30,6 +29,7 @@ from pate_torch.reporting.build import claims
 from pate_torch.reporting.render import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
+from pate_torch.voters.dpsgd import DpSgd
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.killed_runs import blobs, plan

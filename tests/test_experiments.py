@@ -16,6 +16,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.teachers.trunk import PublicStart
+from tests import ROOT
 
 EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
 
@@ -75,7 +76,6 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
         assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6
 
 
-ROOT = Path(__file__).parents[1]
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 

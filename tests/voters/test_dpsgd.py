@@ -9,9 +9,8 @@ from opacus import GradSampleModule
 from scipy import stats
 
 from pate_torch.accounting import epsilon as accounting
+from pate_torch.config import Study
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.experiments import Study
-from pate_torch.experiments.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
@@ -19,6 +18,7 @@ from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.voters.dpsgd import DpSgd, EntropyOptimizer
 from tests.run_configs import changed, run_config
 from tests.worlds import benchmark_clouds
 
