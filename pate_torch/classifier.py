@@ -67,7 +67,6 @@ from pate_torch.types import (
 )
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters import panel
-from pate_torch.voters.dpsgd import DpSgd
 from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.teachers import Teachers
 
@@ -614,6 +613,8 @@ def _descend(
         device=torch.device(terms["device"]),
         quiet=True,
     )
+    from pate_torch.voters.dpsgd import DpSgd  # loads Opacus
+
     folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)
     return load_student(folder), folder / "release"
 
