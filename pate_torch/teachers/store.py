@@ -34,8 +34,7 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
-SCHEMA_VERSION = 2
-"""Since version 2, one teacher of each ensemble was trained again alone before the ensemble was stored."""
+SCHEMA_VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
