@@ -399,7 +399,7 @@ def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> Budge
     terms, total = account.filter, Spend.sum((account.spent, asked))
     spent_epsilon, asked_epsilon = terms.to_epsilon(account.spent), terms.to_epsilon(asked)
     fits = account.copies(events)
-    remedy = f"raise the cap on purpose: python -m pate_torch.ledger raise-cap {account.name} EPSILON --reason WHY"
+    remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total.delta > terms.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (

@@ -1,4 +1,4 @@
-"""``python -m pate_torch.ledger``: look at the ledger, check it, copy it, and the two deliberate acts on an account."""
+"""``pate ledger``: look at the ledger, check it, copy it, and the two deliberate acts on an account."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--path", type=Path, help="the ledger (default: in PATE_HOME, or in the store of this user)")
     shared.add_argument("--json", action="store_true", help="answer in JSON")
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.ledger", description="The privacy ledger (PRIVATE).")
+    parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ fingerprint of the content is recorded but charges the same account. Its cap is 
 (``accounting.filters``), so the guarantee of all its releases together is the cap, however each was chosen after the
 others. PRIVATE: the file is for the owner of the data.
 
-    python -m pate_torch.ledger verify|show|export|backup|raise-cap|close
+    pate ledger verify|show|export|backup|raise-cap|close
 """
 
 from __future__ import annotations
@@ -541,7 +541,7 @@ class Ledger:
                 budget_epsilon,
                 f"the cap of account {name!r} is {state.filter.epsilon!r}",
                 "Set it back; or raise the cap, which is a deliberate act: "
-                f"python -m pate_torch.ledger raise-cap {name} EPSILON --reason WHY.",
+                f"pate ledger raise-cap {name} EPSILON --reason WHY.",
             )
 
 

@@ -806,7 +806,7 @@ def test_exit_codes_and_messages(path, written, capsys):
 def test_the_module_runs_from_the_home_folder(written):
     environment = {**os.environ, "PATE_HOME": str(written.parent)}
     result = subprocess.run(
-        [sys.executable, "-m", "pate_torch.ledger", "verify"], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "pate_torch", "ledger", "verify"], env=environment, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
     assert "5 entries" in result.stdout
