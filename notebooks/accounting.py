@@ -223,5 +223,5 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# `python -m pate_torch.audit mechanism=gaussian` runs this for every mechanism, and `python -m pate_torch.plan` says
+# `pate audit mechanism=gaussian` runs this for every mechanism, and `pate plan` says
 # beforehand what a choice of $K$, $\sigma$ and questions will cost.

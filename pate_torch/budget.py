@@ -227,7 +227,7 @@ class Budget:
             unit=terms.unit,
             fingerprint=fingerprint,
             run=run,
-            kind=terms.noise or "torch",
+            kind=terms.noise,
             insecure_seed=insecure_seed,
         )
 

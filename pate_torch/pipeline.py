@@ -140,7 +140,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
     declared = config.voters.declared(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
-    # A switch is named where it is on, so that a mechanism that gets a new one leaves the same record as before.
+    # A switch that is off is left out of the record.
     named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
         "dataset": data.spec.name,

@@ -157,11 +157,10 @@ def _scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
 
 
 def _model(held: Mapping[str, Tensor]) -> LinearModel | None:
-    """Inverse of ``_scores``; None in files from before the model was written."""
+    """Inverse of ``_scores``; None: the scores came without a model for other points."""
     if "weight_DC" not in held:
         return None
-    radius = float(held["radius"]) if "radius" in held else 1.0
-    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]), radius)
+    return LinearModel(held["weight_DC"], held["bias_C"], int(held["neighbors"]), float(held["radius"]))
 
 
 def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
@@ -292,7 +291,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["planned"])),
             _noisy(rows, record, spec.num_classes),
             _score_QC(rows, spec.num_classes),
-            rounds=tuple(map(int, record.get("queries_by_round", (len(rows),)))),
+            rounds=tuple(map(int, record["queries_by_round"])),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
             score_RPC=None if scores is None else held["score_RPC"],
             model=_model(held),
@@ -343,12 +342,12 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
     }
     if "commit" in charged:  # a run killed before it committed stays charged at its worst
         said["incurred"] = (json.loads(events.to_json(release.events)), charged["commit"]["events"])
-        if "labels_sha256" in charged["commit"]:  # not in entries from before it was recorded
-            said["content"] = (digests(record), digests(charged["commit"]))
+        said["content"] = (digests(record), digests(charged["commit"]))
     for name, (here, there) in said.items():
         if here != there:
             raise _bad(record, f"was edited: its {name} is not what the ledger was charged for", restore)
-    for name, kind in (("parameters", dict), ("noise", str), ("teachers_id", str), ("num_teachers", int)):
+    kinds = {"parameters": dict, "sensitivity": dict, "noise": str, "teachers_id": str, "num_teachers": int}
+    for name, kind in kinds.items():
         if not isinstance(record.get(name), kind):
             raise _bad(record, f"was edited: its {name} is missing", restore)
     answered_by(record)

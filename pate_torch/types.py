@@ -30,6 +30,8 @@ ENCODER_OPTIONS: dict[str, Callable[[str, Any], Any] | None] = {
 }
 """What may decide an encoder's features besides its files: name -> its check."""
 ADJACENCIES = ("add_remove", "replace_one")
+OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
+"""Fields of a ``DataSpec`` that its plain data hold only for points of some kinds."""
 LABEL_UNIT = "label of one record"
 """The privacy unit where features are public and only labels are private."""
 
@@ -77,7 +79,7 @@ class DataSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; without what points of this kind do not have."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        said = {name: plain.pop(name) for name in ("schema", "resize", "text", "encoder")}
+        said = {name: plain.pop(name) for name in OPTIONAL_SPEC_FIELDS}
         plain |= {name: getattr(value, "to_dict", lambda v=value: v)() for name, value in said.items() if value}
         return plain
 
@@ -89,9 +91,11 @@ class DataSpec:
             ValueError: A field is missing, unknown, of another type, or does not fit the others.
         """
         facts = dict(checks.mapping("spec", plain, fields(cls)))
+        if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
+            raise checks.fail("spec", ", ".join(missing), "is missing")
         lists: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
         for key, check in (lists | {"mean": checks.number, "std": checks.number}).items():
-            facts[key] = tuple(checks.items(key, facts.get(key)))
+            facts[key] = tuple(checks.items(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
         shape, constants = facts["input_shape"], len(facts["mean"])
@@ -101,8 +105,8 @@ class DataSpec:
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
                 checks.text(key, facts.get(key))
-        checks.boolean("benchmark", facts.get("benchmark", False))
-        if facts.get("nominal_size") is not None:
+        checks.boolean("benchmark", facts["benchmark"])
+        if facts["nominal_size"] is not None:
             checks.number("nominal_size", facts["nominal_size"])
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
@@ -110,7 +114,7 @@ class DataSpec:
                 raise checks.fail("input_shape", shape, "must be as many features as its schema has")
         if "encoder" in facts:
             facts["encoder"] = EncoderCard.from_dict(facts["encoder"])
-        return cls(**{"num_classes": None, **facts})
+        return cls(**facts)
 
     @property
     def is_image(self) -> bool:
@@ -229,7 +233,7 @@ class PrivateData:
             before anything is removed.
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
-            them. None: ``x`` itself, or nobody asks any more.
+            them. None: ``x`` itself, or the points as they were are not kept.
         usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0,
             and a fixed public filler where its point is the reason. None: every record can.
     """

@@ -168,15 +168,6 @@ def test_resuming_asks_for_the_same_terms(ledger):
     assert ledger.head() == head
 
 
-@pytest.mark.parametrize("kind", ["torch", "discrete", "by opacus"])
-def test_an_account_from_before_kinds_were_recorded_takes_any(ledger, kind):
-    ledger.open_account("old", budget_epsilon=4.0, **TERMS, planned_events=[EACH])
-    with budget(ledger, account="old", kind=kind).spend([EACH], mechanism="m"):
-        pass
-    assert spent(ledger, "old") == price(1)
-    assert ledger.entries("old")[1].facts["noise"] == kind
-
-
 def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
     for kind in ("discrete", "by opacus"):
         ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise=kind)

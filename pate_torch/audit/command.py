@@ -1,6 +1,6 @@
 """Does the executed mechanism keep the epsilon that is claimed for it?
 
-    python -m pate_torch.audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
+    pate audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
 Runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*, beside the
 one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0) shows
@@ -21,6 +21,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,6 @@ from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
 from pate_torch.core.files import write_whole
-from pate_torch.core.version import package_version
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, Context
@@ -333,7 +333,7 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. 0: nothing found; 1: the claim is refuted; 2: a wrong argument."""
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.audit", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="pate audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, then any of its keys")
     parser.add_argument("--runs", type=int, help="runs on each side of each pair")
     parser.add_argument("--queries", type=int, help="queries in each run")
@@ -371,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
     """The result as plain values, with what was audited, and by which version."""
-    return {**asdict(result), "sound": result.sound, "audited": str(mechanism), "version": package_version()}
+    return {**asdict(result), "sound": result.sound, "audited": str(mechanism), "version": version("pate-torch")}
 
 
 def text(result: AuditResult, mechanism: Mechanism) -> str:

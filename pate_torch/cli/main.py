@@ -105,7 +105,3 @@ def _main(arguments: Sequence[str] | None) -> int:
         return int(getattr(importlib.import_module(module), function)() or 0)
     finally:
         sys.argv = before
-
-
-if __name__ == "__main__":
-    sys.exit(main())

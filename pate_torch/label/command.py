@@ -1,8 +1,8 @@
 r"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
 
-    python -m pate_torch.label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
+    pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    python -m pate_torch.label dataset=svhn                     # by voters of one's own, with the keys of train.py
+    pate label dataset=svhn                     # by voters of one's own, with the keys of train.py
 
 The votes may come from teachers trained anywhere (``voters.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
@@ -109,7 +109,7 @@ def composed(settings: Sequence[str]) -> RunConfig:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. 0: done; 2: a bad choice of the user's, with nothing charged."""
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.label", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings
     try:

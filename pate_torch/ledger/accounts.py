@@ -54,7 +54,7 @@ class Account:
         open: How many are only reserved.
         closed: Whether the owner ended its spending.
         private: False once a release was made with seeded noise: the cap then bounds nothing.
-        noise: The kind that every release of the account draws; None: of an account from before kinds were recorded.
+        noise: The kind that every release of the account draws.
         reserved: All events by their worst case.
         incurred: All events as they came out (of an open release: its worst case).
     """
@@ -68,7 +68,7 @@ class Account:
     open: int
     closed: bool
     private: bool
-    noise: str | None = None
+    noise: str
     reserved: tuple[Event, ...] = ()
     incurred: tuple[Event, ...] = ()
 
@@ -212,7 +212,7 @@ class State:
     filter: Filter
     adjacency: str
     unit: str
-    noise: str | None = None
+    noise: str
     closed: bool = False
     charges: dict[str, Charge] = field(default_factory=dict)
 
@@ -286,7 +286,7 @@ def _open(accounts: dict[str, State], name: str, facts: dict[str, Any], recomput
         delta_reserve=facts["delta_reserve"],
         order=facts["order"],
     )
-    accounts[name] = State(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts.get("noise"))
+    accounts[name] = State(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts["noise"])
 
 
 def _raise_cap(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
@@ -313,21 +313,15 @@ def _reserve(accounts: dict[str, State], name: str, facts: dict[str, Any], recom
         now=spend,
         incurred=planned,
         insecure=facts["insecure"],
-        what=facts.get("what") or _what(facts["mechanism"]),
+        what=facts["what"],
         run=facts["run"],
         fingerprint=facts["fingerprint"],
     )
 
 
-def _what(mechanism: str) -> str:
-    """What an entry from before this was recorded is of."""
-    kinds = {"selection": CHOICE, "sanitised price": PRICE, "dpsgd": "a model by DP-SGD", "sspp": HYPOTHESIS}
-    return kinds.get(mechanism.partition(":")[0], LABELS)
-
-
 def _record(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
     charge = _open_charge(accounts, name, facts)
-    charge.state, charge.so_far = facts.get("state", ""), _events(facts)
+    charge.state, charge.so_far = facts["state"], _events(facts)
     charge.suspended = bool(charge.state)
 
 
@@ -405,7 +399,7 @@ def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> Budge
     terms, total = account.filter, Spend.sum((account.spent, asked))
     spent_epsilon, asked_epsilon = terms.to_epsilon(account.spent), terms.to_epsilon(asked)
     fits = account.copies(events)
-    remedy = f"raise the cap on purpose: python -m pate_torch.ledger raise-cap {account.name} EPSILON --reason WHY"
+    remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total.delta > terms.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (

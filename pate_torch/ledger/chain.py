@@ -262,7 +262,7 @@ def _damage(error: sqlite3.Error) -> bool:
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
 
 
-_VERIFY = "Whether the file is whole: python -m pate_torch.ledger verify."
+_VERIFY = "Whether the file is whole: pate ledger verify."
 _FIXES = {
     "readonly": "Make the file and its folder writable: a release that cannot be charged is not made.",
     "full": "Free some space, then run again.",

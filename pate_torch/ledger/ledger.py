@@ -13,7 +13,7 @@ fingerprint of the content is recorded but charges the same account. Its cap is 
 (``accounting.filters``), so the guarantee of all its releases together is the cap, however each was chosen after the
 others. PRIVATE: the file is for the owner of the data.
 
-    python -m pate_torch.ledger verify|show|review|export|backup|raise-cap|close
+    pate ledger verify|show|export|backup|raise-cap|close
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Ledger:
         adjacency: str,
         unit: str,
         planned_events: Iterable[Event],
-        noise: str | None = None,
+        noise: str = "torch",
         filter: str | None = None,
         delta_reserve: float | None = None,
     ) -> Account:
@@ -161,7 +161,7 @@ class Ledger:
             adjacency: Neighboring relation.
             unit: What the privacy unit is.
             planned_events: Choose the filter (``Filter.plan``) when the account opens; ignored afterwards.
-            noise: The kind that its releases will draw: "torch", "discrete", or "by <library>"; None: any.
+            noise: The kind that its releases will draw: "torch", "discrete", or "by <library>".
             filter: Overrules the choice of the filter's kind.
             delta_reserve: Overrules the choice of its reserve.
 
@@ -201,7 +201,7 @@ class Ledger:
                     "delta_reserve": terms.delta_reserve,
                     "adjacency": adjacency,
                     "unit": unit,
-                    **({} if noise is None else {"noise": noise}),
+                    "noise": noise,
                 }
                 if known != State(filter=terms, adjacency=adjacency, unit=unit, noise=noise):
                     self._chain.append("open", name, facts)
@@ -510,7 +510,7 @@ class Ledger:
         delta: float,
         adjacency: str,
         unit: str,
-        noise: str | None = None,
+        noise: str,
         budget_epsilon: float | None = None,
     ) -> None:
         """Refuse terms that differ from those the account was opened with (None: not asked for).
@@ -528,7 +528,7 @@ class Ledger:
             ("noise", noise, state.noise),
         )
         for key, asked, stored in fixed:
-            if asked != stored and not (key == "noise" and None in (asked, stored)):
+            if asked != stored:
                 raise checks.fail(
                     key,
                     asked,
@@ -541,7 +541,7 @@ class Ledger:
                 budget_epsilon,
                 f"the cap of account {name!r} is {state.filter.epsilon!r}",
                 "Set it back; or raise the cap, which is a deliberate act: "
-                f"python -m pate_torch.ledger raise-cap {name} EPSILON --reason WHY.",
+                f"pate ledger raise-cap {name} EPSILON --reason WHY.",
             )
 
 

@@ -1,8 +1,8 @@
 """What K, noise and number of questions does a privacy budget allow, and what labels will they give?
 
-    python -m pate_torch.plan dataset=svhn privacy.budget_epsilon=2
-    python -m pate_torch.plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
-    python -m pate_torch.plan dataset=csv dataset.nominal_size=2000 pilot.on=digits pilot.num_classes=10 --json
+    pate plan dataset=svhn privacy.budget_epsilon=2
+    pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
+    pate plan dataset=csv dataset.nominal_size=2000 pilot.on=digits pilot.num_classes=10 --json
 
 The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
 doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``plan/pilot.py``.
@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. 0: a plan was printed; 2: a wrong argument, in one line."""
-    parser = _Parser(prog="python -m pate_torch.plan", description=(__doc__ or "").splitlines()[0])
+    parser = _Parser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", type=Path, help="folder of plan.png (default: plans under paths.root)")

@@ -42,7 +42,7 @@ class Curves:
         self._draw(tag, value, step)
 
     def numbers(self) -> dict[str, float]:
-        """The tags of one point alone, which are not drawn any more."""
+        """Take the tags that have one point alone, which become numbers and no curves."""
         single = {tag: value for tag, (value, _) in self.first.items()}
         self.first.clear()
         return single

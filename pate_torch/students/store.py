@@ -18,18 +18,16 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE, replacing
 from pate_torch.protocols import Student
-from pate_torch.types import DataSpec
+from pate_torch.types import OPTIONAL_SPEC_FIELDS, DataSpec
 
 FORMAT = "pate_torch.student/1"
 KEY = "pate_torch"
-BESIDE = ("schema", "resize", "text", "encoder")
-"""Facts of the data that stand beside the others: readers that do not know them still read the file."""
 
 
 def save(student: Student, path: Path) -> None:
     """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
     spec = student.spec.to_dict()
-    beside = {key: spec.pop(key) for key in BESIDE if key in spec}
+    beside = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
     facts = {"format": FORMAT, "network": student.network, "spec": spec, **beside}
     header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
@@ -59,7 +57,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
         raise checks.fail("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
     try:
         network: dict[str, Any] = facts["network"]
-        spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in BESIDE if key in facts})
+        spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
         _fit(network, spec, tensors)
         with torch.device("meta"):  # a header may ask for layers of any size: the file's own are compared first
             module = networks.rebuild(network)

@@ -34,8 +34,7 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
-SCHEMA_VERSION = 2
-"""Since version 2, one teacher of each ensemble was trained again alone before the ensemble was stored."""
+SCHEMA_VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 HASH = re.compile(r"[0-9a-f]{64}")
 TRAINED = "__trained__"
@@ -258,7 +257,7 @@ class TeacherStore:
         trained = params.pop(TRAINED, None)
         try:
             spec = DataSpec.from_dict(manifest["spec"])
-            trunk = _trunk(manifest.get("trunk"), params, spec)
+            trunk = _trunk(manifest["trunk"], params, spec)
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             if trained is None or len(trained) != identity.num_teachers:
                 raise ValueError("the number of teachers does not fit")
@@ -405,7 +404,8 @@ class TeacherStore:
             raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
         if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        needed = {field.name for field in fields(Identity)} | {"id", "network", "spec", "sha256", "ledger_head"}
+        needed = {field.name for field in fields(Identity)}
+        needed |= {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
         if not needed <= manifest.keys() or manifest["id"] != folder.name:
             raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
         return manifest

@@ -100,10 +100,7 @@ class Trunk:
         Raises:
             KeyError: Something is missing.
             RuntimeError: They do not fit.
-            ValueError: It ends with a diffusion map, as trunks could before.
         """
-        if any(name.startswith("places.") for name in state):
-            raise ValueError("their features end with a diffusion map, which is gone; train new teachers")
         encoder = remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
         return cls(facts["network"], encoder, input_spec, spec)

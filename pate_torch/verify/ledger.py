@@ -68,11 +68,10 @@ def checks(folder: Folder, path: Path) -> Iterator[Check]:
         reserve, commit, part = facts[name]["reserve"], facts[name].get("commit", {}), listed[name]
         secret = not reserve["insecure"] and "NOT PRIVATE" not in part["what"]
         holds[f"{name} (events)"] = not (s["private"] and secret) or reserve["events"] == part["events"]
-        holds[f"{name} (what)"] = "what" not in reserve or part["what"].partition(",")[0] == reserve["what"]
+        holds[f"{name} (what)"] = part["what"].partition(",")[0] == reserve["what"]
         holds[f"{name} (seeded)"] = not (s["private"] and reserve["insecure"] and part in folder.parts)
         if folder.release is not None and folder.release.get("release_id") == name:
-            committed = [key for key in ANSWERS if key in commit]
-            holds |= {f"{name} ({key})": commit[key] == folder.release.get(key) for key in committed}
+            holds |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWERS}
             holds[f"{name} (incurred)"] = not s["private"] or commit.get("events") == folder.release.get("incurred")
     yield compared("charges", holds, "not as they were charged", f"{len(listed)}, as they were charged")
     spent = [e for one in facts.values() for e in one.get("commit", one["reserve"])["events"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pate_torch.core import checks
@@ -49,7 +49,9 @@ class VotersDescription:
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> VotersDescription:
         """Inverse of ``facts``. Raises ValueError or TypeError for anything else."""
-        return cls(**{**facts, "assumptions": tuple(facts.get("assumptions", ()))})
+        if missing := [field.name for field in fields(cls) if field.name not in facts]:
+            raise ValueError(f"{', '.join(missing)} is missing")
+        return cls(**{**facts, "assumptions": tuple(facts["assumptions"])})
 
     def facts(self) -> dict[str, Any]:
         """What the release's record holds."""

@@ -75,7 +75,7 @@ def program(words: Sequence[str]) -> tuple[str, list[str]]:
         return words[0], words[1:]
     assert words[0] == "python", f"{words[0]}: no program that the documents may name"
     if words[1] == "-m":
-        return words[2].removeprefix("pate_torch."), words[3:]
+        return words[2].replace("pate_torch.gpu_check", "gpu_check"), words[3:]
     return ("train" if words[1] == "train.py" else words[1]), words[2:]
 
 
@@ -267,8 +267,9 @@ def test_every_command_composes(page, tmp_path, monkeypatch):
     [
         "python train.py dataset=nowhere",
         "python train.py mechanism.sigm=3",
-        "python -m pate_torch.audit mechanism=gaussian sigm=2",
-        "python -m pate_torch.ledger forget",
+        "pate audit mechanism=gaussian sigm=2",
+        "pate ledger forget",
+        "python -m pate_torch.ledger show",
         "pate trian",
         "python train.py -m hydra/launcher=nowhere",
         "rm -rf outputs",

@@ -28,8 +28,8 @@ CHOICES = """
     experiment=mnist_pate experiment=mnist_low_epsilon experiment=liu2021_table4 experiment=dpsgd_baseline
 """
 COMMANDS = [
-    *("train.py --help", "pate_torch.audit --help", "pate_torch.plan --help", "pate_torch.label --help"),
-    *("pate_torch.ledger verify", "pate_torch.ledger show", "pate_torch.ledger export"),
+    *("train.py --help", "pate audit --help", "pate plan --help", "pate label --help"),
+    *("pate ledger verify", "pate ledger show", "pate ledger export"),
 ]
 RUN = """
     release/student.safetensors release/labels.csv release/summary.json release/report.html release/tensorboard
@@ -89,9 +89,11 @@ def test_a_command_is_there(command, home, monkeypatch, capsys):
     words += QUIET_LOG if name == "train.py" else []
     monkeypatch.setenv("PATE_HOME", str(home))
     monkeypatch.setattr("sys.argv", [name, *words])
-    run = runpy.run_path if name.endswith(".py") else runpy.run_module
     with pytest.raises(SystemExit) as stop:
-        run(str(ROOT / name) if name.endswith(".py") else name, run_name="__main__")
+        if name == "pate":
+            runpy.run_module("pate_torch", run_name="__main__")
+        else:
+            runpy.run_path(str(ROOT / name), run_name="__main__")
     assert not stop.value.code and capsys.readouterr().out
 
 

@@ -62,7 +62,6 @@ def test_it_holds_the_package_the_configuration_and_the_licence(names):
     for needed in (
         "py.typed",
         "reporting/privacy.schema.json",
-        "reporting/privacy.schema.2.json",
         page,
         "conf/config.yaml",
     ):

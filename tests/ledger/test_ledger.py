@@ -204,7 +204,7 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     with Ledger(path) as read:
         assert read.verify() == (again,)
     with pytest.raises(ValueError, match=r"delta=1e-05.*was opened with 1e-06"):  # checked with the charge, too
-        terms = {key: other[key] for key in ("adjacency", "unit")} | {"delta": 1e-5}
+        terms = {key: other[key] for key in ("adjacency", "unit")} | {"delta": 1e-5, "noise": "torch"}
         ledger.reserve("svhn", [Laplace(ratio=0.1)], **FACTS, terms=terms)
     ledger.close_account("svhn", "ended")
     with pytest.raises(ValueError, match="Set it back"):
@@ -583,6 +583,7 @@ def test_a_forged_price_shows_on_verify(path, ledger):
             "failure": 0.0,
             "insecure": False,
             **FACTS,
+            "what": "labels",
             "note": "",
         }
         ledger._chain.append("reserve", "svhn", facts)
@@ -597,6 +598,8 @@ def test_a_forged_price_shows_on_verify(path, ledger):
         ("commit", {"reservation": "none", "events": [], "scalar": 0.0, "failure": 0.0}, "does not add up"),
         ("raise_cap", {"budget_epsilon": 1.0}, "a cap only rises"),
         ("reserve", {"reservation": "x", "scalar": -1.0, "failure": 0.0, "events": [], "insecure": False}, "add up"),
+        ("reserve", {"reservation": "x", "scalar": 0.0, "failure": 0.0, "events": [], "insecure": False}, "'what'"),
+        ("open", {**TERMS, "filter": "gdp", "order": None, "delta_reserve": 0.0}, "'noise'"),
     ],
 )
 def test_entries_that_no_ledger_writes_are_refused_every_time(path, ledger, kind, facts, words):
@@ -803,7 +806,7 @@ def test_exit_codes_and_messages(path, written, capsys):
 def test_the_module_runs_from_the_home_folder(written):
     environment = {**os.environ, "PATE_HOME": str(written.parent)}
     result = subprocess.run(
-        [sys.executable, "-m", "pate_torch.ledger", "verify"], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "pate_torch", "ledger", "verify"], env=environment, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
     assert "5 entries" in result.stdout

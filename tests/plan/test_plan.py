@@ -785,7 +785,7 @@ def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):
 @pytest.mark.slow
 def test_the_module_is_a_command(home):
     done = subprocess.run(
-        [sys.executable, "-m", "pate_torch.plan", "teachers=50", "mechanism.sigma=8.3", "--json"],
+        [sys.executable, "-m", "pate_torch", "plan", "teachers=50", "mechanism.sigma=8.3", "--json"],
         capture_output=True,
         text=True,
         check=True,

@@ -534,15 +534,6 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     assert again.reused and not again.teachers_kept and again.epsilon_charged == after.epsilon_charged
 
 
-def test_a_ledger_from_before_it_knew_the_content_is_read(tmp_path, monkeypatch):
-    with monkeypatch.context() as before:
-        before.setattr("pate_torch.budget.Spending.wrote", lambda *_: None)
-        pipeline.run(one := plan(tmp_path, "one"))
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert "labels_sha256" not in ledger.entries("blobs")[-1].facts
-    assert pipeline.run(plan(tmp_path, "two", labels=released(one))).reused
-
-
 def test_groups_must_have_names(tmp_path):
     given = {"classes": 2, "num_teachers": 4, "mechanism": Gaussian(sigma=2.0), "delta": 1e-5, "home": tmp_path}
     x, y = torch.randn(30, 2), torch.arange(30) % 2

@@ -75,7 +75,7 @@ def composed(ledger, account, reservations) -> float:
 def check(root, folder, account="blobs", alone=True) -> dict:
     """Hold the claims of one folder against the ledger; what lies in the folder, against its parts. Its summary."""
     found, said = read(folder), read(folder, "privacy.json")
-    assert (found["schema_version"], said["schema_version"]) == (2, 3)
+    assert (found["schema_version"], said["schema_version"]) == (1, 1)
     assert breaks(said) == []
     parts = said["composition"]["parts"]
     with Ledger(root / "ledger.sqlite") as ledger:

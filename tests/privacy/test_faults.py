@@ -627,6 +627,7 @@ EDITS = {
     "pool_sha256": ("0" * 64, "other public points"),
     "dataset": ("other", "other public points"),
     "parameters": (None, "its parameters"),
+    "sensitivity": (None, "its sensitivity"),
     "num_teachers": ("x", "its num_teachers"),
 }
 

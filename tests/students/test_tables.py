@@ -1,4 +1,4 @@
-"""A released student takes tables by the schema it carries, and files from before there were schemas still load."""
+"""A released student takes tables by the schema it carries, and a student without a schema takes rows."""
 
 import dataclasses
 import json
@@ -54,16 +54,16 @@ def test_tables_and_arrays_are_taken_alike_by_a_student_and_by_its_file(student,
             assert one.predict(points).dtype == torch.int64
 
 
-def test_a_schema_stands_beside_what_other_readers_know(student, tmp_path):
+def test_a_schema_stands_beside_the_other_facts(student, tmp_path):
     store.save(student, tmp_path / "with")
     store.save(dataclasses.replace(student, spec=dataclasses.replace(SPEC, schema=None)), tmp_path / "without")
-    before, now = header(tmp_path / "without"), header(tmp_path / "with")
-    assert set(before) == {"format", "network", "spec"} and "schema" not in before["spec"]
-    assert {**before, "schema": SCHEMA.to_dict()} == now  # the file of a student of no table is what it was
-    old = store.load(tmp_path / "without")
-    assert old.spec.schema is None and old.predict(torch.zeros(2, 3)).shape == (2,)
+    without, of_table = header(tmp_path / "without"), header(tmp_path / "with")
+    assert set(without) == {"format", "network", "spec"} and "schema" not in without["spec"]
+    assert {**without, "schema": SCHEMA.to_dict()} == of_table
+    of_rows = store.load(tmp_path / "without")
+    assert of_rows.spec.schema is None and of_rows.predict(torch.zeros(2, 3)).shape == (2,)
     with pytest.raises(ValueError, match=r"holds no schema to read tables by.*\(N, 3\)"):
-        old.predict(FRAME)
+        of_rows.predict(FRAME)
 
 
 def test_what_does_not_fit_is_named(student):

@@ -14,7 +14,6 @@ from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
-from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import PrivateData
 from tests.run_configs import changed, run_config
 from tests.teachers.public_start_world import AUGMENT, RECIPE, SOURCE, START, glyphs, public_trunk
@@ -114,15 +113,6 @@ def test_the_store_keeps_the_trunk(data, trunk, tmp_path):
     assert torch.equal(found.predictions(data.evaluation.x), ensemble.predictions(data.evaluation.x))
     assert found.spec == data.spec and found.trunk is not None and found.trunk.spec == trunk.spec
     assert store.find(identity) is not None
-
-
-def test_a_trunk_with_a_diffusion_map_is_refused(data, trunk):
-    facts, state = trunk.facts(), trunk.state()
-    assert (
-        Trunk.rebuild(facts | {"neighbors": None}, state, data.spec, trunk.spec).spec == trunk.spec
-    )  # as stored before
-    with pytest.raises(ValueError, match="train new teachers"):
-        Trunk.rebuild(facts | {"neighbors": 10}, state | {"places.place_PM": torch.zeros(1)}, data.spec, trunk.spec)
 
 
 @pytest.fixture

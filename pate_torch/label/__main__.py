@@ -1,8 +1,0 @@
-"""``python -m pate_torch.label``."""
-
-import sys
-
-from pate_torch.label.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
