@@ -45,7 +45,8 @@ SMALL_RUN = (
 
 def describe_environment(setup: Setup) -> Iterator[Finding]:
     """Report the GPU and its software, and check the switches for float32 that a run sets."""
-    properties, cudnn = torch.cuda.get_device_properties(setup.device), torch.backends.cudnn
+    properties: Any = torch.cuda.get_device_properties(setup.device)
+    cudnn: Any = torch.backends.cudnn
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")[0]
@@ -114,24 +115,28 @@ def run_part(name: str, setup: Setup) -> dict[str, Any]:
     findings, reason, start = list[Finding](), "", time.monotonic()
     clock = setup.choose(time.monotonic, time.process_time)  # small workloads end on a busy machine, too
     end = clock() + seconds
+
+    def report(finding: Finding) -> None:
+        findings.append(finding)
+        value = finding.value if isinstance(finding.value, str) else f"{finding.value:.4g}"
+        failed = "  FAILED" if finding.passed is False else ""
+        print(f"  {finding.what:<70} {value} {finding.unit}".rstrip() + failed, flush=True)
+
+    print(f"{name}:", flush=True)
     try:
         with settled(setup.device):
             for finding in run_checks(setup):
-                findings.append(finding)
+                report(finding)
                 if clock() > end:
-                    findings.append(Finding("ended early", f"after {seconds:g} seconds"))
+                    report(Finding("ended early", f"after {seconds:g} seconds"))
                     break
     except PartNotRun as error:
         reason = str(error)
     except Exception as error:
-        findings.append(Finding("ended by an error", f"{type(error).__name__}: {error}", passed=False))
+        report(Finding("ended by an error", f"{type(error).__name__}: {error}", passed=False))
     status = FAILED if any(finding.passed is False for finding in findings) else NOT_RUN if reason else PASSED
     duration = time.monotonic() - start
-    print(f"{name}: {status}" + (f", {reason}" if reason else f" in {duration:.1f} s"))
-    for finding in findings:
-        value = finding.value if isinstance(finding.value, str) else f"{finding.value:.4g}"
-        failed = "  FAILED" if finding.passed is False else ""
-        print(f"  {finding.what:<70} {value} {finding.unit}".rstrip() + failed)
+    print(f"  {status}: {reason}" if reason else f"  {status} in {duration:.1f} s")
     found = [asdict(finding) for finding in findings]
     return {"name": name, "status": status, "seconds": duration, "findings": found, "reason": reason}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -57,7 +58,7 @@ class CodeLine(NamedTuple):
 
 def find_package_line() -> CodeLine:
     """Return the innermost line of the package that is being executed."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(_PACKAGE):

@@ -120,7 +120,7 @@ class CudaTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host_tensor: Tensor) -> CudaTensor:
-        made = Tensor._make_wrapper_subclass(
+        tensor = Tensor._make_wrapper_subclass(
             cls,
             host_tensor.size(),
             strides=host_tensor.stride(),
@@ -128,8 +128,8 @@ class CudaTensor(Tensor):
             dtype=host_tensor.dtype,
             device=torch.device(_BACKEND, 0),
         )
-        made.host_tensor = host_tensor
-        return made
+        tensor.host_tensor = host_tensor
+        return tensor
 
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
@@ -168,9 +168,9 @@ class _GeneratorType(type):
     def __call__(cls, device: torch.device | str = "cpu") -> torch.Generator:
         if torch.device(device).type == "cpu":
             return _HostGenerator()
-        made = _CudaGenerator()
-        _cuda_generators[made._cdata] = made
-        return made
+        generator = _CudaGenerator()
+        _cuda_generators[generator._cdata] = generator
+        return generator
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _HostGenerator)
