@@ -31,12 +31,12 @@ def home_of_tests(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def card():
-    """What a pretend GPU sees, which ``cuda`` means until the test is over."""
-    from pate_torch.gpu_check.pretend import pretend_gpu
+def simulated_gpu():
+    """A simulated GPU, which ``cuda`` names until the test is over."""
+    from tests.gpu.simulated_gpu import simulate_gpu
 
-    with pretend_gpu() as card:
-        yield card
+    with simulate_gpu() as gpu:
+        yield gpu
 
 
 def pytest_addoption(parser):

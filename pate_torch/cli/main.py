@@ -22,7 +22,6 @@ COMMANDS = {
     "learn": ("pate_torch.learn.command", "main", "learn by an algorithm on a hypothesis class, and release it"),
     "predict": ("pate_torch.cli.predict", "main", "what a released student says of new records or images"),
     "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
-    "gpu-check": ("pate_torch.gpu_check.command", "main", "whether a GPU does here what is claimed of it"),
     "runs": ("pate_torch.cli.list_runs", "main", "past runs with their epsilon and accuracy"),
 }
 

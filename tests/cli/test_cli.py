@@ -21,7 +21,7 @@ def test_help_names_every_command_without_loading_torch():
     code = "import sys; from pate_torch.cli.main import main; main(['--help']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for name in ("train", "label", "audit", "plan", "ledger", "predict", "export", "gpu-check", "runs"):
+    for name in ("train", "label", "audit", "plan", "ledger", "predict", "export", "runs"):
         assert f"  {name} " in done.stdout
 
 

@@ -25,7 +25,7 @@ def test_a_run_computes_float32_as_such_and_repeatably():
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cpu"])
-def test_a_device_may_be_named_with_or_without_its_number(device, card):
+def test_a_device_may_be_named_with_or_without_its_number(device, simulated_gpu):
     with settled(torch.device(device)):
         assert torch.zeros(2, device=device).add(1).tolist() == [1, 1]
 

@@ -28,13 +28,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
+from benchmarks.gpu import check as gpu_check
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.shown import show_epsilon
 from pate_torch.audit import command as audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
-from pate_torch.gpu_check import command as gpu_command
 from pate_torch.ledger import command as ledger_command
 from pate_torch.mechanisms.gaussian import Gaussian
 from tests.end_to_end import documents
@@ -42,7 +42,7 @@ from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
 from tests.mechanisms.vote_laws import CERTAIN
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
-SMALL = {"train": RUN, "audit": ("--runs=2000",), "gpu_check": ("--only=memory",)}
+SMALL = {"train": RUN, "audit": ("--runs=2000",)}
 """What is added to a command that does not set it."""
 
 ID = "0123456789abcdef"
@@ -135,8 +135,8 @@ def understood(line: str, workspace: Path) -> None:
         audit.load(known[0].removeprefix("mechanism="), known[1:], 1e-5)
     elif name == "ledger":
         ledger_command._parser().parse_args(arguments)
-    elif name == "gpu_check":
-        gpu_command._parser().parse_args(arguments)
+    elif name == "benchmarks.gpu.check":
+        gpu_check.make_parser().parse_args(arguments)
     elif name == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets), arguments

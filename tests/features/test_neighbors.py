@@ -107,11 +107,11 @@ def test_the_graph_is_that_of_all_pairs():
     torch.testing.assert_close(graph @ value, torch.from_numpy(graph.weight_PP.toarray()) @ value)
 
 
-def test_on_a_card_the_graph_and_what_is_made_of_it_are_those_of_the_cpu(card):
+def test_on_a_gpu_the_graph_and_what_is_made_of_it_are_those_of_the_cpu(simulated_gpu):
     x, value = moons()[0], torch.rand(300, 3, generator=stream())
     here, there = neighbor_graph(x, 8), neighbor_graph(x.to("cuda"), 8)
     placed = value.to("cuda")
-    assert there.device.type != "cpu" and card.kernels
+    assert there.device.type != "cpu" and simulated_gpu.kernels
     assert abs(here.weight_PP - there.weight_PP).max() < 1e-6
     torch.testing.assert_close((there @ placed).cpu(), here @ value, atol=1e-6, rtol=0)
     torch.testing.assert_close(spread(there, placed).cpu(), spread(here, value), atol=1e-5, rtol=0)

@@ -237,12 +237,12 @@ def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypa
 
 
 @pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
-def test_on_a_card_the_same_questions_are_asked(strategy, card):
+def test_on_a_gpu_the_same_questions_are_asked(strategy, simulated_gpu):
     x, _ = blobs(90)
     asked = strategy.select(state(x, 6, feature_PD=x))
-    card.forget()
+    simulated_gpu.reset_counts()
     assert torch.equal(strategy.select(state(x, 6, feature_PD=x.to("cuda"))), asked)
-    assert card.kernels.total() > 10
+    assert simulated_gpu.kernels.total() > 10
 
 
 def test_kmeans_gives_the_same_bits_on_any_number_of_threads():

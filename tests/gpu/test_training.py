@@ -1,4 +1,4 @@
-"""Every mode of a run on the pretend GPU: all lies where CUDA wants it, and what each step waits for is known."""
+"""Every option of a run works on the simulated GPU, and every copy and sync of a training step is accounted for."""
 
 import contextlib
 import dataclasses
@@ -8,19 +8,24 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.findings import CodeLine, Setup
+from benchmarks.gpu.students import make_fits
+from benchmarks.gpu.workloads import make_students
 from pate_torch import networks, pipeline
+from pate_torch.core.device import settled
+from pate_torch.core.rng import torch_stream
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.networks import NETWORKS
 from pate_torch.reporting import tensorboard
 from pate_torch.reporting.tensorboard import ReleaseBoard
-from pate_torch.students.training import LOOKED_AT
+from pate_torch.students.training import LOOKED_AT, Average, GradientStudent
 from pate_torch.teachers.launch import ASKED
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.transductive import JointVotes
-from tests.gpu_check.device_worlds import CUDA, STUDENTS, Step, each_step, fits, lines
+from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import changed
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
@@ -64,36 +69,36 @@ def plain_board(monkeypatch):
         monkeypatch.setattr(tensorboard, name, lambda _: None)
 
 
-def runs(home, card, **chosen: str) -> bool:
-    """Whether the run is one (a combination may be refused); what it computes, it computes on the card."""
-    card.forget()
+def run_on_gpu(home, gpu: SimulatedGpu, **chosen: str) -> bool:
+    """Return whether the run is allowed (a combination may be refused); a run computes on the GPU."""
+    gpu.reset_counts()
     try:
         with contextlib.redirect_stdout(None):
             pipeline.run(config(home, **chosen))
     except ValueError as error:
-        assert not card.kernels, error
+        assert not gpu.kernels, error
         return False
-    assert card.kernels.total() > 20  # a released model is only looked at
+    assert gpu.kernels.total() > 20  # a released model is only looked at
     assert (home / "runs/blobs/gaussian/first/release/summary.json").exists()
     return True
 
 
-def test_every_option_of_a_run_works_on_the_card(tmp_path, card, plain_board):
+def test_every_option_of_a_run_works_on_the_gpu(tmp_path, simulated_gpu, plain_board):
     """Several options at once; where these are refused together, each by itself. Two rounds are left to the slow."""
     every = {field: [name for name in options(field) if "rounds" not in name] for field in FIELDS}
     ran = set()
     for place in range(max(map(len, every.values()))):
         chosen = {field: names[place % len(names)] for field, names in every.items()}
-        if runs(tmp_path / f"{place}", card, **chosen):
+        if run_on_gpu(tmp_path / f"{place}", simulated_gpu, **chosen):
             ran |= set(chosen.items())
     for field, name in {(field, name) for field, names in every.items() for name in names} - ran:
-        assert runs(tmp_path / f"{field}-{name}", card, **{field: name}), (field, name)
+        assert run_on_gpu(tmp_path / f"{field}-{name}", simulated_gpu, **{field: name}), (field, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field,name", [(field, name) for field in FIELDS for name in options(field)])
-def test_every_option_works_by_itself_on_the_card(tmp_path, card, plain_board, field, name):
-    assert runs(tmp_path, card, **{field: name})
+def test_every_option_works_by_itself_on_the_gpu(tmp_path, simulated_gpu, plain_board, field, name):
+    assert run_on_gpu(tmp_path, simulated_gpu, **{field: name})
 
 
 OPTIONS = {
@@ -107,68 +112,147 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_teachers_of_every_network_learn_and_vote_on_the_card(network, card):
+def test_teachers_of_every_network_learn_and_vote_on_the_gpu(network, simulated_gpu):
     settings = recipe(network=network, options=OPTIONS.get(network, {}), steps=1, batch_size=4)
     trained = train(records(12), spec(), shards_of([[0, 1, 2], [3, 4]]), settings, seed=0, device=CUDA)
-    before = card.kernels.total()
+    before = simulated_gpu.kernels.total()
     votes = trained.votes(records(5).x, device=CUDA)
-    assert before > 40 and card.kernels.total() > before
+    assert before > 40 and simulated_gpu.kernels.total() > before
     assert votes.counts_QC.sum(1).tolist() == [2] * 5
 
 
 # ---- what a step waits for -------------------------------------------------------------------------------------------
 
+Lines = Counter[tuple[str, str]]
+"""Counts by file and function, which stay what they are when lines move."""
+
+
+@dataclasses.dataclass
+class StepCosts:
+    syncs: Lines
+    copies_to_device: Lines
+    copies_to_host: Lines
+
+
+def by_function(counter: Counter[CodeLine]) -> Lines:
+    found: Lines = Counter()
+    for line, times in counter.items():
+        found[line.file, line.function] += times
+    return found
+
+
+class EnoughSteps(Exception): ...
+
+
+def count_step_costs(gpu: SimulatedGpu, name: str = "supervised", steps: int = 1) -> StepCosts:
+    """Count what the fourth step costs, or this many steps from it on; by then everything cached is on the GPU."""
+    setup, counted = Setup(CUDA, small=True), []
+
+    def progress(done: int, total: int) -> None:
+        if done == 3:
+            gpu.reset_counts()
+        if done == 3 + steps:
+            counted.extend(by_function(counter) for counter in (gpu.syncs, gpu.copies_to_device, gpu.copies_to_host))
+            raise EnoughSteps
+
+    with contextlib.suppress(EnoughSteps), settled(CUDA):
+        make_fits(setup, make_students(setup, 100), 100)[name](progress)
+    return StepCosts(*counted)
+
+
+STUDENTS = list(make_students(Setup(CUDA, small=True), 100))
+
 
 @pytest.mark.parametrize("name", [*STUDENTS, "contrastive"])
-def test_a_step_copies_nothing_and_students_look_at_their_losses_once_in_fifty(name, card):
+def test_a_step_copies_nothing_and_students_look_at_their_losses_once_in_fifty(name, simulated_gpu):
     read = Counter({("students/training.py", "_numbers"): 2} if name in STUDENTS else {})  # losses, and what is noted
-    assert each_step(card, fits(name)) == Step(Counter(), Counter(), Counter())
-    assert each_step(card, fits(name), LOOKED_AT) == Step(syncs=read, to_device=Counter(), to_host=read)
+    assert count_step_costs(simulated_gpu, name) == StepCosts(Counter(), Counter(), Counter())
+    assert count_step_costs(simulated_gpu, name, LOOKED_AT) == StepCosts(read, Counter(), read)
 
 
-def test_teachers_wait_for_no_step(card):
+def test_teachers_wait_for_no_step(simulated_gpu):
     """Their batches and their maps are copied from pinned memory; nothing comes back before the end."""
     counted = []
     for steps in (1, 32, 64, 96):
-        card.forget()
+        simulated_gpu.reset_counts()
         settings = recipe(network="logistic", options={}, steps=steps)
         train(records(20), spec(), shards_of([[0, 1, 2], [3, 4]]), settings, seed=0, device=CUDA)
-        counted.append((lines(card.syncs), lines(card.to_host)))
+        counted.append((by_function(simulated_gpu.syncs), by_function(simulated_gpu.copies_to_host)))
     assert counted[1] == counted[2] == counted[3]  # the first brings the constants
 
 
-def test_votes_wait_once_for_all_points(card):
+def test_votes_wait_once_for_all_points(simulated_gpu):
     trained = train(
         records(20), spec(), shards_of([[0, 1, 2], [3, 4]]), recipe(network="mlp", options={}, steps=1), seed=0
     )
     counted = []
     for points in (1, ASKED, 2 * ASKED):
-        card.forget()
+        simulated_gpu.reset_counts()
         trained.predictions(records(points).x, device=CUDA)
-        counted.append(lines(card.syncs))
+        counted.append(by_function(simulated_gpu.syncs))
     assert counted[1] == counted[2] and counted[1]["teachers/ensemble.py", "hear"] == 1
 
 
-def test_features_of_records_come_back_in_blocks(card):
+def test_features_of_records_come_back_in_blocks(simulated_gpu):
     encoder, counted = networks.build("logistic", (1, 8, 8), 3).to(CUDA), []
     x, y = images(480, 0)
     for count in (8, 160):  # at least 20 batches in one block
-        card.forget()
+        simulated_gpu.reset_counts()
         private = PrivateData(x[:count], y[:count], np.arange(count).astype(str))
         found = map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
         assert found.shape == (count, 3) and found.device.type == "cpu"
-        counted.append(lines(card.to_host).total())
+        counted.append(by_function(simulated_gpu.copies_to_host).total())
     assert counted == [2, 2]  # blanks, to learn what comes out, and the block
 
 
-def test_votes_on_all_points_together_wait_once_for_some_teachers(card):
-    """And for each block of points, whose logits need not all fit on the card."""
+def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu):
+    """And for each block of points, whose logits need not all fit on the GPU."""
     counted, x = [], records(30).x
     for teachers in (2, 4):
         shards = shards_of([[5 * k, 5 * k + 1] for k in range(teachers)])
         trained = train(records(20), spec(), shards, recipe(network="mlp", options={}, steps=1), seed=0)
         graph = neighbor_graph(coordinates(x, spec()).to(CUDA), 3)
-        card.forget()
+        simulated_gpu.reset_counts()
         JointVotes(graph, 0.8, True).predictions(trained, x, CUDA)
-        counted.append(lines(card.to_host))
+        counted.append(by_function(simulated_gpu.copies_to_host))
     assert counted[0] == counted[1] and counted[0].total() == 2
+
+
+# ---- faults planted in the package ----------------------------------------------------------------------------------
+
+
+def test_a_planted_sync_is_found(simulated_gpu, monkeypatch):
+    plain = Average.update
+
+    def update(self):
+        next(self.module.parameters()).sum().item()
+        plain(self)
+
+    before = count_step_costs(simulated_gpu)
+    monkeypatch.setattr(Average, "update", update)
+    after = count_step_costs(simulated_gpu)
+    assert after.syncs - before.syncs == {("students/training.py", "_descend"): 1}
+
+
+def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
+    plain = GradientStudent._descend
+
+    def descend(self, model, average, loss, progress, log):
+        plain(self, model, average, lambda model, step: loss(model, step) + torch.ones(2).sum(0, True), progress, log)
+
+    count_step_costs(simulated_gpu)
+    monkeypatch.setattr(GradientStudent, "_descend", descend)
+    with pytest.raises(PlacementError, match=r"same device.*students/training.py"):
+        count_step_costs(simulated_gpu)
+
+
+def test_a_planted_generator_of_the_host_is_found(simulated_gpu, monkeypatch):
+    plain = Average.update
+
+    def update(self):
+        plain(self)
+        torch.rand(2, generator=torch_stream(0, "x"), device=next(self.module.parameters()).device)
+
+    monkeypatch.setattr(Average, "update", update)
+    with pytest.raises(PlacementError, match=r"generator.*students/training.py"):
+        count_step_costs(simulated_gpu)
