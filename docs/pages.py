@@ -24,7 +24,6 @@ def pages() -> list[Path]:
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        "LOG.md",
         "NOTATION.md",
         "SECURITY.md",
         "examples/README.md",

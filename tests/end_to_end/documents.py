@@ -20,7 +20,6 @@ LINKED = [
     *PAGES,
     ROOT / "NOTATION.md",
     ROOT / "CHANGELOG.md",
-    ROOT / "LOG.md",
     ROOT / "SECURITY.md",
     ROOT / "examples" / "README.md",
 ]
