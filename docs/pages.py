@@ -24,12 +24,11 @@ def pages() -> list[Path]:
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        "LOG.md",
         "NOTATION.md",
         "SECURITY.md",
         "examples/README.md",
     )
-    more = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("README.md"))]
+    more = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
     return [Path(name) for name in tops] + [file.relative_to(ROOT) for file in more]
 
 

@@ -163,7 +163,7 @@ def leading(graph: Graph, width: int, generator: torch.Generator, iterations: in
     """The largest eigenvalues and their vectors by subspace iteration.
 
     The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions. ARPACK is
-    slower, the more so the more vectors are wanted (LOG.md).
+    slower, the more so the more vectors are wanted (docs/experiments/speed.md).
 
     Returns:
         Values [W], increasing, and vectors [P, W], W = min(width, P).

@@ -16,16 +16,18 @@ _STEPS, _CLIP_NORM = 8, 0.5
 _RECORDS_A_DIRECTION = 8
 """The more noise, the fewer directions of the public points are worth a step: one for every so many records for each
 unit of noise. Then the noise of a logit is the same whatever the epsilon, the features or the number of records. Chosen
-on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2 (LOG.md)."""
+on magic, spambase, satimage, package descriptions, phrases of SST-2 and PneumoniaMNIST at epsilon .1 to 2
+(docs/experiments/gradient-settings.md)."""
 _POINTS_A_DIRECTION = 4
 """Public points for each direction, at least: of fewer, directions that hardly vary among them are taken to be as long
-as the others, and are not among the records (magic, spambase and satimage with 100 and 300 public points; LOG.md)."""
+as the others, and are not among the records (magic, spambase and satimage with 100 and 300 public points;
+docs/experiments/gradient-settings.md)."""
 _STEP = 2.0
-"""Size of a step where a whitened point is of length 1 (LOG.md, likewise)."""
+"""Size of a step where a whitened point is of length 1 (docs/experiments/gradient-settings.md, likewise)."""
 _FOR_THE_MODEL = 200
 """Records for each unit of noise: with fewer, a student by self-training on the model's answers (label propagation over
 the public points) is better than the model itself on an encoder's features (chosen on package descriptions, phrases of
-SST-2 and PneumoniaMNIST; LOG.md)."""
+SST-2 and PneumoniaMNIST; docs/experiments/frozen-features.md)."""
 _FEW = 25
 """Records for each unit of noise: with fewer, models on these data were seldom better than the commonest class."""
 

@@ -31,7 +31,8 @@ _LINEAR: Final = TeacherRecipe(network="logistic", steps=60, batch_size=16, lear
 _MOST_LINEAR = 4000
 _RECORDS_A_LINEAR_TEACHER, _OF_A_CLASS = 10, 1.25
 """Of linear teachers, and at least so many of each class: the noise stays, so many weak votes are better than few good
-ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2; LOG.md)."""
+ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2;
+docs/experiments/teacher-settings.md)."""
 _LEAD = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
 _QUESTIONS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)

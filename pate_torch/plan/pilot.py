@@ -51,7 +51,7 @@ _SPREAD = 1.36
 """Of the logit of rho around the law, for 95 % of the ensembles."""
 _MODEL_ERROR = 0.004
 """Standard error of a forecast learnt from many teachers and many questions. Measured, as the next, on ensembles of
-tables, digits and news (LOG.md)."""
+tables, digits and news (docs/experiments/forecasts.md)."""
 _STEPS = 40
 """Of expectation maximization; stopped there the estimate is smooth."""
 _SHARES_S = np.linspace(0.005, 0.995, 100)

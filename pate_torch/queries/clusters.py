@@ -20,7 +20,8 @@ from pate_torch.queries.random import features, open_points, share, shuffled
 from pate_torch.queries.uncertainty import Margin
 
 _AXES = 256
-"""Eigenvectors that clusters are sought in, at most: more find none that are purer, and cost their square (LOG.md)."""
+"""Eigenvectors that clusters are sought in, at most: more find none that are purer, and cost their square
+(docs/experiments/questions.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +262,7 @@ def _nearest_center(x_PD: Tensor, center_KD: Tensor) -> Tensor:
 def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """The start of k-means: points drawn one after the other by their squared distance to the nearest before them.
 
-    scikit-learn's tries several for each and takes five times as long (LOG.md).
+    scikit-learn's tries several for each and takes five times as long (benchmarks/results/timings.md).
     """
     norm_P = x_PD.square().sum(1)
     nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)

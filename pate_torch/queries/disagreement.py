@@ -40,7 +40,8 @@ class Disagreement:
         fit: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
             ``loss`` in nats. With fewer answers than features some boundary runs through any point without one error,
             and ``error`` asks about everything; the loss still tells likely from unlikely.
-        slack: See above. It and ridge were chosen on scikit-learn's embedded and made problems (LOG.md).
+        slack: See above. It and ridge were chosen on scikit-learn's embedded and made problems
+            (docs/experiments/questions.md).
         confidence: See above.
         ridge: Weight of the squared norm against the summed logistic loss.
         width: Principal axes kept of wider data.

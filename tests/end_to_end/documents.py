@@ -15,12 +15,11 @@ from pathlib import Path
 
 from tests import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [
     *PAGES,
     ROOT / "NOTATION.md",
     ROOT / "CHANGELOG.md",
-    ROOT / "LOG.md",
     ROOT / "SECURITY.md",
     ROOT / "examples" / "README.md",
 ]

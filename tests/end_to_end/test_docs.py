@@ -6,6 +6,7 @@ would. What takes long is shortened by ``SMALL``: fewer steps and questions, few
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -142,6 +143,8 @@ def understood(line: str, workspace: Path) -> None:
         assert set(arguments) <= set(targets), arguments
     elif name == "eval":
         assert re.fullmatch(r"\$\(python train\.py -sc install=bash\)", arguments[0])
+    elif name.startswith("benchmarks."):
+        assert importlib.util.find_spec(name) is not None, name
     elif name.endswith(".py"):
         assert (workspace / name).is_file() or (ROOT / name).is_file(), name
     elif name == "pytest":

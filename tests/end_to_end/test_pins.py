@@ -9,7 +9,7 @@ they say and their epsilons can be pinned; one case has ``insecure_noise_seed``.
 
     python -m pytest tests/end_to_end/test_pins.py --update-pins
 
-and read the difference that git shows; a line in LOG.md says why. A renamed option changes one line of ``SPELLED``.
+and read the difference that git shows; the commit's message says why. A renamed option changes one line of ``SPELLED``.
 """
 
 import csv

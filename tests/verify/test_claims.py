@@ -79,7 +79,7 @@ def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
     ids=["a central limit", "Renyi", "delta below what a double can tell", "total variation below delta"],
 )
 def test_public_claims_of_dp_sgd(code, terms, tmp_path, capsys):
-    """With their sources in LOG.md: a central limit is no bound, and an epsilon of 0 can be true."""
+    """A central limit is no bound, and an epsilon of 0 can be true (sources: docs/experiments/audits.md)."""
     assert told(tmp_path, capsys, mechanism="sampled_gaussian", **terms)[0] == code
 
 
