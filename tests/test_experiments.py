@@ -18,7 +18,10 @@ from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.teachers.trunk import PublicStart
 from tests import ROOT
 
-EXPERIMENTS = sorted(f.stem for f in (Path(command.configuration()) / "experiment").glob("*.yaml"))
+REPLICATIONS = ROOT / "benchmarks" / "conf"
+EXPERIMENTS = sorted(
+    file.stem for conf in (Path(command.configuration()), REPLICATIONS) for file in (conf / "experiment").glob("*.yaml")
+)
 
 
 def configured(home: Path, *overrides: str):
@@ -37,7 +40,7 @@ def run(home: Path, *overrides: str):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name, tmp_path):
-    _, study = configured(tmp_path, f"experiment={name}")
+    _, study = configured(tmp_path, f"experiment={name}", f"hydra.searchpath=[file://{REPLICATIONS}]")
     assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline", "five_papers"})
 
 
@@ -84,7 +87,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
         "experiment=mnist_prototypes",
-        f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]",
+        f"hydra.searchpath=[file://{REPLICATIONS}]",
         "dataset=glyphs",
         *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
         *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),

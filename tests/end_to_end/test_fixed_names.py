@@ -25,7 +25,7 @@ KEYS = """
 CHOICES = """
     dataset=digits dataset=svhn mechanism=gaussian student=vat student=fixmatch noise=torch noise=discrete query=passive
     selection=none selection=exponential membership=none membership=standard sanitiser=none sanitiser=smooth
-    experiment=mnist_pate experiment=mnist_low_epsilon experiment=liu2021_table4 experiment=dpsgd_baseline
+    experiment=mnist_pate experiment=mnist_low_epsilon experiment=dpsgd_baseline
 """
 COMMANDS = [
     *("train.py --help", "pate audit --help", "pate plan --help", "pate label --help"),
@@ -73,6 +73,10 @@ def test_every_key_is_there():
 @pytest.mark.parametrize("choice", CHOICES.split())
 def test_every_choice_composes(choice):
     composed(choice)
+
+
+def test_a_replication_composes():
+    composed(f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]", "experiment=liu2021_table4")
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from pate_torch import Pate, PrivateLabeler
 from pate_torch.cli.main import main
 from pate_torch.mechanisms.gaussian import Gaussian
+from tests import ROOT
 from tests.command_runs import train
 
 PINS = Path(__file__).parent / "pins"
@@ -64,7 +65,8 @@ SPELLED = {
     "few steps": "mechanism.steps=2 mechanism.sigma=.2 voters.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",
     "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
-    "table": "experiment=liu2021_table4 study.tables.mushroom.dataset.path={file} ~study.tables.a9a teacher.steps=5"
+    "table": "--config-dir={conf} experiment=liu2021_table4 study.tables.mushroom.dataset.path={file}"
+    " ~study.tables.a9a teacher.steps=5"
     " teacher.batch_size=8 study.repeats=2 study.shard=12 study.epsilons=[1.0,4.0] insecure_noise_seed=3 quiet=true",
     "votes": "votes={file} num_classes=3 dataset.name=hospitals mechanism.sigma=8 privacy.delta=1e-5 quiet=true",
 }
@@ -268,7 +270,8 @@ def test_table_4_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
     y = draw.random(600) < 1 / 3
     file = tmp_path / "signs.svm"
     file.write_text("".join(f"{int(c)} 1:{2 * c - 0.5 - draw.random():.3f} 2:{draw.normal():.3f}\n" for c in y))
-    pinned("liu2021_table4", left(tmp_path, run(tmp_path, ("table",), monkeypatch, file=file)))
+    given = {"file": file, "conf": ROOT / "benchmarks" / "conf"}
+    pinned("liu2021_table4", left(tmp_path, run(tmp_path, ("table",), monkeypatch, **given)))
 
 
 def test_a_file_of_votes_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):

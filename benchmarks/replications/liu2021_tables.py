@@ -6,53 +6,43 @@ import csv
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-Key = tuple[str, float]
+from benchmarks.replications.splits import Cell, Mean, format_share, replace_infinities
 
-# (method, epsilon) -> (accuracy, its printed half-width): LZCW21 Table 4.
-PAPER: dict[str, dict[Key, tuple[float, float]]] = {
+WIDTH = 80
+"""Columns of the text."""
+
+PAPER: dict[str, dict[tuple[str, float], tuple[float, float]]] = {
     "mushroom": {
-        ("PSQ", math.inf): (0.9773, 0.0006),
-        ("ASQ", math.inf): (0.9146, 0.0036),
-        ("PSQ", 0.5): (0.6416, 0.0036),
-        ("ASQ", 0.5): (0.6418, 0.0091),
-        ("PSQ", 1.0): (0.7534, 0.0045),
-        ("ASQ", 1.0): (0.7727, 0.0098),
-        ("PSQ", 2.0): (0.8974, 0.0027),
-        ("ASQ", 2.0): (0.8858, 0.0059),
+        **{("PSQ", math.inf): (0.9773, 0.0006), ("ASQ", math.inf): (0.9146, 0.0036)},
+        **{("PSQ", 0.5): (0.6416, 0.0036), ("ASQ", 0.5): (0.6418, 0.0091)},
+        **{("PSQ", 1.0): (0.7534, 0.0045), ("ASQ", 1.0): (0.7727, 0.0098)},
+        **{("PSQ", 2.0): (0.8974, 0.0027), ("ASQ", 2.0): (0.8858, 0.0059)},
     },
     "a9a": {
-        ("PSQ", math.inf): (0.5555, 0.0157),
-        ("ASQ", math.inf): (0.5461, 0.0160),
-        ("PSQ", 0.5): (0.5040, 0.0034),
-        ("ASQ", 0.5): (0.5212, 0.0088),
-        ("PSQ", 1.0): (0.5171, 0.0050),
-        ("ASQ", 1.0): (0.5369, 0.0103),
-        ("PSQ", 2.0): (0.5176, 0.0070),
-        ("ASQ", 2.0): (0.5543, 0.0089),
+        **{("PSQ", math.inf): (0.5555, 0.0157), ("ASQ", math.inf): (0.5461, 0.0160)},
+        **{("PSQ", 0.5): (0.5040, 0.0034), ("ASQ", 0.5): (0.5212, 0.0088)},
+        **{("PSQ", 1.0): (0.5171, 0.0050), ("ASQ", 1.0): (0.5369, 0.0103)},
+        **{("PSQ", 2.0): (0.5176, 0.0070), ("ASQ", 2.0): (0.5543, 0.0089)},
     },
     "real_sim": {
-        ("PSQ", math.inf): (0.8234, 0.0014),
-        ("ASQ", math.inf): (0.8289, 0.0008),
-        ("PSQ", 0.5): (0.6355, 0.0065),
-        ("ASQ", 0.5): (0.7389, 0.0014),
-        ("PSQ", 1.0): (0.7550, 0.0058),
-        ("ASQ", 1.0): (0.8040, 0.0009),
-        ("PSQ", 2.0): (0.8025, 0.0037),
-        ("ASQ", 2.0): (0.8231, 0.0009),
+        **{("PSQ", math.inf): (0.8234, 0.0014), ("ASQ", math.inf): (0.8289, 0.0008)},
+        **{("PSQ", 0.5): (0.6355, 0.0065), ("ASQ", 0.5): (0.7389, 0.0014)},
+        **{("PSQ", 1.0): (0.7550, 0.0058), ("ASQ", 1.0): (0.8040, 0.0009)},
+        **{("PSQ", 2.0): (0.8025, 0.0037), ("ASQ", 2.0): (0.8231, 0.0009)},
     },
 }
+"""Data set -> (method, epsilon) -> (accuracy, its printed half-width): LZCW21 Table 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class SplitFacts:
     """One split: its sizes, the majority class's share of the test set, and what the teachers know without noise.
 
     Attributes:
@@ -74,7 +64,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Table4Cell(Cell):
     """One method at one epsilon on one split.
 
     Attributes:
@@ -82,38 +72,11 @@ class Cell:
         sigma: GNMax noise, in votes.
     """
 
-    dataset: str
-    split: int
-    method: str
     rule: str
-    epsilon: float
     sigma: float
     queries: int
     epsilon_ex_post: float
     label_accuracy: float
-    accuracy: float
-    balanced: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mean:
-    """A mean over splits and 1.96 standard errors of it."""
-
-    mean: float
-    half: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Mean:
-        """The mean of values, one a split."""
-        array = np.array(list(values), dtype=np.float64)
-        if np.isinf(array).all():
-            return cls(mean=math.inf, half=0.0)
-        return cls(mean=float(array.mean()), half=float(1.96 * array.std(ddof=1) / math.sqrt(len(array))))
-
-    def show(self, signed: bool = False) -> str:
-        """The mean with its interval, .9773 ±.0006; ``signed``: with its sign."""
-        sign = "+" if signed and self.mean >= 0 else ""
-        return f"{sign}{_short(self.mean)} ±{_short(self.half)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +107,9 @@ class Paired:
     balanced: Mean
 
 
-def rows(cells: Sequence[Cell]) -> list[Row]:
-    """The table's rows, in the order the cells were first measured."""
-    groups: dict[tuple[str, str, str, float], list[Cell]] = {}
+def average_cells(cells: Sequence[Table4Cell]) -> list[Row]:
+    """Average the cells over splits: the table's rows, in the order in which they were first measured."""
+    groups: dict[tuple[str, str, str, float], list[Table4Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.method, cell.rule, cell.epsilon), []).append(cell)
     return [
@@ -171,8 +134,8 @@ def _paper(dataset: str, method: str, epsilon: float) -> Mean | None:
     return None if found is None else Mean(mean=found[0], half=found[1])
 
 
-def paired(cells: Sequence[Cell]) -> list[Paired]:
-    """Differences on equal splits: what the splits have in common drops out."""
+def compare_methods(cells: Sequence[Table4Cell]) -> list[Paired]:
+    """Average the differences on equal splits: what the splits have in common drops out."""
     by = {(c.dataset, c.rule, c.epsilon, c.method, c.split): c for c in cells}
     found = []
     for dataset, rule, epsilon in dict.fromkeys((c.dataset, c.rule, c.epsilon) for c in cells):
@@ -190,23 +153,24 @@ def paired(cells: Sequence[Cell]) -> list[Paired]:
     return found
 
 
-def text(facts: Sequence[Facts], cells: Sequence[Cell]) -> str:
-    """The tables as text, at most 80 columns."""
-    lines = _wrapped(
+def format_tables(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) -> str:
+    """Format the tables as text of at most 80 columns."""
+    head = (
         "LZCW21 Table 4: means over splits ± 1.96 standard errors. sigma: votes of GNMax noise; label: released labels"
         " that are right; spent: epsilon ex post"
     )
-    table, differences = rows(cells), paired(cells)
+    lines = textwrap.wrap(head, WIDTH)
+    table, differences = average_cells(cells), compare_methods(cells)
     for dataset in dict.fromkeys(f.dataset for f in facts):
-        lines += ["", *_about(dataset, [f for f in facts if f.dataset == dataset])]
+        lines += ["", *_describe(dataset, [f for f in facts if f.dataset == dataset])]
         lines.append(
             f"{'method':<7} {'eps':>3} {'asked':>6} {'spent':>6} {'sigma':>5} {'label':>5} "
             f"{'accuracy':<13} {'balanced':<13} paper"
         )
         for rule in dict.fromkeys(row.rule for row in table):
-            lines += [_line(row) for row in table if (row.dataset, row.rule) == (dataset, rule)]
+            lines += [_format_row(row) for row in table if (row.dataset, row.rule) == (dataset, rule)]
         lines += [
-            f"ASQ - PSQ, eps {_epsilon(d.epsilon)}{'*' if d.rule == 'printed' else ''}: "
+            f"ASQ - PSQ, eps {_format_epsilon(d.epsilon)}{'*' if d.rule == 'printed' else ''}: "
             f"{d.accuracy.show(signed=True)}, balanced {d.balanced.show(signed=True)}"
             for d in differences
             if d.dataset == dataset
@@ -214,80 +178,62 @@ def text(facts: Sequence[Facts], cells: Sequence[Cell]) -> str:
     if any(row.rule == "printed" for row in table):
         lines += ["", "* at the noise that Algorithm 1 prints; all others are calibrated exactly."]
     if any(row.paper is not None for row in table):
-        lines += _wrapped("The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/errata.md).")
+        note = "The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/errata.md)."
+        lines += textwrap.wrap(note, WIDTH)
     return "\n".join(lines)
 
 
-def _about(dataset: str, facts: Sequence[Facts]) -> list[str]:
-    first = facts[0]
-    majority, teacher, plurality = (
-        Mean.of(getattr(f, name) for f in facts) for name in ("majority", "teacher", "plurality")
-    )
-    gap = float(np.mean([f.gap for f in facts]))
-    return _wrapped(
+def _describe(dataset: str, facts: Sequence[SplitFacts]) -> list[str]:
+    first, names = facts[0], ("majority", "teacher", "plurality", "gap")
+    mean = {name: float(np.mean([getattr(fact, name) for fact in facts])) for name in names}
+    shares = {name: format_share(value) for name, value in mean.items()}
+    return textwrap.wrap(
         f"{dataset}: {first.private} private, {first.public} public, {first.test} test; {len(facts)} splits;"
-        f" {first.teachers} teachers, one alone {_short(teacher.mean)}, their plurality {_short(plurality.mean)},"
-        f" median lead {gap:.0f} votes; majority class {_short(majority.mean)}"
+        f" {first.teachers} teachers, one alone {shares['teacher']}, their plurality {shares['plurality']},"
+        f" median lead {mean['gap']:.0f} votes; majority class {shares['majority']}",
+        WIDTH,
     )
 
 
-def _line(row: Row) -> str:
+def _format_row(row: Row) -> str:
     name = row.method + {"none": "-NP", "printed": "*"}.get(row.rule, "")
     paper = "" if row.paper is None or row.rule == "printed" else row.paper.show()
+    spent = _format_epsilon(row.epsilon_ex_post.mean, 4)
     return (
-        f"{name:<7} {_epsilon(row.epsilon):>3} {row.queries.mean:>6.1f} {_epsilon(row.epsilon_ex_post.mean, 4):>6} "
-        f"{row.sigma:>5.1f} {_short(row.label_accuracy.mean, 3):>5} "
+        f"{name:<7} {_format_epsilon(row.epsilon):>3} {row.queries.mean:>6.1f} {spent:>6} "
+        f"{row.sigma:>5.1f} {format_share(row.label_accuracy.mean, 3):>5} "
         f"{row.accuracy.show():<13} {row.balanced.show():<13} {paper}"
     ).rstrip()
 
 
-def _epsilon(value: float, digits: int = 1) -> str:
+def _format_epsilon(value: float, digits: int = 1) -> str:
     return "inf" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _short(value: float, digits: int = 4) -> str:
-    """A share without its zero, as in .9773."""
-    return f"{value:.{digits}f}".replace("0.", ".", 1)
-
-
-def _wrapped(line: str, width: int = 80) -> list[str]:
-
-    return textwrap.wrap(line, width)
-
-
-def write(folder: Path, facts: Sequence[Facts], cells: Sequence[Cell]) -> None:
+def write_tables(folder: Path, facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) -> None:
     """Write the tables: a text, a CSV of every cell of every split, JSON of means and intervals, and a picture."""
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / "liu2021_table4"
-    base.with_suffix(".txt").write_text(text(facts, cells) + "\n", encoding="utf-8")
+    base.with_suffix(".txt").write_text(format_tables(facts, cells) + "\n", encoding="utf-8")
     with base.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Cell)])
+        writer = csv.DictWriter(file, [f.name for f in fields(Table4Cell)])
         writer.writeheader()
         writer.writerows(asdict(cell) for cell in cells)
     content = {
         "splits": [asdict(fact) for fact in facts],
-        "rows": [asdict(row) for row in rows(cells)],
-        "asq_minus_psq": [asdict(difference) for difference in paired(cells)],
+        "rows": [asdict(row) for row in average_cells(cells)],
+        "asq_minus_psq": [asdict(difference) for difference in compare_methods(cells)],
     }
-    base.with_suffix(".json").write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
-    picture(facts, cells).savefig(base.with_suffix(".png"), dpi=150)
+    base.with_suffix(".json").write_text(json.dumps(replace_infinities(content), indent=2) + "\n", encoding="utf-8")
+    plot_accuracies(facts, cells).savefig(base.with_suffix(".png"), dpi=150)
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: it is written as the string "inf"."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
-
-
-def picture(facts: Sequence[Facts], cells: Sequence[Cell]) -> Figure:
-    """Accuracy against epsilon, ours beside the paper's, one panel a data set."""
+def plot_accuracies(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) -> Figure:
+    """Plot accuracy against epsilon, ours beside the paper's, one panel a data set."""
     names = list(dict.fromkeys(f.dataset for f in facts))
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-        mine = [row for row in rows(cells) if row.dataset == name and row.rule == "exact"]
+        mine = [row for row in average_cells(cells) if row.dataset == name and row.rule == "exact"]
         for method, color in (("PSQ", "#1f4e79"), ("ASQ", "#c55a11")):
             ours = [row for row in mine if row.method == method]
             epsilons = [row.epsilon for row in ours]

@@ -11,82 +11,30 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.replications import liu2021_tables as tables
+from benchmarks.replications.liu2021 import Liu2021Table4
+from benchmarks.replications.splits import Mean, compute_accuracies, compute_sigma
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
-from pate_torch.data.libsvm import Libsvm
-from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.experiments import liu2021_tables as tables
-from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated_sigma
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Passive
-from pate_torch.students.logistic import Logistic
-from pate_torch.teachers.training import TeacherRecipe
-from tests.run_configs import changed, run_config
+from pate_torch.data.partition import AddRemove
+from tests.benchmarks.split_worlds import ASKED, plan_of, write_signs
+from tests.run_configs import changed
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """600 rows whose class is the sign of their first feature; a third are of the second class."""
-    draw = np.random.default_rng(0)
-    y = draw.random(600) < 1 / 3
-    rows = [f"{int(c)} 1:{(2 * c - 1) * (0.5 + draw.random()):.3f} 2:{draw.normal():.3f}" for c in y]
-    path = tmp_path_factory.mktemp("libsvm") / "signs.svm"
-    path.write_text("\n".join(rows) + "\n")
-    return Libsvm(
-        name="signs",
-        path=str(path),
-        roles="position",
-        fractions=(0.8, 0.1, 0.1),
-        classes=(0, 1),
-        num_features=2,
-        benchmark=True,
-    )
-
-
-@pytest.fixture
-def plan(source, tmp_path):
-    return planned(source, tmp_path)
-
-
-def planned(source, home):
-    student = Logistic()
-    return run_config(
-        dataset=source,
-        partition=ReplaceOne(),
-        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
-        mechanism=Gaussian(sigma=1.0),
-        query=Passive(),
-        student=student,
-        guide_student=student,
-        root=home,
-        folder=home / "run",
-        seed=0,
-        num_teachers=1,
-        num_queries=1,
-        delta=1e-4,
-        insecure_noise_seed=3,
-        quiet=True,
-    )
+    return write_signs(tmp_path_factory.mktemp("libsvm"), 600)
 
 
 def study(source, **changes):
-    return Liu2021Table4(
-        **{
-            "tables": {"mushroom": {"dataset": source}},
-            "passive": Passive(),
-            "active": Disagreement(),
-            "epsilons": (1.0, 4.0),
-            "shard": 12,
-            "repeats": 3,
-            **changes,
-        }
-    )
+    given = {"tables": {"mushroom": {"dataset": source}}, **ASKED, "epsilons": (1.0, 4.0), "shard": 12, "repeats": 3}
+    return Liu2021Table4(**{**given, **changes})
 
 
 @pytest.fixture(scope="module")
 def measured(source, tmp_path_factory):
-    plan, printed = planned(source, tmp_path_factory.mktemp("measured")), io.StringIO()
+    plan = plan_of(source, tmp_path_factory.mktemp("measured"), insecure_noise_seed=3)
+    printed = io.StringIO()
     assert isinstance(study(source), Study)
     with contextlib.redirect_stdout(printed):
         study(source).run(plan)
@@ -144,51 +92,39 @@ def test_splits_leave_no_ledger_and_no_teachers(measured):
     assert [path.name for path in folder.parent.iterdir()] == ["run"]
 
 
-def cell(method, split, accuracy, **changes):
-    return tables.Cell(
-        **{
-            "dataset": "a9a",
-            "split": split,
-            "method": method,
-            "rule": "exact",
-            "epsilon": 0.5,
-            "sigma": 10.0,
-            "queries": 5,
-            "epsilon_ex_post": 0.5,
-            "label_accuracy": 0.5,
-            "accuracy": accuracy,
-            "balanced": 0.5,
-            **changes,
-        }
-    )
+def cell(method, split, accuracy):
+    place = {"dataset": "a9a", "split": split, "method": method, "rule": "exact", "epsilon": 0.5, "sigma": 10.0}
+    measured = {"queries": 5, "epsilon_ex_post": 0.5, "label_accuracy": 0.5, "accuracy": accuracy, "balanced": 0.5}
+    return tables.Table4Cell(**place, **measured)
 
 
 def test_pairing_removes_what_splits_share():
     cells = [cell("PSQ", s, a) for s, a in enumerate((0.2, 0.5, 0.8))]
     cells += [cell("ASQ", s, a) for s, a in enumerate((0.31, 0.6, 0.89))]
-    (difference,) = tables.paired(cells)
+    (difference,) = tables.compare_methods(cells)
     spread = [0.11, 0.10, 0.09]
     assert difference.accuracy.mean == pytest.approx(0.1)
     assert difference.accuracy.half == pytest.approx(1.96 * np.std(spread, ddof=1) / math.sqrt(3))
-    assert tables.rows(cells)[0].accuracy.half > 10 * difference.accuracy.half
-    assert tables.rows(cells)[0].paper == tables.Mean(mean=0.5040, half=0.0034)
+    assert tables.average_cells(cells)[0].accuracy.half > 10 * difference.accuracy.half
+    assert tables.average_cells(cells)[0].paper == Mean(mean=0.5040, half=0.0034)
 
 
 def test_balanced_accuracy_is_blind_to_the_majority():
     truth = torch.tensor([0] * 8 + [1] * 2)
-    assert accuracies(truth, torch.zeros(10, dtype=torch.int64), 3) == (0.8, 0.5)
+    assert compute_accuracies(truth, torch.zeros(10, dtype=torch.int64), 3) == (0.8, 0.5)
     mixed = torch.tensor([0] * 4 + [1] * 6)
-    assert accuracies(truth, mixed, 3) == (pytest.approx(0.6), 0.75)
+    assert compute_accuracies(truth, mixed, 3) == (pytest.approx(0.6), 0.75)
 
 
 def test_printed_noise_is_on_the_count_of_ones():
     """ALGORITHMS' figures for a9a, eps = 1: 80.533 as printed, 60.169 exactly, on the count of ones."""
-    given = {"queries": 293, "epsilon": 1.0, "delta": 1 / 39073}
-    assert calibrated_sigma("printed", **given) / math.sqrt(2) == pytest.approx(80.533, abs=1e-3)
-    assert calibrated_sigma("exact", **given) / math.sqrt(2) == pytest.approx(60.169, abs=1e-3)
+    given = {"num_queries": 293, "epsilon": 1.0, "delta": 1 / 39073}
+    assert compute_sigma("printed", **given) / math.sqrt(2) == pytest.approx(80.533, abs=1e-3)
+    assert compute_sigma("exact", **given) / math.sqrt(2) == pytest.approx(60.169, abs=1e-3)
 
 
-def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(source, plan):
+def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(source, tmp_path):
+    plan = plan_of(source, tmp_path)
     with pytest.raises(ValueError, match="replace_one"):
         study(source).run(changed(plan, partition=AddRemove()))
     own = dataclasses.replace(source, benchmark=False, publish_split=True, publish_test=True)

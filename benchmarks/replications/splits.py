@@ -1,0 +1,253 @@
+"""What the replications share: random splits of public data sets, releases from one split, and means over splits.
+
+Every split is a private data set of its own, and every release has a throw-away ledger: charged to one account, the
+noise of all splits would compose, which is not what the papers' tables are about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch import aggregation
+from pate_torch.accounting import calibration
+from pate_torch.accounting.events import Event
+from pate_torch.budget import Budget
+from pate_torch.config import RunConfig
+from pate_torch.core import checks
+from pate_torch.data.partition import deal
+from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.protocols import DatasetSource, QueryStrategy, Student, StudentTask
+from pate_torch.sensitive import Votes
+from pate_torch.teachers.training import train
+from pate_torch.types import Dataset, Release
+
+SIGMA_WITHOUT_PRIVACY = 0.1
+"""Votes of noise in the columns without privacy: the plurality, ties broken at random (a gap of 1 is lost at 1e-12)."""
+
+MAX_EPSILON = 1e9
+"""Cap of a throw-away ledger, which counts and refuses nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitStudy:
+    """A table over random splits, by the plan's recipe, partition, student and device; delta is 1/n.
+
+    Attributes:
+        tables: Name -> {"dataset": a source whose ``seed`` draws the split}.
+        passive: Asks every public point.
+        active: Asks at most ``active_share`` of them.
+        epsilons: Of the columns.
+        shard: Private records per teacher, about.
+        repeats: Splits.
+    """
+
+    tables: Mapping[str, Mapping[str, Any]]
+    passive: QueryStrategy
+    active: QueryStrategy
+    epsilons: Sequence[float] = (0.5, 1.0, 2.0)
+    active_share: float = 0.3
+    shard: int = 100
+    repeats: int = 30
+
+    def __post_init__(self) -> None:
+        checks.integer("study.repeats", self.repeats, low=1)
+        checks.integer("study.shard", self.shard, low=1)
+        checks.between("study.active_share", self.active_share, 0, 1)
+        for value in self.epsilons:
+            checks.positive("study.epsilons", value)
+        for name, table in self.tables.items():
+            source = table.get("dataset")
+            if not isinstance(source, DatasetSource) or not hasattr(source, "seed"):
+                raise checks.fail(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
+
+    def check_plan(self, plan: RunConfig) -> None:
+        """Raise ValueError unless the number of records, which delta tells, is public."""
+        if plan.partition.adjacency != "replace_one":
+            raise checks.fail("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
+
+
+@dataclass
+class Split:
+    """PRIVATE. One split of a data set, its teachers trained when they are first asked for."""
+
+    study: SplitStudy
+    plan: RunConfig
+    name: str
+    number: int
+
+    @property
+    def seed(self) -> int:
+        return self.plan.seed + self.number
+
+    @cached_property
+    def data(self) -> Dataset:
+        source: Any = self.study.tables[self.name]["dataset"]
+        data: Dataset = dataclasses.replace(source, seed=self.seed).load()
+        if not data.spec.benchmark:
+            what = "is not a public benchmark, and the table shows private figures"
+            raise checks.fail(f"study.tables.{self.name}", data.spec.name, what)
+        return data
+
+    @property
+    def delta(self) -> float:
+        return 1 / len(self.data.private)
+
+    @cached_property
+    def ensemble(self) -> Any:
+        private, plan = self.data.private, self.plan
+        shards = deal(plan.partition, private, round(len(private) / self.study.shard), self.seed)
+        return train(private, self.data.spec, shards, plan.teacher, seed=self.seed, device=plan.device)
+
+    @cached_property
+    def votes(self) -> Votes:
+        return self.ensemble.votes(self.data.pool.x)
+
+    @contextmanager
+    def open_budget(self, events: Iterable[Event]) -> Iterator[Budget]:
+        """Open an account for one release of these events, in a ledger that is thrown away."""
+        with tempfile.TemporaryDirectory(prefix="pate-split-") as home, Ledger(Path(home) / "ledger.sqlite") as ledger:
+            ledger.open_account(
+                "split",
+                budget_epsilon=MAX_EPSILON,
+                delta=self.delta,
+                adjacency=self.plan.partition.adjacency,
+                unit=self.data.private.unit,
+                planned_events=tuple(events),
+                noise="torch",
+            )
+            seed = self.plan.privacy.insecure_noise_seed
+            yield Budget.of(ledger, "split", run=f"{self.name}-{self.number}", insecure_seed=seed)
+
+    def release_labels(self, sensitive: Any, mechanism: Any, strategy: QueryStrategy, num_queries: int) -> Release:
+        """Release labels of public points by a mechanism."""
+        data, rounds = self.data, strategy.rounds
+        mechanism.check(
+            num_queries=num_queries,
+            num_teachers=sensitive.num_teachers,
+            num_classes=data.spec.num_classes,
+            rounds=rounds,
+        )
+        with self.open_budget(mechanism.worst_case(num_queries, rounds)) as budget:
+            return aggregation.label(
+                sensitive=sensitive,
+                pool=data.pool,
+                spec=data.spec,
+                mechanism=mechanism,
+                strategy=strategy,
+                budget=budget,
+                num_queries=num_queries,
+                seed=self.seed,
+            )
+
+    def release_gaussian_labels(self, *, active: bool, rule: str, epsilon: float) -> tuple[Release, float]:
+        """Release labels by GNMax, LZCW21's PSQ or (``active``) ASQ; also its sigma, in votes."""
+        study, num_queries = self.study, len(self.data.pool)
+        if active:
+            num_queries = math.ceil(study.active_share * num_queries)
+        sigma = compute_sigma(rule, num_queries, epsilon, self.delta)
+        strategy = study.active if active else study.passive
+        return self.release_labels(self.votes, Gaussian(sigma=sigma), strategy, num_queries), sigma
+
+    def fit_student(self, release: Release, learner: Any = None) -> Student:
+        """Train a student (the plan's, unless another ``learner`` is given) on what was answered."""
+        answered = release.answered_Q
+        task = StudentTask(self.data.spec, self.data.pool.x, release.query_Q[answered], release.label_Q[answered])
+        return (learner or self.plan.student).fit(task, seed=self.seed, device=self.plan.device)
+
+    def compute_accuracies(self, predicted: Tensor) -> tuple[float, float]:
+        """Compute the plain and the balanced accuracy of predictions on the test records."""
+        return compute_accuracies(self.data.evaluation.y, predicted, self.data.spec.num_classes)
+
+
+@cache
+def compute_sigma(rule: str, num_queries: int, epsilon: float, delta: float) -> float:
+    """Compute the GNMax noise, in votes, at which so many answers cost epsilon.
+
+    Args:
+        rule: "exact", or "printed": by the formula of LZCW21's Algorithm 1, whose sigma is on the count of ones, which
+            moves by 1 where GNMax's counts move by sqrt 2.
+        num_queries: Number of answers.
+        epsilon: Of all answers; infinite: without privacy, whatever the rule.
+        delta: Of all answers.
+    """
+    if math.isinf(epsilon):
+        return SIGMA_WITHOUT_PRIVACY
+    if rule == "printed":
+        return math.sqrt(2) * calibration.liu2021_sigma(queries=num_queries, epsilon=epsilon, delta=delta)
+    return calibration.smallest_sigma(
+        lambda sigma: Gaussian(sigma=sigma).worst_case(num_queries), epsilon=epsilon, delta=delta
+    )
+
+
+def compute_accuracies(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[float, float]:
+    """Compute the share of points that are right, and the mean over the classes present of each class's share."""
+    hits = (predicted == truth).double()
+    size = torch.bincount(truth, minlength=num_classes).double()
+    right = torch.bincount(truth, weights=hits, minlength=num_classes)
+    present = size > 0
+    return float(hits.mean()), float((right[present] / size[present]).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method at one epsilon on one split.
+
+    Attributes:
+        accuracy: Of the released model on the test records; None if nothing was released.
+        balanced: Its balanced accuracy, or None.
+    """
+
+    dataset: str
+    split: int
+    method: str
+    epsilon: float
+    accuracy: float | None = None
+    balanced: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """A mean over splits and 1.96 standard errors of it."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Mean:
+        """The mean of values, one a split."""
+        array = np.array(list(values), dtype=np.float64)
+        if np.isinf(array).all():
+            return cls(mean=math.inf, half=0.0)
+        return cls(mean=float(array.mean()), half=float(1.96 * array.std(ddof=1) / math.sqrt(len(array))))
+
+    def show(self, signed: bool = False) -> str:
+        """The mean with its interval, .9773 ±.0006; ``signed``: with its sign."""
+        sign = "+" if signed and self.mean >= 0 else ""
+        return f"{sign}{format_share(self.mean)} ±{format_share(self.half)}"
+
+
+def format_share(value: float, digits: int = 4) -> str:
+    """Format a share without its zero, as in .9773."""
+    return f"{value:.{digits}f}".replace("0.", ".", 1)
+
+
+def replace_infinities(value: Any) -> Any:
+    """Replace infinity, which JSON lacks, by the string "inf"."""
+    if isinstance(value, dict):
+        return {key: replace_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_infinities(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

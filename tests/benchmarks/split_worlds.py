@@ -1,0 +1,48 @@
+"""A data set that is split anew for each repeat of a replication, and the plan of a replication on it."""
+
+import numpy as np
+
+from pate_torch.data.libsvm import Libsvm
+from pate_torch.data.partition import ReplaceOne
+from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.queries.disagreement import Disagreement
+from pate_torch.queries.random import Passive
+from pate_torch.students.logistic import Logistic
+from pate_torch.teachers.training import TeacherRecipe
+from tests.run_configs import run_config
+
+ASKED = {"passive": Passive(), "active": Disagreement()}
+
+
+def write_signs(folder, count):
+    """Rows whose class is the sign of their first feature; a third are of the second class."""
+    draw = np.random.default_rng(0)
+    y = draw.random(count) < 1 / 3
+    rows = [f"{int(c)} 1:{(2 * c - 1) * (0.5 + draw.random()):.3f} 2:{draw.normal():.3f}" for c in y]
+    path = folder / "signs.svm"
+    path.write_text("\n".join(rows) + "\n")
+    shares = (0.8, 0.1, 0.1)
+    return Libsvm(
+        name="signs", path=str(path), roles="position", fractions=shares, classes=(0, 1), num_features=2, benchmark=True
+    )
+
+
+def plan_of(source, home, student=None, **changes):
+    student = student or Logistic()
+    return run_config(
+        dataset=source,
+        partition=ReplaceOne(),
+        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
+        mechanism=Gaussian(sigma=1.0),
+        query=Passive(),
+        student=student,
+        guide_student=student,
+        root=home,
+        folder=home / "run",
+        seed=0,
+        num_teachers=1,
+        num_queries=1,
+        delta=1e-4,
+        quiet=True,
+        **changes,
+    )
