@@ -66,7 +66,7 @@ def features(split: data.Split) -> tuple[Tensor, Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stand_ins", nargs="+", choices=list(data.SOURCES))
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path, required=True)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """Seconds per stage of whole runs, and what importing the package adds to importing torch.
 
     python benchmarks/end_to_end.py                                 # the default run
-    python benchmarks/end_to_end.py --mnist ../shared/data          # experiment=mnist_pate too
+    python benchmarks/end_to_end.py --mnist data          # experiment=mnist_pate too
     python benchmarks/end_to_end.py --json
 
 Each run has a PATE_HOME of its own, so that nothing is found and reused.

@@ -57,7 +57,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--network", default="logistic")
     args = parser.parse_args()

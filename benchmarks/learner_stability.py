@@ -1,6 +1,6 @@
 """How stable on average the shipped learners are (BTT18 Definition 5.7), by the size of a shard.
 
-    PATE_DATA=../shared/data python -m benchmarks.learner_stability
+    PATE_DATA=data python -m benchmarks.learner_stability
 
 Teachers as each data set recommends them, without distortions, and the probability that they give class 1 of 200 points
 they have not seen. What Theorem 5.14 asks for is beside it: bins of 16 alpha sqrt(2 n), which say something below 1.
@@ -32,7 +32,7 @@ POINTS = 200
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--sets", nargs="+", default=list(LEARNERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[10, 30, 100, 300, 1000])
     parser.add_argument("--pairs", type=int, default=128)

@@ -1,6 +1,6 @@
 """LZCW21 Figures 3 and 4 on a9a: 250 logistic teachers, 2,000 queries.
 
-    PATE_DATA=../shared/data python benchmarks/margins.py --out outputs/margins
+    PATE_DATA=data python benchmarks/margins.py --out outputs/margins
 
 Reads $PATE_DATA/libsvm/a9a.svm.gz. The figures come from votes: on data of your own they are private.
 """
@@ -25,7 +25,7 @@ from pate_torch.sensitive import Votes
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--out", type=Path, default=Path("outputs/margins"))
     parser.add_argument("--teachers", type=int, default=250)
     parser.add_argument("--queries", type=int, default=2000)

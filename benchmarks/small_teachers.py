@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[name for name, source in data.SOURCES.items()
                                                      if source.stand_in is None])  # fmt: skip
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)

@@ -1,6 +1,6 @@
 """Soft labels on real records beside hard ones and GNMax's at the same price: what a student makes of 200 questions.
 
-    PATE_DATA=../shared/data python -m benchmarks.soft_labels
+    PATE_DATA=data python -m benchmarks.soft_labels
 
 Logistic teachers; a tenth of the records is public, a tenth is the test, and no setting looks at it. Epsilon is that of
 the whole release at delta 1e-5, add_remove, unit record. Every mechanism gets the same votes and probabilities; for
@@ -139,7 +139,7 @@ def mechanisms(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a"])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 2.0])
     parser.add_argument("--teachers", nargs="+", type=int, default=TEACHERS)

@@ -1,6 +1,6 @@
 """The sparse vector on real votes: the fewest teachers at which T failures last for 200 questions, beside GNMax.
 
-    PATE_DATA=../shared/data python benchmarks/sparse_vector.py --epsilon 1
+    PATE_DATA=data python benchmarks/sparse_vector.py --epsilon 1
 
 Logistic teachers on mushroom, a9a and MNIST; a tenth of the records is public, a tenth is the test. Epsilon is that of
 the whole release at delta 1e-5, add_remove, unit record; GNMax answers all questions at the same price. The student is
@@ -69,7 +69,7 @@ def student(x: np.ndarray, label: np.ndarray, test_x: np.ndarray, test_y: np.nda
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a", "mnist"])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--draws", type=int, default=20)

@@ -1,6 +1,6 @@
 """Active learning with the sparse vector (LZCW21 Remark 25): does it ask the questions that the sparse vector loses?
 
-    PATE_DATA=../shared/data python benchmarks/stable_questions.py --out docs/images/active-sparse-vector.png
+    PATE_DATA=data python benchmarks/stable_questions.py --out docs/images/active-sparse-vector.png
 
 Logistic teachers on mushroom and a9a; 800 records are public, at most 200 of them asked; a tenth is the test; all is
 drawn anew in every split. Epsilon is that of the whole release at delta 1e-5, add_remove, unit record: GNMax as an
@@ -283,7 +283,7 @@ def picture(lines: list[dict[str, Any]], data: Path) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a"], choices=TEACHERS)
     parser.add_argument("--ask", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--splits", type=int, default=30)

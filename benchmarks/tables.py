@@ -154,7 +154,7 @@ def ebm(split: Split, epsilon: float) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--methods", nargs="+")

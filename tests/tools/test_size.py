@@ -1,0 +1,83 @@
+"""The measures of size find in a tiny package what was put there, and know every module of the real one."""
+
+from tests import ROOT
+from tools.size import assign_modules, format_table, measure_package, read_modules
+
+FIRST = '''"""A module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiny.second import double  # in the circle, but not at load time
+
+
+def read(value):
+    """Read a duck attribute, and one of another library."""
+    return getattr(value, "steps", 1), getattr(value, "dtype", None), getattr(value, "sure")
+'''
+SECOND = '''from tiny.first import read
+
+LIMIT = 2
+"""A string below an attribute is no code."""
+
+
+def double(value):
+    from tiny import third
+
+    return third, read(value)  # a comment beside code
+'''
+
+
+def write_package(tmp_path):
+    package = tmp_path / "tiny"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "first.py").write_text(FIRST)
+    (package / "second.py").write_text(SECOND)
+    # The last line is 61 lines below the `def` of the long function, and 60 below that of the other one.
+    functions = (f"def {name}():\n" + "    name = 1\n" * lines for name, lines in (("long", 61), ("fits", 60)))
+    (package / "third.py").write_text("\n\n".join(functions))
+    return package
+
+
+def test_measure_package_finds_what_was_put_there(tmp_path):
+    figures, details = measure_package(read_modules(write_package(tmp_path)))
+    assert figures == {
+        "package_lines": 13 + 10 + 125,
+        "package_modules": 4,
+        "package_code_lines": 6 + 5 + 123,
+        "circles": 1,
+        "circles_at_load": 0,
+        "layers": 1,
+        "duck_attributes": 1,
+        "duck_attributes_with_foreign": 2,
+        "long_functions": 1,
+    }
+    assert details["circles"] == [["tiny.first", "tiny.second"]]
+    assert details["duck_attributes"]["steps"] == ["first.py:13 of value"]
+    assert details["long_functions"] == ["third.py:1 long (61 lines)"]
+
+
+def test_layers_are_the_longest_chain_of_imports_at_module_level(tmp_path):
+    package = write_package(tmp_path)
+    (package / "fourth.py").write_text("import tiny.first\nfrom tiny import third\n")
+    (package / "fifth.py").write_text("from tiny.fourth import third\n")
+    assert measure_package(read_modules(package))[0]["layers"] == 3  # fifth, fourth, the circle
+
+
+def test_table_leaves_out_what_was_not_measured():
+    assert format_table({"yaml_files": 3}).splitlines()[2:] == ["| YAML files in conf/ | 3 |"]
+
+
+def test_every_module_of_the_package_is_in_one_list():
+    """A module that was moved or is new must not leave the kernel unnoticed."""
+    assert assign_modules(read_modules(ROOT / "pate_torch"))[1] == []
+
+
+def test_a_missing_and_an_unknown_module_are_errors(tmp_path):
+    modules = read_modules(write_package(tmp_path))
+    faults = assign_modules(modules)[1]
+    assert "first.py is a module that no list names" in faults
+    assert "budget.py is listed, and no module fits it" in faults
