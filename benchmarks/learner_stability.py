@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from benchmarks.sparse_vector import load
-from pate_torch.analysis.stability import by_teachers, on_average_stability
+from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.core.rng import numpy_stream
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec

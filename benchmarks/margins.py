@@ -1,6 +1,6 @@
 """LZCW21 Figures 3 and 4 on a9a: 250 logistic teachers, 2,000 queries.
 
-    PATE_DATA=data python benchmarks/margins.py --out outputs/margins
+    PATE_DATA=data python -m benchmarks.margins --out outputs/margins
 
 Reads $PATE_DATA/libsvm/a9a.svm.gz. The figures come from votes: on data of your own they are private.
 """
@@ -17,8 +17,14 @@ import torch
 from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch.analysis.figures import margin_correlation, margin_distribution
-from pate_torch.analysis.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
+from benchmarks.theory.margins import (
+    disagreement_margin,
+    expected_margin,
+    high_margin_curve,
+    margin_correlation,
+    margin_distribution,
+    share_of_ones,
+)
 from pate_torch.core.rng import numpy_stream
 from pate_torch.sensitive import Votes
 

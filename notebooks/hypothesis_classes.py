@@ -20,7 +20,7 @@
 #
 # The data here are synthetic, so a `Rehearsal` stands in for the budget: it charges nobody, and its seed makes this
 # notebook repeatable. With real data give `Budget.of(ledger, "account")` in its place, or nothing is charged and
-# nothing is private.
+# nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in `PYTHONPATH`.
 
 # %%
 import warnings
@@ -28,7 +28,7 @@ import warnings
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pate_torch.analysis.stability import by_teachers, on_average_stability
+from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp

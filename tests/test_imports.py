@@ -46,10 +46,6 @@ ALLOWED = {
     },
     "students": {"students", "types", "core", "protocols", "networks", "features"},
     "queries": {"queries", "types", "core", "protocols", "features"},
-    "analysis": {
-        *("analysis", "types", "sensitive", "core", "protocols", "networks", "accounting", "mechanisms"),
-        "teachers",  # learners are retrained by the engine
-    },
     "data": {"data", "types", "core", "protocols", "features.augmentation"},
     "ledger": {"ledger", "accounting", "core.checks", "core.run_folders"},
     "aggregation": {"types", "sensitive", "core", "protocols", "budget"},

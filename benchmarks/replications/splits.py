@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
 from pate_torch import aggregation
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import Event
@@ -186,7 +187,7 @@ def compute_sigma(rule: str, num_queries: int, epsilon: float, delta: float) -> 
     if math.isinf(epsilon):
         return SIGMA_WITHOUT_PRIVACY
     if rule == "printed":
-        return math.sqrt(2) * calibration.liu2021_sigma(queries=num_queries, epsilon=epsilon, delta=delta)
+        return math.sqrt(2) * lzcw21_algorithm_1(num_queries, epsilon=epsilon, delta=delta)
     return calibration.smallest_sigma(
         lambda sigma: Gaussian(sigma=sigma).worst_case(num_queries), epsilon=epsilon, delta=delta
     )

@@ -82,15 +82,3 @@ def most_queries(
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
-
-
-def liu2021_sigma(*, queries: int, epsilon: float, delta: float) -> float:
-    """The noise LZCW21 Algorithm 1 prints (line 1), for comparison only: sigma on the count of ones, in votes.
-
-    sigma = [ sqrt(2 l ln(1/delta)) + sqrt(2 l ln(1/delta) + 2 epsilon l) ] / (2 epsilon), the root of the zCDP closed
-    form l/(2 sigma^2) + sqrt(2 l ln(1/delta)) / sigma = epsilon. Valid, and about a third more noise than needed.
-    """
-    checks.integer("queries", queries, low=1)
-    checks.positive("epsilon", epsilon)
-    spread = 2 * queries * -math.log(checks.delta("delta", delta))
-    return (math.sqrt(spread) + math.sqrt(spread + 2 * epsilon * queries)) / (2 * epsilon)

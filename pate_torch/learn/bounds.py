@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pate_torch.analysis import sample_sizes
+from pate_torch.learn import sample_sizes
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import plan_ag_priv_cl
 from pate_torch.pac.boosting import high_confidence_size

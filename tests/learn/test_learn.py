@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pate_torch.accounting import epsilon as accounting
-from pate_torch.analysis import sample_sizes
 from pate_torch.cli import predict
-from pate_torch.learn import bounds
+from pate_torch.learn import bounds, sample_sizes
 from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote

@@ -2,7 +2,8 @@
 
 Where a theorem hides a constant in O(.), the function takes it as ``constant`` (1 by default): such a value is a rate
 to compare with, not a promise. d: VC dimension; m: public points or queries; K: teachers; T: failures at which the
-sparse vector stops. The papers' loops allow one more, so that their T unstable queries are T - 1 of ours.
+sparse vector stops. The papers' loops allow one more, so that their T unstable queries are T - 1 of ours. What
+``pate learn bounds`` prints lies in ``pate_torch.learn.sample_sizes``.
 """
 
 from __future__ import annotations
@@ -127,6 +128,16 @@ def btt18_theorem_5_14(
 # --- LZCW21 --------------------------------------------------------------------------------------------------------
 
 
+def lzcw21_algorithm_1(m: int, *, epsilon: float, delta: float) -> float:
+    """The noise that line 1 prints: sigma on the count of ones, in votes; valid, and a third more than is needed.
+
+    sigma = (sqrt(2 m ln(1/delta)) + sqrt(2 m ln(1/delta) + 2 epsilon m))/(2 epsilon), the root of the zCDP closed form
+    m/(2 sigma^2) + sqrt(2 m ln(1/delta))/sigma = epsilon.
+    """
+    spread = 2 * m * -math.log(delta)
+    return (math.sqrt(spread) + math.sqrt(spread + 2 * epsilon * m)) / (2 * epsilon)
+
+
 def lzcw21_algorithm_2(m: int, T: int, *, epsilon: float, delta: float) -> tuple[float, float]:
     """(lambda, w) of the sparse vector, as executed (w a little below the printed 3 lambda ln(2(m + T)/delta))."""
     plan = calibrate(epsilon=epsilon, delta=delta, blocks=T, tests=m)
@@ -141,30 +152,6 @@ def lzcw21_lemma_3(m: int, T: float, *, epsilon: float, delta: float, beta: floa
 def lzcw21_lemma_4(mistakes: float) -> float:
     """Number of queries, at most 3B, got wrong by K/3 or more of teachers that make B mistakes each."""
     return 3 * mistakes
-
-
-def lzcw21_theorem_5(
-    m: int, d: int, n: int, *, epsilon: float, delta: float, best: float = 0.0, constant: float = 1.0
-) -> float:
-    """Error of PATE-PSQ; realizable for best = 0.
-
-    Realizable: C (d^2 m ln(1/delta)/(n epsilon)^2 + sqrt(d/m)). Agnostic:
-    13 best + C (m^{1/3} (d/(n epsilon))^{2/3} + sqrt(d/m)).
-    """
-    if best == 0:
-        return constant * (d**2 * m * math.log(1 / delta) / (n * epsilon) ** 2 + math.sqrt(d / m))
-    return 13 * best + constant * (m ** (1 / 3) * (d / (n * epsilon)) ** (2 / 3) + math.sqrt(d / m))
-
-
-def lzcw21_theorem_10(
-    m: int, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0
-) -> tuple[float, float]:
-    """(T, excess error) under Tsybakov noise tau.
-
-    C (m^{2-tau} (d/(n epsilon))^tau)^{2/(4-3 tau)}, and C (d/m + (m d^2/(n epsilon)^2)^{tau/(4-3 tau)}).
-    """
-    T = constant * (m ** (2 - tau) * (d / (n * epsilon)) ** tau) ** (2 / (4 - 3 * tau))
-    return T, constant * (d / m + (m * (d / (n * epsilon)) ** 2) ** (tau / (4 - 3 * tau)))
 
 
 def lzcw21_remark_12(d: int, n: int, *, epsilon: float, tau: float) -> float:
@@ -250,19 +237,6 @@ def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> floa
     return 6 * math.sqrt(math.log(2 * n)) * (math.sqrt(L) + math.sqrt(L + epsilon * m)) / epsilon
 
 
-def lzcw21_theorem_28_error(m: float, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0) -> float:
-    """Excess error of Gaussian PATE under Tsybakov noise tau: C (d/m + (d sqrt(m)/(n epsilon))^{tau/(2-tau)})."""
-    return constant * (d / m + (d * math.sqrt(m) / (n * epsilon)) ** (tau / (2 - tau)))
-
-
-def lzcw21_theorem_22_error(
-    m: float, d: int, n: int, *, epsilon: float, delta: float, theta: float, tau: float, constant: float = 1.0
-) -> float:
-    """Excess error with active queries: C max((d^{3/2} sqrt(theta ln(1/delta))/(n epsilon))^{tau/(2-tau)}, d/m)."""
-    private = d**1.5 * math.sqrt(theta * math.log(1 / delta)) / (n * epsilon)
-    return constant * max(private ** (tau / (2 - tau)), d / m)
-
-
 # --- NB20, DF20, WLF16 ---------------------------------------------------------------------------------------------
 
 
@@ -290,11 +264,6 @@ def nb20_theorem_4_1(
 def df20_theorem_1(d: int, *, gamma: float, alpha: float, beta: float, constant: float = 1.0) -> float:
     """Private records n of the stable predictor: C (d ln(d/alpha)/(gamma alpha) + (d + ln(1/beta))/alpha^2)."""
     return constant * (d * math.log(d / alpha) / (gamma * alpha) + (d + math.log(1 / beta)) / alpha**2)
-
-
-def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
-    """Smallest n, (d - 1)/(8 gamma alpha), of a gamma-stable learner with expected error alpha <= 1/4."""
-    return (d - 1) / (8 * gamma * alpha)
 
 
 def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pate_torch.analysis import subsampling
+from benchmarks.theory import subsampling
 from pate_torch.pac.exponential import log_law
 from tests.pac.pac_audit import neighbors
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, special, stats
 
 from benchmarks.replications.liu2021_tables import PAPER
-from pate_torch.analysis import sample_sizes as sizes
+from benchmarks.theory import sample_sizes as sizes
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.boosting import folds

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.theory.sample_sizes import btt18_lemma_5_8
 from pate_torch import networks
-from pate_torch.analysis.sample_sizes import btt18_lemma_5_8
 from pate_torch.core import checks
 from pate_torch.core.rng import derive, numpy_stream
 from pate_torch.teachers.engine import Chunk, train_loop, train_stacked

@@ -1,0 +1,185 @@
+"""On-average stability and quality, against closed forms, brute force and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from benchmarks.theory.stability import by_teachers, on_average_stability, one_by_one, quality
+from pate_torch import networks
+from pate_torch.core.rng import derive, torch_stream
+from pate_torch.teachers.engine import batches
+from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.types import DataSpec
+
+
+def test_stability_of_the_mean_is_its_closed_form():
+    """h_D(x) = mean(y): replacing one of n changes it by (y' - y_j)/n, mean square 2 Var(y)/n^2."""
+    generator, n, p = np.random.default_rng(2), 20, 0.3
+    y = (generator.random(4000) < p).astype(float)
+    mean = lambda x_B, y_B, points, coins: np.repeat(y_B.mean(1)[:, None], len(points), 1)  # noqa: E731
+    found = on_average_stability(mean, y[:, None], y, np.zeros((2, 1)), n=n, pairs=6000, seed=0)
+    assert found.alpha == pytest.approx(math.sqrt(2 * y.var()) / n, abs=4 * found.error)
+    assert found.error < 0.02 * found.alpha * 2
+    assert found.half_width == pytest.approx(4 * found.alpha * math.sqrt(2 * n))
+    assert np.ptp(found.alpha_Q) == 0
+
+
+def test_the_typical_change_is_that_of_a_mean_scaled_by_the_point():
+    """h_D(x) = x mean(y) changes by x sqrt(2 Var(y))/n: most at x = 1, and by the root of the mean of x^2 over points.
+
+    The standard error is what estimates from other pairs differ by.
+    """
+    generator, n, points = np.random.default_rng(4), 10, np.array([[0.0], [0.3], [1.0], [0.6]])
+    y = (generator.random(4000) < 0.4).astype(float)
+    scaled = lambda x_B, y_B, points, coins: y_B.mean(1)[:, None] * points.T  # noqa: E731
+    found = [on_average_stability(scaled, y[:, None], y, points, n=n, pairs=1000, seed=seed) for seed in range(60)]
+    exact = math.sqrt(2 * y.var()) / n
+    np.testing.assert_allclose(found[0].alpha_Q, points[:, 0] * found[0].alpha, atol=1e-12)
+    for estimate, error, truth in (
+        ([one.alpha for one in found], found[0].error, exact),
+        ([one.typical for one in found], found[0].typical_error, exact * math.sqrt((points**2).mean())),
+    ):
+        assert np.mean(estimate) == pytest.approx(truth, abs=4 * error / math.sqrt(60))
+        assert np.std(estimate) == pytest.approx(error, rel=0.4)  # four standard errors of a standard deviation
+
+
+def test_the_same_coins_go_to_both_of_a_pair():
+    """A learner that answers by its coins alone is perfectly stable; with fresh coins it would not be."""
+    seen = []
+
+    def by_coins(x, y, points, coin):
+        seen.append(coin)
+        return np.full(len(points), np.random.default_rng(coin).random())
+
+    x = np.arange(30.0)[:, None]
+    found = on_average_stability(one_by_one(by_coins), x, x[:, 0], x[:3], n=5, pairs=7, seed=1, batch=3)
+    assert found.alpha == 0 and found.error == 0
+    assert len(set(seen)) == 7 and len(seen) == 14
+
+
+def test_pairs_differ_in_one_record_from_outside():
+    def check(x_B, y_B, points, coins):
+        kept, replaced = x_B[: len(x_B) // 2], x_B[len(x_B) // 2 :]
+        assert ((kept != replaced).sum(1) == 1).all()
+        for row in (*kept, *replaced):
+            assert len(set(row)) == len(row)
+        return np.zeros((len(x_B), len(points)))
+
+    x = np.arange(9)
+    on_average_stability(check, x, x, x[:1], n=8, pairs=20, seed=2)
+    with pytest.raises(ValueError, match="replacement"):
+        on_average_stability(check, x, x, x[:1], n=9, pairs=20, seed=2)
+    with pytest.raises(ValueError, match="scores in"):
+        on_average_stability(lambda *_: np.zeros((1, 1)), x, x, x[:1], n=3, pairs=4, seed=0)
+
+
+def test_a_memoriser_is_as_unstable_as_its_closed_form():
+    """The nearest record's label, labels being coins: it changes if the nearest of n + 1 is the old record or the new
+    one, and half of the time then: alpha^2 = 1/(n + 1), a square root where the mean has 1/n."""
+    generator, n = np.random.default_rng(5), 15
+    x, y = generator.random(5000), (generator.random(5000) < 0.5).astype(float)
+
+    def nearest(x_B, y_B, points, coins):
+        return np.stack([np.take_along_axis(y_B, np.abs(x_B - p).argmin(1)[:, None], 1)[:, 0] for p in points], 1)
+
+    found = on_average_stability(nearest, x, y, np.array([0.4]), n=n, pairs=4000, seed=3)
+    assert found.alpha == pytest.approx(1 / math.sqrt(n + 1), abs=4 * found.error)
+    assert found.error < 0.05 * found.alpha
+
+
+ROWS = DataSpec(name="rows", num_classes=2, input_shape=(2,), class_names=("0", "1"), mean=(0.0,) * 2, std=(1.0,) * 2)
+
+
+def alone(recipe, soft=False):
+    """``by_teachers`` written out for one data set: the plain program."""
+
+    def fit_predict(x, y, points, coin):
+        module = networks.build(recipe.network, ROWS.input_shape, 2, **recipe.options)
+        networks.initialize(module, torch_stream(0, "teacher", coin, "init"))
+        x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
+        weights = list(module.parameters())
+        momenta = [torch.zeros_like(w) for w in weights]
+        for index in batches(0, coin, len(x), recipe.steps, recipe.batch_size).long():
+            loss = torch.nn.functional.cross_entropy(module(x[index]), y[index])
+            for w, m, g in zip(weights, momenta, torch.autograd.grad(loss, weights), strict=True):
+                w.data -= recipe.learning_rate * m.mul_(recipe.momentum).add_(g)
+        with torch.no_grad():
+            logits = module(torch.as_tensor(points, dtype=torch.float32))
+            return (logits.softmax(1)[:, 1] if soft else logits.argmax(1)).double().numpy()
+
+    return one_by_one(fit_predict)
+
+
+SGD = {"optimizer": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
+
+
+@pytest.mark.parametrize("network,options", [("logistic", {}), ("mlp", {"hidden": (6,)})])
+def test_stacked_retraining_is_retraining_one_by_one(network, options):
+    """Noisy labels, so that votes differ: at least 99.9 % of them are those of the plain program."""
+    recipe = TeacherRecipe(network=network, options=options, steps=40, batch_size=4, learning_rate=0.1, chunk=5, **SGD)
+    generator = np.random.default_rng(6)
+    x, points = generator.normal(size=(60, 2)), generator.normal(size=(400, 2))
+    y = ((x[:, 0] > 0) ^ (generator.random(60) < 0.3)).astype(int)
+    records = np.stack([generator.permutation(60)[:12] for _ in range(12)])
+    coins = [3, 9, 4] * 4
+    fits = by_teachers(recipe, ROWS), alone(recipe)
+    stacked, plain = (fit(x[records], y[records], points, coins) for fit in fits)
+    assert (stacked == plain).mean() >= 0.999
+    assert (plain != plain[0]).mean() > 0.02  # they do differ
+    other = by_teachers(recipe, ROWS)(x[records], y[records], points, [c + 1 for c in coins])
+    assert network == "logistic" or (stacked == other).mean() < 0.999  # and by their coins
+    measured = [
+        on_average_stability(fit, x, y, points, n=12, pairs=8, seed=4)
+        for fit in (by_teachers(recipe, ROWS), alone(recipe))
+    ]
+    np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
+    fits = by_teachers(recipe, ROWS, soft=True), alone(recipe, soft=True)
+    stacked, plain = (fit(x[records], y[records], points, coins) for fit in fits)
+    np.testing.assert_allclose(stacked, plain, atol=1e-4)
+    assert plain.std() > 0.05
+
+
+def coin_flipper(x, y, points, coin):
+    """The share of ones, moved by .1 one way or the other as the coin falls, where the point says so."""
+    return np.clip(y.mean() + np.where(points[:, 0] > 0, 0.1 * (-1) ** (coin % 2), 0.0), 0, 1)
+
+
+def test_quality_of_a_mean_is_what_its_law_says():
+    """The mean of n coins of probability .3: weak quality .3, strong quality the quantile of a hypergeometric law."""
+    n, pool = 50, 4000
+    x, y = np.zeros((pool, 1)), (np.arange(pool) < 3 * pool // 10).astype(np.int64)
+    points = np.array([[-1.0], [1.0]])
+    seeds = [seed for seed in range(20) if derive(seed, "coins", 0) % 2 != derive(seed, "coins", 1) % 2]
+    found = quality(one_by_one(coin_flipper), x, y, points, n=n, models=4000, beta=0.1, seed=seeds[0])
+    assert found.weak_Q == pytest.approx([0.3, 0.3], abs=0.01)
+    law = stats.hypergeom(pool, 3 * pool // 10, n)
+    assert found.strong_Q[0] == pytest.approx(law.ppf(0.9) / n, abs=1e-9)
+    assert found.coins_Q[0] < 5 < found.coins_Q[1]  # the second learner's randomization is not consistent
+    with pytest.raises(ValueError, match="even"):
+        quality(one_by_one(coin_flipper), x, y, points, n=n, models=5, beta=0.1, seed=0)
+
+
+@pytest.mark.slow
+def test_teachers_of_known_stability_come_out_right():
+    """Records that are all alike, labels that are coins. Who learns nothing never changes; who learns the majority of
+    three does if the other two disagree and the new label is another: a quarter of the time."""
+    generator = np.random.default_rng(7)
+    x, y = np.ones((400, 2)), generator.integers(0, 2, 400)
+    idle = by_teachers(TeacherRecipe(network="mlp", steps=1, learning_rate=1e-60, **SGD), ROWS)  # no float is so small
+    assert on_average_stability(idle, x, y, x[:2], n=3, pairs=40, seed=0).alpha == 0
+    recipe = TeacherRecipe(network="logistic", batch_size=3, steps=20, learning_rate=0.3, **SGD)
+    majority = by_teachers(recipe, ROWS)
+    found = on_average_stability(majority, x, y, x[:2], n=3, pairs=600, seed=0, batch=300)
+    assert found.alpha == pytest.approx(0.5, abs=4 * found.error) and found.error < 0.03
+    against = by_teachers(recipe, ROWS, label=0)
+    assert on_average_stability(against, x, y, x[:2], n=3, pairs=600, seed=0).alpha == found.alpha
+
+
+def test_teachers_that_cannot_be_retrained_are_refused():
+    with pytest.raises(ValueError, match="lean_cnn"):
+        by_teachers(TeacherRecipe(), ROWS)
+    with pytest.raises(ValueError, match="label"):
+        by_teachers(TeacherRecipe(network="logistic"), ROWS, label=2)
