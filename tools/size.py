@@ -65,7 +65,7 @@ OUTSIDE = (
     *("core/progress.py", "core/run_folders.py"),
     *("reporting/__init__.py", "reporting/console.py", "reporting/curves.py", "reporting/figures.py"),
     *("reporting/intervals.py", "reporting/owner.py", "reporting/owner_file.py"),
-    *("analysis/", "audit/", "experiments/", "plan/", "queries/", "students/", "verify/"),
+    *("audit/", "plan/", "queries/", "students/", "verify/"),
 )
 
 FOREIGN_ATTRIBUTES = {
