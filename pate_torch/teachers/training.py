@@ -20,7 +20,7 @@ from pate_torch.core.files import content, private_folder, read_tensors, replaci
 from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, launch, stacked
-from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -173,7 +173,7 @@ def _train_mine(
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
         ended = train_chunks(private, spec, shards, recipe, seed, planned, num_workers(recipe), tell)
     else:
-        ended = _train_here(private, spec, shards, recipe, seed, device, planned, backend, tell)
+        ended = _train_here(private, spec, shards, recipe, seed, device, planned, tell)
     parts: dict[range, dict[int, Trained]] = {group: {} for group in todo}
     for teachers, trained in ended:
         for group in todo:
@@ -195,18 +195,16 @@ def _train_here(
     seed: int,
     device: torch.device,
     planned: list[range],
-    backend: str,
     tell: Callable[[range, float], object],
 ) -> Iterator[tuple[range, Trained]]:
     """Launches in this process, by one thread where there are several teachers.
 
     Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits.
     """
-    method = train_loop if backend == "loop" else train_stacked
     for teachers in planned:
         chunk = gather_chunk(private, shards, teachers)
         with one_thread(device.type == "cpu" and shards.num_teachers > 1):
-            trained = method(chunk, spec, recipe, seed, device, functools.partial(tell, teachers))
+            trained = train_stacked(chunk, spec, recipe, seed, device, functools.partial(tell, teachers))
         yield teachers, trained
 
 
