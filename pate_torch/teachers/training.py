@@ -33,18 +33,17 @@ __all__ = ["TeacherRecipe", "train"]
 Losses = Callable[[int, Tensor], None]
 """PRIVATE. Called as losses(step, loss_K)."""
 
-WORTH_SPAWNING = 4.0
-"""Estimated seconds of one core above which worker processes pay that import torch anew."""
+WORTH_SPAWNING = 5000
+"""Stacked steps above which worker processes pay that import torch anew."""
 
 
-def choose_backend(recipe: TeacherRecipe, cost: launch.Cost, planned: list[range], device: torch.device) -> str:
-    """The measured rule behind ``backend=auto`` (benchmarks/README.md), for the launches that are planned."""
+def choose_backend(recipe: TeacherRecipe, planned: list[range], device: torch.device) -> str:
+    """The rule behind ``backend=auto``, for the launches that are planned."""
     if recipe.backend != "auto":
         return recipe.backend
-    work = recipe.steps * sum(launch.step_seconds(recipe, cost, len(teachers)) for teachers in planned)
     parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(planned) > 1
     worth = launch.WORTH_PROCESSES if may_fork() else WORTH_SPAWNING
-    return "processes" if parallel and work > worth else "vectorised"
+    return "processes" if parallel and recipe.steps * len(planned) > worth else "vectorised"
 
 
 def num_workers(recipe: TeacherRecipe) -> int:
@@ -167,7 +166,7 @@ def _train_mine(
     size = launch.train_size(recipe, cost, shards.num_teachers, device)
     planned = launch.launches(todo, size)
     launched += planned or launch.launches(groups, size)
-    backend = choose_backend(recipe, cost, planned, device)
+    backend = choose_backend(recipe, planned, device)
     if backend == "processes":
         if device.type != "cpu":
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")

@@ -409,12 +409,11 @@ def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
     training._refuse_diverged(loss, recipe())
 
 
-def test_multiplications_by_hand():
+def test_parameters_by_hand():
     one = TeacherRecipe(network="lean_cnn", options={"channels": [2, 3], "hidden": 5}, steps=1, batch_size=1)
-    by_hand = 2 * 6 * 6 * 9 + 3 * 3 * 3 * 2 * 9 + 27 * 5 + 5 * 4
     parameters = (2 * 9 + 2) + (3 * 2 * 9 + 3) + (27 * 5 + 5) + (5 * 4 + 4)
     cost = launch.network_cost(one.network, one.options, spec())
-    assert (cost.parameters, cost.products) == (parameters, by_hand)
+    assert cost.parameters == parameters
 
 
 @pytest.mark.parametrize(
