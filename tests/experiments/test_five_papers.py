@@ -17,7 +17,7 @@ from pate_torch.experiments import five_papers
 from pate_torch.experiments.five_papers import ROWS, Cell, FivePapers, read
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config
@@ -47,7 +47,7 @@ def plan(source, tmp_path):
         partition=ReplaceOne(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
         mechanism=Gaussian(sigma=1.0),
-        query=Passive(),
+        query=Random(name="passive", shuffle=False),
         student=student,
         guide_student=student,
         root=tmp_path / "home",
@@ -61,7 +61,12 @@ def plan(source, tmp_path):
 
 
 def study(source, **changes):
-    given = {"tables": {"signs": {"dataset": source}}, "passive": Passive(), "active": Disagreement(), "shard": 20}
+    given = {
+        "tables": {"signs": {"dataset": source}},
+        "passive": Random(name="passive", shuffle=False),
+        "active": Disagreement(),
+        "shard": 20,
+    }
     return FivePapers(**{**given, "epsilons": (2.0,), "repeats": 2, "rows": QUICK, **changes})
 
 

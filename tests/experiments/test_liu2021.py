@@ -19,7 +19,7 @@ from pate_torch.experiments import liu2021_tables as tables
 from pate_torch.experiments.liu2021 import Liu2021Table4, accuracies, calibrated_sigma
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import changed, run_config
@@ -56,7 +56,7 @@ def planned(source, home):
         partition=ReplaceOne(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
         mechanism=Gaussian(sigma=1.0),
-        query=Passive(),
+        query=Random(name="passive", shuffle=False),
         student=student,
         guide_student=student,
         root=home,
@@ -74,7 +74,7 @@ def study(source, **changes):
     return Liu2021Table4(
         **{
             "tables": {"mushroom": {"dataset": source}},
-            "passive": Passive(),
+            "passive": Random(name="passive", shuffle=False),
             "active": Disagreement(),
             "epsilons": (1.0, 4.0),
             "shard": 12,
