@@ -203,13 +203,10 @@ def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator
     return float((torch.cdist(x, center).min(1).values ** 2).sum()), cluster
 
 
-@pytest.mark.parametrize("where", ["CPU", "GPU"])
 @pytest.mark.parametrize("clusters", [2, 7, 40])
 @pytest.mark.parametrize("seed", range(3))
-def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, where, monkeypatch):
+def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, monkeypatch):
     monkeypatch.setattr(neighbors, "_ON_CPU", 1000)
-    if where == "GPU":
-        monkeypatch.setattr(queries_of_clusters, "_lloyd_by_library", queries_of_clusters.lloyd_by_blocks)
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(seed)) + 2 * (torch.arange(300) % 5)[:, None]
     cluster, center = kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
     draws = torch.Generator().manual_seed(seed)
@@ -218,17 +215,9 @@ def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, where, monkeypa
     assert float((torch.cdist(x, center).min(1).values ** 2).sum()) == pytest.approx(cost, rel=1e-5)
 
 
-def test_a_center_without_points_moves_to_the_farthest_point():
-    x = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
-    start = torch.tensor([[0.0], [100.0], [200.0]])
-    _, cluster, center = queries_of_clusters.lloyd_by_blocks(x, start, 50)
-    assert len(cluster.unique()) == 3 and float(center.max()) == 9
-
-
 @pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
 def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypatch):
     monkeypatch.setattr(neighbors, "_ON_CPU", 10_000)
-    monkeypatch.setattr(queries_of_clusters, "_lloyd_by_library", queries_of_clusters.lloyd_by_blocks)
     monkeypatch.setattr(queries_of_clusters, "_AXES", 50)
     x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
     with Largest() as made:
