@@ -53,13 +53,6 @@ def owners(num_groups: int, ranks: int) -> list[int]:
     return [group * ranks // spread for group in range(num_groups)]
 
 
-def efficiency(num_teachers: int, ranks: int) -> float:
-    """The share of the ranks' time that is spent on teachers, where all take equally long."""
-    sizes, owner = [len(group) for group in groups(num_teachers)], owners(len(groups(num_teachers)), ranks)
-    busiest = max(sum(size for size, one in zip(sizes, owner, strict=True) if one == rank) for rank in range(ranks))
-    return num_teachers / (ranks * busiest)
-
-
 def launches(todo: Sequence[range], size: int) -> list[range]:
     """The teachers trained at once, of the groups that are to be trained: parts of a group, or neighboring groups."""
     if size < GROUP:
