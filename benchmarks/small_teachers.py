@@ -27,10 +27,10 @@ from pate_torch.plan import chance
 from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.queries.random import Random
-from pate_torch.students.label_posterior import label_posterior
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
+from pate_torch.students.task import label_posterior
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, NoisyCounts
 

@@ -41,7 +41,7 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.random import Random
-from pate_torch.queries.uncertainty import Entropy, Margin
+from pate_torch.queries.uncertainty import Margin
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.types import Release
@@ -53,7 +53,6 @@ STRATEGIES = {
     "prototypes": (Prototypes(), "#1f4e79"),
     "coreset": (Coreset(), "#c55a11"),
     "margin": (Margin(), "#2e7d4f"),
-    "entropy": (Entropy(), "#8a3ffc"),
     "committee": (Committee(), "#b8860b"),
 }
 SIGMA, DELTA, TEACHERS, REPEATS = 12.0, 1e-5, 80, 10
@@ -62,7 +61,7 @@ mechanism = Gaussian(sigma=SIGMA)
 # %% [markdown]
 # ## Eighty teachers
 #
-# Fifty characters each. The account's cap is absurd on purpose: a real project would make one of the 180 releases
+# Fifty characters each. The account's cap is absurd on purpose: a real project would make one of the 150 releases
 # below.
 
 # %%
@@ -126,7 +125,7 @@ def ask(name: str, num_queries: int, seed: int):
 #
 # The first sixteen of thirty questions, in order, with the label that was released; orange labels are wrong.
 # `prototypes` asks a typical point of each cluster of the pool. `coreset` covers the pool, and so finds what is unlike
-# all else. `margin`, `entropy` and `committee` begin at random, then go where the student wavers.
+# all else. `margin` and `committee` begin at random, then go where the student wavers.
 
 # %%
 SIZES = (15, 30, 60)

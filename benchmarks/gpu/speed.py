@@ -18,9 +18,10 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.features.neighbors import nearest
 from pate_torch.networks import describe
 from pate_torch.teachers import launch
-from pate_torch.teachers.engine import train_loop, train_stacked
+from pate_torch.teachers.engine import train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import DataSpec
+from tests.teachers.loop import train_loop
 
 LARGE_NETWORKS = ("convnet", "wide_resnet")
 """One teacher fills a GPU: these are timed with fewer teachers, and need not gain by being stacked."""

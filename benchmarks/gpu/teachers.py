@@ -21,12 +21,13 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import silent
 from pate_torch.teachers import launch, stacked
-from pate_torch.teachers.engine import BLOCK, train_loop, train_stacked
+from pate_torch.teachers.engine import BLOCK, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.training import train
 from pate_torch.types import DataSpec, PrivateData
 from pate_torch.voters.records import map_records_independently
+from tests.teachers.loop import train_loop
 
 MAX_RELATIVE_ERRORS = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.2, "bf16": 0.5}
 """Largest distance of gradients from those of the CPU in float64, relative to their norm. That of float32 is some

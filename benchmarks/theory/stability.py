@@ -13,7 +13,7 @@ from benchmarks.theory.sample_sizes import btt18_lemma_5_8
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import derive, numpy_stream
-from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.launch import network_cost, train_size
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -75,7 +75,6 @@ def by_teachers(
     recipe.check(spec)
     checks.integer("label", label, low=0, high=spec.num_classes - 1)
     device = torch.device(device)
-    train = train_loop if recipe.backend == "loop" else train_stacked
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     kind = torch.uint8 if spec.is_image else torch.float32
     cost = network_cost(recipe.network, recipe.options, spec)
@@ -88,7 +87,7 @@ def by_teachers(
         for rows in (slice(first, first + size) for first in range(0, len(x), size)):
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))
-            params = train(chunk, spec, recipe, 0, device).params
+            params = train_stacked(chunk, spec, recipe, 0, device).params
             teachers = Ensemble(network, params, full > 0, spec)
             if soft:
                 parts.append(teachers.probabilities(asked, device=device)[..., label])

@@ -33,7 +33,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism, Partition
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.types import CLASSES, DECLARED, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from pate_torch.voters.votes_file import VotesFile, read
 
@@ -90,7 +90,7 @@ def build(cfg: DictConfig) -> RunConfig:
         partition=hydra_config.component(cfg, "partition", Partition),
         voters=VotesFile(votes=votes),
         mechanism=hydra_config.component(cfg, "mechanism", Mechanism),
-        query=Passive(),
+        query=Random(name="passive", shuffle=False),
         num_queries=len(votes) if asked is None else asked,
         privacy=hydra_config.privacy(resolved),
         root=run_folders.checked_root(resolved["paths"]["root"]),

@@ -324,7 +324,7 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
     try:
         name, shape = description["name"], description["input_shape"]
         num_classes = description["num_classes"]
-        options = {"neighbors" if key == "neighbours" else key: value for key, value in description["options"].items()}
+        options = description["options"]
     except (KeyError, TypeError):
         raise checks.fail("network", description, "must hold name, input_shape, num_classes and options") from None
     return build(name, shape, num_classes, **options)

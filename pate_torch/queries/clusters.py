@@ -221,42 +221,15 @@ def kmeans(
     Returns:
         The cluster of each point [P], and the centers [K, D], on the points' device.
     """
-    lloyd = _lloyd_by_library if x_PD.device.type == "cpu" else lloyd_by_blocks
-    starts = [_plus_plus(x_PD, clusters, generator) for _ in range(restarts)]
-    _, cluster_P, center_KD = min((lloyd(x_PD, start_KD, steps) for start_KD in starts), key=lambda run: run[0])
-    return cluster_P, center_KD
-
-
-def _lloyd_by_library(x_PD: Tensor, start_KD: Tensor, steps: int) -> tuple[float, Tensor, Tensor]:
+    starts = [_plus_plus(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
     # Of several threads each would add up a part of a cluster, in another order on another machine.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # coinciding points leave fewer clusters
-        run = KMeans(len(start_KD), init=start_KD.numpy(), n_init=1, max_iter=steps, tol=0).fit(x_PD.numpy())
-    return float(run.inertia_), torch.from_numpy(run.labels_).long(), torch.from_numpy(run.cluster_centers_)
-
-
-def lloyd_by_blocks(x_PD: Tensor, center_KD: Tensor, steps: int) -> tuple[float, Tensor, Tensor]:
-    """Lloyd's algorithm on a GPU, in blocks; a center without points moves to the one farthest from its own.
-
-    Returns:
-        The sum of squared distances, the cluster of each point [P], and the centers [K, D].
-    """
-    cluster_P = _nearest_center(x_PD, center_KD)
-    for _ in range(steps):
-        size_K = torch.bincount(cluster_P, minlength=len(center_KD))
-        empty = (size_K == 0).nonzero().squeeze(1)
-        far = off_center(x_PD, cluster_P, center_KD).topk(len(empty)).indices if len(empty) else empty
-        # Sums of sorted rows, in one order: atomic additions would have none.
-        sum_KD = torch.segment_reduce(x_PD[cluster_P.argsort(stable=True)], "sum", lengths=size_K, unsafe=True)
-        center_KD = (sum_KD / size_K[:, None].clamp(min=1)).index_copy(0, empty, x_PD[far])
-        before_P, cluster_P = cluster_P, _nearest_center(x_PD, center_KD)
-        if torch.equal(cluster_P, before_P):
-            break
-    return float(off_center(x_PD, cluster_P, center_KD).sum()), cluster_P, center_KD
-
-
-def _nearest_center(x_PD: Tensor, center_KD: Tensor) -> Tensor:
-    return torch.cat([squared_distances(x_PD[rows], center_KD).argmin(1) for rows in blocks(x_PD, len(center_KD))])
+        x = x_PD.cpu().numpy()
+        runs = [KMeans(clusters, init=start, n_init=1, max_iter=steps, tol=0).fit(x) for start in starts]
+    best = min(runs, key=lambda run: float(run.inertia_))
+    cluster_P, center_KD = torch.from_numpy(best.labels_).long(), torch.from_numpy(best.cluster_centers_)
+    return cluster_P.to(x_PD.device), center_KD.to(x_PD.device)
 
 
 def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random and passive questions, and what every strategy takes from the state: open points, a seeded order, features."""
+"""Random questions, and what every strategy takes from the state: open points, a seeded order, features."""
 
 from __future__ import annotations
 
@@ -41,34 +41,21 @@ def features(state: QueryState, width: int = 64) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """A uniform sample of the open points: the passive baseline where the loader's order has meaning."""
+    """A uniform sample of the open points; not shuffled, the first of them in the order they were loaded.
+
+    Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
+    """
 
     guided: ClassVar[bool] = False
     name: str = "random"
     rounds: int = 1
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         checks.integer("query.rounds", self.rounds, low=1)
+        checks.boolean("query.shuffle", self.shuffle)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices in random order, int64 [at most state.remaining]."""
-        return shuffled(open_points(state), state, self.name)[: share(state)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passive:
-    """Asks the first open points, in the order they were loaded: right where that is already random.
-
-    Source: LZCW21 Algorithm 3 (PSQ).
-    """
-
-    guided: ClassVar[bool] = False
-    name: str = "passive"
-    rounds: int = 1
-
-    def __post_init__(self) -> None:
-        checks.integer("query.rounds", self.rounds, low=1)
-
-    def select(self, state: QueryState) -> Tensor:
-        """Pool indices in increasing order, int64 [at most state.remaining]."""
-        return open_points(state)[: share(state)]
+        """Pool indices, int64 [at most state.remaining]."""
+        points = open_points(state)
+        return (shuffled(points, state, self.name) if self.shuffle else points)[: share(state)]

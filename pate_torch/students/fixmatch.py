@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import strong_view, weak_view
-from pate_torch.students.label_propagation import expected_shares, most_confident, propagate, propagated_loss
+from pate_torch.students.label_spreading import expected_shares, most_confident, propagate, propagated_loss
 from pate_torch.students.training import (
     Average,
     GradientStudent,

@@ -16,9 +16,8 @@ import torch
 from pate_torch.core import checks
 from pate_torch.protocols import Checkable, FeatureRecipe, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.students.ensemble import Ensemble
-from pate_torch.students.label_propagation import ALPHA, most_confident, propagate
+from pate_torch.students.label_spreading import ALPHA, most_confident, propagate
 from pate_torch.students.linear_model import linear_student
-from pate_torch.students.task import by_round
 from pate_torch.students.training import prepare
 from pate_torch.types import DataSpec
 
@@ -99,7 +98,7 @@ class SelfTraining:
         Raises:
             ValueError: There are no labels, or (``last``) no model was released.
         """
-        rounds = by_round(task)
+        rounds = _by_round(task)
         told = rounds[:1] * self.num_generations + rounds[1:]
         learnt = told if self.last == "student" else told[: -1 if len(rounds) > 1 else 0]
         student, first = task.guide, 0 if task.guide is None else len(told) - 1
@@ -146,6 +145,20 @@ class SelfTraining:
         class_P = most_confident(share_PC, keep_fraction).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
+
+
+def _by_round(task: StudentTask) -> list[StudentTask]:
+    """The task of each round that has answers."""
+    query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
+    round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
+    told = []
+    for turn in round_Q.unique().tolist() or [0]:
+        mine = round_Q == turn
+        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[mine]
+        told.append(
+            replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], posterior_QC=posterior_QC, round_Q=None)
+        )
+    return told
 
 
 def _tag(tag: str, turn: int) -> str:

@@ -1,15 +1,19 @@
-"""What a student learns from: the public points, and what was released about them."""
+"""What a student learns from: the public points, and what was released about them.
+
+The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: how far
+the winner leads. Given the right class, the counts are modelled as a lead g of that class over the others plus noise,
+so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+"""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pate_torch.protocols import StudentTask
-from pate_torch.students.label_posterior import class_proportions, label_posterior
-from pate_torch.types import DataSpec, PublicPool, Release
+from pate_torch.types import DataSpec, NoisyCounts, PublicPool, Release
+
+_GRID = 400
 
 
 def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
@@ -56,15 +60,38 @@ def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
     return release.label_Q[cell_Q], class_proportions(release.noisy)[cell_Q]
 
 
-def by_round(task: StudentTask) -> list[StudentTask]:
-    """The task of each round that has answers."""
-    query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
-    round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
-    told = []
-    for turn in round_Q.unique().tolist() or [0]:
-        mine = round_Q == turn
-        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[mine]
-        told.append(
-            replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], posterior_QC=posterior_QC, round_Q=None)
-        )
-    return told
+def lead(noisy: NoisyCounts) -> float:
+    """The maximum-likelihood lead g > 0, in votes; the class of each question is unknown.
+
+    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
+    """
+    z_QC = _centered(noisy)
+    largest = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
+    g_G = torch.linspace(1 / _GRID, 1, _GRID, dtype=torch.float64) * largest
+    penalty_G = g_G.square() * (1 - 1 / z_QC.shape[1]) / 2
+    log_GQ = torch.stack([((g * z_QC - p) / noisy.sigma**2).logsumexp(1) for g, p in zip(g_G, penalty_G, strict=True)])
+    return float(g_G[log_GQ.sum(1).argmax()])
+
+
+def label_posterior(noisy: NoisyCounts) -> Tensor:
+    """Class probabilities, float32 [Q, C], from a uniform prior; the lead is estimated from all questions together."""
+    if len(noisy.counts_QC) == 0:
+        return torch.zeros(noisy.counts_QC.shape)
+    return (lead(noisy) * _centered(noisy) / noisy.sigma**2).softmax(1).float()
+
+
+def class_proportions(noisy: NoisyCounts) -> Tensor:
+    """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
+
+    A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
+    together outweigh the one that is there. A cell without any count above sigma gets equal proportions.
+    """
+    excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
+    total_Q1 = excess_QC.sum(1, keepdim=True)
+    even = 1 / excess_QC.shape[1]
+    return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), even).float()
+
+
+def _centered(noisy: NoisyCounts) -> Tensor:
+    counts_QC = noisy.counts_QC.double().cpu()
+    return counts_QC - counts_QC.mean(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Training one chunk of teachers: the same arithmetic as a loop over them, or stacked.
+"""Training one chunk of teachers, stacked: the same arithmetic as a loop over them.
 
 A chunk is a fixed group of teachers with their own records, as uint8, copied out of the private set: nothing here can
 reach another teacher's records. Every teacher draws initialization, batches and distortions from streams named by
@@ -8,12 +8,12 @@ reach another teacher's records. Every teacher draws initialization, batches and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core.device import brought, float32
@@ -197,13 +197,6 @@ def flushed() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:
-    """A context of bfloat16 arithmetic where the recipe asks for it."""
-    if recipe.dtype == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
-
-
 def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
     """The recipe's optimizer; ``step(rate)`` updates in place."""
     if recipe.optimizer == "sgd":
@@ -279,30 +272,6 @@ def train_stacked(
 
     loss, accuracy = _run(forward, list(params.values()), feed, recipe, device, tell)
     return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
-
-
-def train_loop(
-    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
-) -> Trained:
-    """PRIVATE. Train one teacher after the other: the plain program, and the reference of the tests."""
-    done: list[Trained] = []
-    for row, teacher in enumerate(chunk.teachers):
-        alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))
-        module: nn.Module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-        networks.initialize(module, torch_stream(seed, "teacher", teacher, "init"))
-        module.to(device, recipe.torch_dtype)
-        feed = Feed(alone, spec, recipe, seed, device)
-
-        def forward(x: Tensor, module: nn.Module = module) -> Tensor:
-            with arithmetic(recipe, device):
-                return module(x[:, 0])[None]
-
-        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device, silent)
-        params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
-        done.append(_finish(params, alone, loss, accuracy))
-        if row + 1 < len(chunk):
-            tell((row + 1) / len(chunk))
-    return Trained.joined(done)
 
 
 def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> Trained:

@@ -24,7 +24,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import settled
 from pate_torch.core.parallel import one_thread
-from pate_torch.teachers.engine import Chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import TEACHERS, Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
@@ -133,8 +133,6 @@ class Trial:
         y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
         x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)
         chunk = Chunk(launch.start, x_kS, y_kS, size_k)
-        if recipe.backend == "loop":  # each teacher is a launch of its own
-            chunk, row = Chunk(teacher, *(t[row : row + 1] for t in (x_kS, y_kS, size_k))), 0
         return cls(ensemble, teacher, Retraining(chunk, row, spec, recipe, seed, device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
@@ -167,8 +165,7 @@ class Retraining:
     def __call__(self, others: Ensemble, place: int, public_x: Tensor) -> bytes:
         """PRIVATE. The bits of the teacher; ``others`` are blank ones beside which it is asked at its old place."""
         with settled(self.device), one_thread(self.device.type == "cpu"):
-            method = train_loop if self.recipe.backend == "loop" else train_stacked
-            trained = method(self.chunk, self.spec, self.recipe, self.seed, self.device)
+            trained = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
         row = {name: p[self.row] for name, p in trained.params.items()}
         for name, value in row.items():
             others.params[name][place] = value

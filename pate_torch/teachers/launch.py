@@ -30,14 +30,10 @@ GROUP = 16
 ASKED = 512
 """Points asked at once on a GPU, at most: more hardly fill it better."""
 
-CACHE = 2e6
-"""On a CPU: numbers in the stacked parameters above which a step slows down (8 MB of weights, 24 of moments)."""
-STEP_SECONDS = 8e-4
-MULTIPLICATIONS_PER_SECOND = 5e10
-UPDATES_PER_SECOND = 1e9
-"""A core's time for a stacked step: a constant, the products, the optimizer. Sizes are chosen by their proportions."""
-WORTH_PROCESSES = 0.5
-"""Estimated seconds of one core above which worker processes that are copies of this one pay."""
+CACHE = 2_000_000
+"""On a CPU: numbers in the stacked parameters of a launch, at most (8 MB of weights, 24 of moments)."""
+WORTH_PROCESSES = 600
+"""Stacked steps, half a second of one core or more, above which worker processes that are copies of this one pay."""
 
 _STATE = {"adam": 4, "sgd": 3}
 """Copies of the parameters: themselves, their gradients, and the optimizer's moments."""
@@ -57,13 +53,6 @@ def owners(num_groups: int, ranks: int) -> list[int]:
     return [group * ranks // spread for group in range(num_groups)]
 
 
-def efficiency(num_teachers: int, ranks: int) -> float:
-    """The share of the ranks' time that is spent on teachers, where all take equally long."""
-    sizes, owner = [len(group) for group in groups(num_teachers)], owners(len(groups(num_teachers)), ranks)
-    busiest = max(sum(size for size, one in zip(sizes, owner, strict=True) if one == rank) for rank in range(ranks))
-    return num_teachers / (ranks * busiest)
-
-
 def launches(todo: Sequence[range], size: int) -> list[range]:
     """The teachers trained at once, of the groups that are to be trained: parts of a group, or neighboring groups."""
     if size < GROUP:
@@ -77,7 +66,7 @@ def launches(todo: Sequence[range], size: int) -> list[range]:
     ]
 
 
-# ---- what a network costs --------------------------------------------------------------------------------------------
+# ---- what a network takes --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,17 +75,13 @@ class Cost:
 
     Attributes:
         parameters: Number of parameters.
-        products: Multiplications of a forward pass.
         kept: What a forward pass keeps for the backward pass.
         step: What is alive beside that, at most, in one layer of either pass.
-        asked: What is alive at most in a forward pass that keeps nothing.
     """
 
     parameters: int
-    products: int
     kept: int
     step: int
-    asked: int
 
 
 def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Cost:
@@ -104,48 +89,23 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
 
     (On the meta device nothing would be computed, but its first use imports a thousand modules: three seconds.)
     """
-    products = 0
     image = math.prod(spec.input_shape)
-    # Distorting images takes a grid of two numbers a pixel, and copies.
-    kept, step, asked = [image], [4 * image], [2 * image]
+    kept, step = [image], [4 * image]  # distorting images takes a grid of two numbers a pixel, and copies
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        nonlocal products
-        into, made = inputs[0].numel(), out.numel()
-        match layer:
-            case nn.Conv2d():
-                # Patches of the images with a margin; in the backward pass those of their gradient, afterwards.
-                assert not isinstance(layer.padding, str)
-                (_, channels, height, width), (top, left) = inputs[0].shape, layer.padding
-                padded = channels * (height + 2 * top) * (width + 2 * left)
-                patches = layer.weight[0].numel() * out[0, 0].numel()
-                products += made * layer.weight[0].numel()
-                kept.append(made)
-                step.append(patches + 2 * padded + 3 * made)
-                asked.append(into + padded + patches + 2 * made)
-            case nn.Linear():
-                products += made * layer.weight[0].numel()
-                kept.append(made)
-                step.append(into + 2 * made)
-                asked.append(into + made)
-            case nn.MaxPool2d():
-                kept.append(3 * made)  # places are of 64 bits
-                step.append(into + made)
-                asked.append(into + 3 * made)
-            case networks.Residual():
-                kept.append(made)
-                step.append(2 * made)
-                asked.append(into + 3 * made)
-            case nn.GroupNorm() | nn.ReLU() if isinstance(layer, nn.GroupNorm) or layer in fused:
-                # A norm keeps what it takes, not what it makes; a ReLU after a layer with weights is a part of it.
-                step.append(into + 2 * made)
-                asked.append(into + 2 * made)
-            case nn.Sequential() | nn.Flatten() | nn.Identity():
-                pass
-            case _:
-                kept.append(made)
-                step.append(into + 2 * made)
-                asked.append(into + 2 * made)
+        if isinstance(layer, nn.Sequential | nn.Flatten | nn.Identity):
+            return
+        alive, made = inputs[0].numel(), out.numel()
+        if isinstance(layer, nn.Conv2d):
+            # Patches of the images with a margin; in the backward pass those of their gradient, afterwards.
+            assert not isinstance(layer.padding, str)
+            (_, channels, height, width), (top, left) = inputs[0].shape, layer.padding
+            patches = layer.weight[0].numel() * out[0, 0].numel()
+            alive = patches + 2 * channels * (height + 2 * top) * (width + 2 * left)
+        step.append(alive + 3 * made)
+        # A norm keeps what it takes, not what it makes; a ReLU after a layer with weights is a part of it.
+        if not isinstance(layer, nn.GroupNorm) and layer not in fused:
+            kept.append(3 * made if isinstance(layer, nn.MaxPool2d) else made)  # places are of 64 bits
 
     with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
         module = networks.build(network, spec.input_shape, spec.num_classes, **options).eval()
@@ -155,7 +115,7 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
         for layer in module.modules():
             layer.register_forward_hook(count)
         module(torch.zeros(1, *spec.input_shape))
-    return Cost(networks.num_parameters(module), products, sum(kept), max(step), max(asked))
+    return Cost(networks.num_parameters(module), sum(kept), max(step))
 
 
 def training_bytes(recipe: TeacherRecipe, cost: Cost) -> int:
@@ -172,7 +132,7 @@ def training_bytes(recipe: TeacherRecipe, cost: Cost) -> int:
 
 def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
     """Memory of a device that one teacher takes while it is asked about so many points at once."""
-    return number * (cost.parameters + points * cost.asked)
+    return number * (cost.parameters + points * cost.step)
 
 
 # ---- how many at once ------------------------------------------------------------------------------------------------
@@ -181,9 +141,7 @@ def asking_bytes(cost: Cost, points: int, number: int = 4) -> int:
 def train_size(recipe: TeacherRecipe, cost: Cost, num_teachers: int, device: torch.device) -> int:
     """Teachers trained at once, from public numbers and the kind of device: never from the number of workers or ranks.
 
-    On a CPU small networks are bound by the fixed cost of a step and want large launches, large ones fall out of the
-    cache: the size that one worker would finish first with where one is enough, else the one for 4 and 8 workers. On a
-    GPU as many groups as its memory holds.
+    On a CPU as many as keep their parameters in the cache; on a GPU as many groups as its memory holds.
 
     Raises:
         ValueError: Not even one teacher fits.
@@ -191,20 +149,12 @@ def train_size(recipe: TeacherRecipe, cost: Cost, num_teachers: int, device: tor
     most = GROUP if device.type == "cpu" else GROUP * math.ceil(num_teachers / GROUP)
     if recipe.chunk is not None:
         return min(recipe.chunk, most)
-    if device.type != "cpu":
-        what = f"a teacher of network={recipe.network} at batch_size={recipe.batch_size}"
-        advice = "Lower teacher.batch_size, or use a smaller network"
-        size = _fitting(recipe.memory_gib, training_bytes(recipe, cost), what, advice)
-        return min(size - size % GROUP if size >= GROUP else size, most)
-
-    def seconds(size: int, *workers: int) -> float:
-        pieces = len(launches(groups(num_teachers), size))
-        rounds = sum(w * math.ceil(pieces / w) for w in workers)
-        return recipe.steps * rounds * step_seconds(recipe, cost, size)
-
-    sizes = range(1, min(GROUP, num_teachers) + 1)
-    alone = min(sizes, key=lambda size: seconds(size, 1))
-    return alone if seconds(alone, 1) < WORTH_PROCESSES else min(sizes, key=lambda size: seconds(size, 4, 8))
+    if device.type == "cpu":
+        return max(1, min(CACHE // cost.parameters, most))
+    what = f"a teacher of network={recipe.network} at batch_size={recipe.batch_size}"
+    advice = "Lower teacher.batch_size, or use a smaller network"
+    size = _fitting(recipe.memory_gib, training_bytes(recipe, cost), what, advice)
+    return min(size - size % GROUP if size >= GROUP else size, most)
 
 
 def ask_size(cost: Cost, num_teachers: int, memory_gib: float, number: int = 4) -> tuple[int, int]:
@@ -230,10 +180,3 @@ def _fitting(memory_gib: float, each: int, what: str, advice: str) -> int:
         needs = f"is too little: {what} takes {each / 2**30:.3g} GiB"
         raise checks.fail("teacher.memory_gib", memory_gib, needs, f"{advice}, or raise it where the GPU has more.")
     return size
-
-
-def step_seconds(recipe: TeacherRecipe, cost: Cost, size: int) -> float:
-    """A core's estimated time for one step of ``size`` stacked teachers."""
-    spilled = 1 + max(0.0, size * cost.parameters / CACHE - 1) / 4
-    products = 3 * cost.products * recipe.batch_size / MULTIPLICATIONS_PER_SECOND
-    return STEP_SECONDS + size * (products + cost.parameters / UPDATES_PER_SECOND) * spilled

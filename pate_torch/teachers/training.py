@@ -20,7 +20,7 @@ from pate_torch.core.files import content, private_folder, read_tensors, replaci
 from pate_torch.core.parallel import one_thread
 from pate_torch.protocols import Log, Progress, silent
 from pate_torch.teachers import distributed, launch, stacked
-from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_loop, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -33,18 +33,17 @@ __all__ = ["TeacherRecipe", "train"]
 Losses = Callable[[int, Tensor], None]
 """PRIVATE. Called as losses(step, loss_K)."""
 
-WORTH_SPAWNING = 4.0
-"""Estimated seconds of one core above which worker processes pay that import torch anew."""
+WORTH_SPAWNING = 5000
+"""Stacked steps above which worker processes pay that import torch anew."""
 
 
-def choose_backend(recipe: TeacherRecipe, cost: launch.Cost, planned: list[range], device: torch.device) -> str:
-    """The measured rule behind ``backend=auto`` (benchmarks/README.md), for the launches that are planned."""
+def choose_backend(recipe: TeacherRecipe, planned: list[range], device: torch.device) -> str:
+    """The rule behind ``backend=auto``, for the launches that are planned."""
     if recipe.backend != "auto":
         return recipe.backend
-    work = recipe.steps * sum(launch.step_seconds(recipe, cost, len(teachers)) for teachers in planned)
     parallel = device.type == "cpu" and os.name == "posix" and num_workers(recipe) > 1 and len(planned) > 1
     worth = launch.WORTH_PROCESSES if may_fork() else WORTH_SPAWNING
-    return "processes" if parallel and work > worth else "vectorised"
+    return "processes" if parallel and recipe.steps * len(planned) > worth else "vectorised"
 
 
 def num_workers(recipe: TeacherRecipe) -> int:
@@ -167,13 +166,13 @@ def _train_mine(
     size = launch.train_size(recipe, cost, shards.num_teachers, device)
     planned = launch.launches(todo, size)
     launched += planned or launch.launches(groups, size)
-    backend = choose_backend(recipe, cost, planned, device)
+    backend = choose_backend(recipe, planned, device)
     if backend == "processes":
         if device.type != "cpu":
             raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
         ended = train_chunks(private, spec, shards, recipe, seed, planned, num_workers(recipe), tell)
     else:
-        ended = _train_here(private, spec, shards, recipe, seed, device, planned, backend, tell)
+        ended = _train_here(private, spec, shards, recipe, seed, device, planned, tell)
     parts: dict[range, dict[int, Trained]] = {group: {} for group in todo}
     for teachers, trained in ended:
         for group in todo:
@@ -195,18 +194,16 @@ def _train_here(
     seed: int,
     device: torch.device,
     planned: list[range],
-    backend: str,
     tell: Callable[[range, float], object],
 ) -> Iterator[tuple[range, Trained]]:
     """Launches in this process, by one thread where there are several teachers.
 
     Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits.
     """
-    method = train_loop if backend == "loop" else train_stacked
     for teachers in planned:
         chunk = gather_chunk(private, shards, teachers)
         with one_thread(device.type == "cpu" and shards.num_teachers > 1):
-            trained = method(chunk, spec, recipe, seed, device, functools.partial(tell, teachers))
+            trained = train_stacked(chunk, spec, recipe, seed, device, functools.partial(tell, teachers))
         yield teachers, trained
 
 

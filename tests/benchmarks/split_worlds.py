@@ -6,12 +6,12 @@ from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config
 
-ASKED = {"passive": Passive(), "active": Disagreement()}
+ASKED = {"passive": Random(name="passive", shuffle=False), "active": Disagreement()}
 
 
 def write_signs(folder, count):
@@ -34,7 +34,7 @@ def plan_of(source, home, student=None, **changes):
         partition=ReplaceOne(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
         mechanism=Gaussian(sigma=1.0),
-        query=Passive(),
+        query=Random(name="passive", shuffle=False),
         student=student,
         guide_student=student,
         root=home,

@@ -24,7 +24,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
 from pate_torch.estimator import Pate
 from pate_torch.label import command as label
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
 from pate_torch.types import LABEL_UNIT, Dataset
@@ -159,8 +159,8 @@ def brought(plan: RunConfig) -> None:
     data, votes = votes_of(plan)
     rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
-    pipeline.run(changed(plan, dataset=rows, query=Passive(), voters=VotesFile(votes=votes), features=None,
-                         sanitiser=None, student=None, guide_student=None, baseline=False))  # fmt: skip
+    pipeline.run(changed(plan, dataset=rows, query=Random(name="passive", shuffle=False), voters=VotesFile(votes=votes),
+                         features=None, sanitiser=None, student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
 def _pate(plan: RunConfig) -> tuple[Any, Pate]:

@@ -17,7 +17,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.ledger.ledger import Reservation
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
-from pate_torch.queries.random import Passive
+from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.run_configs import run_config
@@ -90,7 +90,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
             pool=data.pool,
             spec=data.spec,
             mechanism=MECHANISM,
-            strategy=Passive(),
+            strategy=Random(name="passive", shuffle=False),
             budget=budget,
             num_queries=QUERIES,
             seed=0,
@@ -163,7 +163,7 @@ def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
                 partition=ReplaceOne(),
                 teacher=RECIPE,
                 mechanism=MECHANISM,
-                query=Passive(),
+                query=Random(name="passive", shuffle=False),
                 student=student,
                 guide_student=student,
                 root=home,

@@ -13,9 +13,8 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.protocols import QueryState
 from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
 from pate_torch.release_store import write
-from pate_torch.students.label_posterior import label_posterior
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import student_task
+from pate_torch.students.task import label_posterior, student_task
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import NoisyCounts, Release
 from tests.run_configs import changed, run_config

@@ -19,8 +19,8 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
-from pate_torch.students.label_posterior import label_posterior, lead
 from pate_torch.students.supervised import Supervised
+from pate_torch.students.task import label_posterior, lead
 from pate_torch.students.training import label_loss, prepare, released_loss
 from pate_torch.types import Context, DataSpec, NoisyCounts
 from tests import killed_runs

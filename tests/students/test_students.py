@@ -23,8 +23,7 @@ from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.adaboost import AdaBoost
 from pate_torch.students.ensemble import Ensemble
 from pate_torch.students.fixmatch import Alignment, FixMatch
-from pate_torch.students.label_propagation import most_confident
-from pate_torch.students.label_spreading import LabelSpreading
+from pate_torch.students.label_spreading import LabelSpreading, most_confident
 from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.opinion import doubted

@@ -29,7 +29,7 @@ def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
 
 
 @pytest.mark.fresh_process
-@pytest.mark.parametrize("backend", ["vectorised", "loop", "processes"])
+@pytest.mark.parametrize("backend", ["vectorised", "processes"])
 def test_an_honest_teacher_comes_out_bit_for_bit_in_a_fresh_process(backend, monkeypatch):
     trial_of(4, monkeypatch, backend=backend, workers=2).run(records(20, seed=1).x, CPU)
 
@@ -46,7 +46,7 @@ def test_a_leak_between_the_slots_of_a_launch_is_refused(teacher, monkeypatch):
     trial = trial_of(teacher, monkeypatch)
     with pytest.raises(ValueError, match=r"1 of 9 teachers.*came out different"):
         trial.run(records(20, seed=1).x, CPU)
-    trial_of(teacher, monkeypatch, backend="loop").run(records(20, seed=1).x, CPU)  # nobody stands beside it
+    trial_of(teacher, monkeypatch, chunk=1).run(records(20, seed=1).x, CPU)  # nobody stands beside it
 
 
 def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch):
@@ -66,7 +66,7 @@ def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
     """What is planted in this process alone is not there."""
     plain = engine._losses
     monkeypatch.setattr(engine, "_losses", lambda *given: 2 * plain(*given))
-    trial = trial_of(2, monkeypatch, backend="loop")
+    trial = trial_of(2, monkeypatch, chunk=1)
     with pytest.raises(ValueError, match="came out different"):
         trial.run(records(20, seed=1).x, CPU)
 

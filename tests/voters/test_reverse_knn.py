@@ -31,10 +31,10 @@ from pate_torch.protocols import Mechanism, StudentTask, silent
 from pate_torch.queries.clusters import Medoids
 from pate_torch.reporting.statement import plain_words, title
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Votes
-from pate_torch.students import label_propagation
-from pate_torch.students.label_posterior import class_proportions
+from pate_torch.students import label_spreading
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
+from pate_torch.students.task import class_proportions
 from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
 from pate_torch.voters.records import map_records_independently
 from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells, describe
@@ -376,7 +376,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
 def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
     x, y = images(90, seed=1)
     graphs = []
-    monkeypatch.setattr(label_propagation, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
+    monkeypatch.setattr(label_spreading, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first=small, then=small, num_generations=2, members=3)
     last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
