@@ -174,10 +174,10 @@ def test_no_test_imports_another():
 
 
 def test_a_test_lies_where_what_it_tests_lies():
-    """Folders as in the package, but for what runs all of it."""
+    """Folders as in the package, but for what runs all of it, and for what replicates papers and checks theorems."""
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
     missing = {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()}
-    assert missing == {"privacy", "end_to_end", "gpu"}
+    assert missing == {"privacy", "end_to_end", "gpu", "benchmarks"}
 
 
 def test_slow_cases_are_cases_of_tests_that_there_are():

@@ -10,8 +10,8 @@ from pate_torch.analysis import sample_sizes
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import plan_ag_priv_cl
 from pate_torch.pac.boosting import high_confidence_size
-from pate_torch.pac.convex import convex_size
 from pate_torch.pac.exponential import df20_lemma_4
+from pate_torch.pac.logistic import convex_size
 from pate_torch.pac.relabeled import needed_records
 from pate_torch.pac.semi_private import sspp_private_size, sspp_public_size
 
