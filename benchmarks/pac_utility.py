@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import numpy_stream
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
 from pate_torch.pac.boosting import high_confidence
-from pate_torch.pac.classes import Listed, Stump, Stumps, Thresholds, erm, error_counts, representatives
+from pate_torch.pac.classes import Stump, Stumps, Thresholds, erm, error_counts, representatives
 from pate_torch.pac.exponential import exponential_mechanism, log_law
 from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import BelowGuarantee, Sample, without_replacement

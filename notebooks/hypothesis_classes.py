@@ -28,16 +28,18 @@ import warnings
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.mechanisms.stability import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp
-from pate_torch.pac.classes import HalfPlanes, Intervals, Listed, Stumps, Thresholds, sauer_shelah
+from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import exponential_mechanism, log_law
+from pate_torch.pac.nets import log_sauer_shelah
 from pate_torch.pac.sample import BelowGuarantee, Sample
-from pate_torch.pac.selection import select
+from pate_torch.pac.selection import draw
 from pate_torch.pac.semi_private import sspp
-from pate_torch.pac.stable import flipping_gamma, private_prediction, private_predictor_size, stability, stable_law
+from pate_torch.pac.stable import flipping_gamma, private_prediction, private_predictor_size, stability
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -60,7 +62,7 @@ for name, hypotheses, features in [
 ]:
     counts = [len(hypotheses.dichotomies(generator.random((n, features)))[0]) for n in sizes]
     (line,) = axes[0].semilogy(sizes, counts, label=name)
-    bound = [sauer_shelah(int(n), hypotheses.vc_dimension) for n in sizes]
+    bound = [np.exp(log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
     axes[0].semilogy(sizes, bound, ":", color=line.get_color())
 axes[0].set(xlabel="points", ylabel="dichotomies", title="counted, and the bound (dotted)")
 axes[0].legend(frameon=False, fontsize=8)
@@ -119,7 +121,7 @@ print(caught[0].message)
 
 # %%
 errors = np.array([212, 187, 240, 190])
-picks = np.bincount([select(errors, 0.5, budget)[0] for _ in range(500)], minlength=4)
+picks = np.bincount([draw(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
 print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %% [markdown]
@@ -131,11 +133,20 @@ print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %%
 grid = np.linspace(0, 1, 101)[:, None]
+
+
+def stable_law(subset, gamma):
+    """P(answer = 1) on the grid, given the subset of the sample."""
+    candidates = Thresholds().representatives(sample.x[subset])
+    law = np.exp(log_law(-Thresholds().errors(candidates, sample.x, sample.y), gamma / 2))
+    return law @ Thresholds().labelings(candidates, grid)
+
+
 fig, axis = plt.subplots(figsize=(6, 3), layout="constrained")
 for gamma in (0.02, 0.1, 0.3):
     size = int(gamma * n)
     subsets = [generator.choice(n, size, replace=False) for _ in range(200)]
-    law = np.mean([stable_law(Thresholds(), sample, i, grid, gamma) for i in subsets], axis=0)
+    law = np.mean([stable_law(i, gamma) for i in subsets], axis=0)
     moved = stability(gamma, size / n, "sharp")
     axis.plot(grid[:, 0], law, label=rf"$\gamma$ = {gamma}: moved by {moved:.3f} at most")
 axis.axvline(0.6, color="black", linewidth=0.7, linestyle=":")

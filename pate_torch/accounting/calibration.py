@@ -1,4 +1,4 @@
-"""The smallest noise, or the largest number of queries, that a privacy target allows."""
+"""The smallest noise that a privacy target allows."""
 
 from __future__ import annotations
 
@@ -60,25 +60,3 @@ def smallest_sigma(
     while excess(root) > 0:
         root, step = root + step, 2 * step
     return math.exp(root)
-
-
-def most_queries(
-    plan: Callable[[int], Iterable[Event]], *, epsilon: float, delta: float, route: str | None = None, high: int = 10**9
-) -> int:
-    """Largest number of queries (at most ``high``) for which ``plan(queries)`` costs at most epsilon; 0 if not one."""
-    checks.positive("epsilon", epsilon)
-    checks.delta("delta", delta)
-
-    def fits(queries: int) -> bool:
-        return price(plan(queries), delta, route) <= epsilon
-
-    if not fits(1):
-        return 0
-    good, bad = 1, 2
-    while bad <= high and fits(bad):
-        good, bad = bad, 2 * bad
-    bad = min(bad, high + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good

@@ -13,48 +13,40 @@ from typing import Union
 from pate_torch.core import checks
 
 
+class _Outcome:
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            (checks.number if name == "threshold" else checks.positive)(name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Gnmax:
+class Gnmax(_Outcome):
     """Gaussian noisy maximum: argmax(n + N(0, sigma^2 I)); sigma in votes."""
 
     sigma: float
 
-    def __post_init__(self) -> None:
-        checks.positive("sigma", self.sigma)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Lnmax:
+class Lnmax(_Outcome):
     """Laplace noisy maximum: argmax(n + Lap(scale)); scale in votes."""
 
     scale: float
 
-    def __post_init__(self) -> None:
-        checks.positive("scale", self.scale)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential:
+class Exponential(_Outcome):
     """Exponential mechanism: P(c) proportional to exp(rate * n_c); rate per vote."""
 
     rate: float
 
-    def __post_init__(self) -> None:
-        checks.positive("rate", self.rate)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Confident:
+class Confident(_Outcome):
     """No answer if top + N(0, screen_sigma^2) < threshold; else Gnmax(sigma). All in votes."""
 
     screen_sigma: float
     threshold: float
     sigma: float
-
-    def __post_init__(self) -> None:
-        checks.positive("screen_sigma", self.screen_sigma)
-        checks.number("threshold", self.threshold)
-        checks.positive("sigma", self.sigma)
 
 
 OutcomeModel = Union[Gnmax, Lnmax, Exponential, Confident]  # noqa: UP007 (a runtime alias)

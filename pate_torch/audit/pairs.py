@@ -230,8 +230,6 @@ def _screened_pairs(mechanism: Confident | Interactive, queries: int) -> list[Pa
     """About the threshold, with the answer undecided or not; beyond it, the answer alone."""
     # A student who is sure of the second class expects none of the first: the excess is then the first class's count.
     student = (0.0, 1.0) if isinstance(mechanism, Interactive) else None
-    edge = max(2, math.ceil(mechanism.threshold))
-    far = max(2, math.ceil(mechanism.threshold + 6 * mechanism.screen_sigma))
     low, edge, far = (max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6))
     decided = [
         _pair(f"beyond the threshold, gap {gap} sigma", (far + round(gap * mechanism.sigma), far), queries, student)

@@ -20,7 +20,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -75,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {name:<20}{algorithm.what}" for name, algorithm in ALGORITHMS.items())
     parser = argparse.ArgumentParser(
         prog="pate learn",
-        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs, and LZCW21's Table 1",
+        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
@@ -100,15 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--below-guarantee", action="store_true", help="go on where no accuracy is promised")
     parser.add_argument("--audit", type=int, metavar="RUNS", help="run it so often on two neighbors, and prove epsilon")
     parser.add_argument("--json", action="store_true", help="bounds and --audit: unrounded")
-    for flag, kind, value, what in (
-        ("--dimension", int, 1, "VC dimension, or parameters"),
-        ("--records", int, 10_000, "private records, for Table 1"),
-        ("--public", int, 1000, "public points, for Table 1"),
-        ("--tau", float, 0.5, "Tsybakov's noise exponent, for Table 1"),
-        ("--theta", float, 2.0, "disagreement coefficient, for Table 1"),
-        ("--best", float, 0.05, "error of the best hypothesis, for Table 1"),
-    ):
-        parser.add_argument(flag, type=kind, default=value, help=f"bounds: {what} (default: {value:g})")
+    parser.add_argument("--dimension", type=int, default=1, help="bounds: VC dimension, or parameters (default: 1)")
     return parser
 
 
@@ -117,30 +108,21 @@ def _choices(options: argparse.Namespace) -> Choices:
 
 
 def _show_bounds(options: argparse.Namespace) -> None:
-    """Print both tables, or their numbers."""
+    """Print the table, or its numbers."""
     c, d = _choices(options), checks.integer("dimension", options.dimension, low=1)
     delta = _AUDIT_DELTA if c.delta is None else c.delta
     m, asked = c.points or 50, {"epsilon": c.epsilon, "delta": delta}
     records = bounds.records_needed(
         d, m, **asked, alpha=c.alpha, beta=c.beta, gamma=c.gamma, finite=2 * c.cuts, radius=c.radius
     )
-    given: dict[str, Any] = {"tau": options.tau, "theta": options.theta, "best": options.best}
-    table = bounds.lzcw21_table_1(options.records, options.public, d, **asked, **given)
     if options.json:
-        rows = [dict(zip(("setting", "algorithm", "bound", "queries"), row, strict=True)) for row in table]
         needed = {name: {"records": n, "for": what} for name, (n, what) in records.items()}
-        print(json.dumps({"records": needed, "lzcw21_table_1": rows}, indent=1))
+        print(json.dumps({"records": needed}, indent=1))
         return
     terms = f"epsilon {c.epsilon:g}, delta {show_delta(delta)}, replace_one, unit record; dimension {d}, {m} points"
     print(f"Private records that each algorithm asks for ({terms})\n")
     for name, (n, what) in records.items():
         print(f"  {name:<30}{bounds.shown(n):>16}  {what}")
-    print(
-        f"\nLZCW21 Table 1: excess error at n = {options.records:,}, {options.public:,} public points (constants 1)\n"
-    )
-    for setting, name, bound, queries in table:
-        said = f"{bound:.3g}" if bound < 1 else f"{bound:.3g} (says nothing)"
-        print(f"  {setting:<22}{name:<24}{said:<24}{queries:>8,} labeled")
 
 
 def _show_audit(result: AuditResult, as_json: bool) -> int:

@@ -13,9 +13,8 @@ from pate_torch.core import checks
 from pate_torch.core.rng import numpy_stream
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import representatives
-from pate_torch.pac.covers import reference_size
 from pate_torch.pac.exponential import Chosen, exponential_mechanism
-from pate_torch.pac.nets import log_sauer_shelah, realizable_size, uniform_size
+from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, uniform_size
 from pate_torch.pac.sample import Floats, Sample, pay, points, require_replace_one, warn_below
 from pate_torch.pac.stable import Predicted
 from pate_torch.protocols import HypothesisClass
@@ -110,7 +109,7 @@ def representation_size(
     vc_dimension: int, *, epsilon: float, alpha: float, beta: float, reference: int | None = None
 ) -> int:
     """Smallest n of ``represented``: alpha/4 by the draw, alpha/4 by the reference, alpha/4 twice by convergence."""
-    size = reference_size(vc_dimension, alpha=alpha / 4, beta=beta / 3) if reference is None else reference
+    size = net_size(alpha / 4, beta / 3, vc_dimension) if reference is None else reference
     mechanism = 8 * (log_sauer_shelah(size, vc_dimension) + math.log(3 / beta)) / (epsilon * alpha)
     return max(math.ceil(mechanism), uniform_size(alpha / 4, beta / 3, vc_dimension))
 
@@ -127,8 +126,8 @@ def represented(
 ) -> Chosen:
     """The exponential mechanism over the dichotomies of draws from a reference distribution, which knows no record.
 
-    Warns below ``representation_size`` and ``reference_size`` for a reference that *is* the points' distribution; where
-    it only dominates it, by a factor c, the latter takes alpha/c.
+    Warns below ``representation_size``, and below ``net_size`` at alpha/4 for a reference that *is* the points'
+    distribution; where it only dominates it, by a factor c, the latter takes alpha/c.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; ``reference_x`` is public.
     Source: Beimel, Nissim & Stemmer 2013; WLF16 Examples 6 and 7.
@@ -140,7 +139,7 @@ def represented(
         "representation",
         sample.n,
         [(f"excess error {alpha:g} with probability {1 - beta:g}", needed)],
-        [("reference points", len(reference_x), reference_size(d, alpha=alpha / 4, beta=beta / 3))],
+        [("reference points", len(reference_x), net_size(alpha / 4, beta / 3, d))],
     )
     candidates = representatives(hypotheses, reference_x)
     vacuous = 1 - 1e-12  # the condition on n has been checked

@@ -1,7 +1,7 @@
 """Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, none twice.
 
 A class is "what a learner may answer". Its *dichotomies* on points x_1..x_n are the distinct label vectors
-(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number by ``sauer_shelah(n, vc_dimension)``.
+(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number (``nets.log_sauer_shelah``).
 NB20's relabeling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
 waste time, it would change the law that their privacy proofs speak of.
 """
@@ -10,23 +10,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from pate_torch.core import checks
 from pate_torch.pac.planar import on_positive_side
 from pate_torch.pac.sample import Bools, Floats, Ints, points
 from pate_torch.protocols import HypothesisClass
-
-
-def sauer_shelah(n: int, vc_dimension: int) -> int:
-    """Most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
-    return sum(math.comb(n, i) for i in range(min(n, vc_dimension) + 1))
 
 
 def distinct(labelings_Mn: Bools) -> Ints:
@@ -264,46 +257,3 @@ class HalfPlanes(Enumerable):
         if isinstance(hypothesis, HalfPlane):
             return on_positive_side(np.array(hypothesis.tail), np.array([hypothesis.head]), x)[0]
         return np.full(len(x), bool(hypothesis))
-
-
-Predictor = Callable[[Any], Any] | nn.Module
-
-
-@dataclass(frozen=True, eq=False)
-class Listed(Enumerable):
-    """A listed class of predictors: callables x [n, D] -> 0/1 labels [n], or networks (logit [n], or logits [n, 2]).
-
-    A hypothesis is an index into the list. The predictors must not have been trained on the sample they are then
-    compared on. VC dimension: at most floor(log2 M).
-    """
-
-    predictors: Sequence[Predictor]
-    name: str = "list"
-
-    def __post_init__(self) -> None:
-        if len(self.predictors) == 0:
-            raise checks.fail("predictors", [], "must hold at least one predictor")
-
-    @property
-    def vc_dimension(self) -> int:  # type: ignore[override]
-        """Upper bound on the VC dimension."""
-        return len(self.predictors).bit_length() - 1
-
-    def representatives(self, x: Floats) -> Sequence[int]:
-        return distinct(self.labelings(range(len(self.predictors)), x)).tolist()
-
-    def predict(self, hypothesis: int, x: Floats) -> Bools:
-        predictor = self.predictors[hypothesis]
-        label = _network_labels(predictor, x) if isinstance(predictor, nn.Module) else np.asarray(predictor(x))
-        if label.shape != (len(x),) or not np.isin(label, (0, 1)).all():
-            raise checks.fail(f"predictors[{hypothesis}]", label.shape, f"must return {len(x)} labels, each 0 or 1")
-        return label.astype(bool)
-
-
-@torch.no_grad()
-def _network_labels(network: nn.Module, x: Floats) -> Bools:
-    network.eval()
-    parameter = next(network.parameters(), torch.zeros(0))
-    out = network(torch.as_tensor(x, dtype=parameter.dtype, device=parameter.device)).cpu()
-    label = out.argmax(1) == 1 if out.dim() == 2 and out.shape[1] == 2 else out.reshape(len(x)) > 0
-    return label.numpy()

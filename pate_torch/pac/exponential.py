@@ -32,13 +32,11 @@ class Chosen:
         hypothesis: The chosen one.
         index: Its place among the candidates.
         events: What choosing it cost.
-        approximate: It was drawn by a Markov chain, so ``events`` hold only up to the chain's distance from its target.
     """
 
     hypothesis: Any
     index: int
     events: tuple[Event, ...]
-    approximate: bool = False
 
 
 def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
@@ -65,55 +63,6 @@ def df20_lemma_4(num_hypotheses: int, epsilon: float, alpha: float) -> float:
     return 2 * math.log(num_hypotheses) / (epsilon * alpha)
 
 
-def choose(
-    mean_loss_M: Floats,
-    *,
-    n: int,
-    epsilon: float,
-    budget: Door,
-    loss_range: float = 1.0,
-    regularizer_M: Floats | None = None,
-) -> tuple[int, tuple[Event, ...]]:
-    """Draw i with P(i) proportional to exp(epsilon n q_i / (2 range)), q = -mean loss - g (WLF16 Algorithm 1).
-
-    The candidates are public. A single one is returned free of charge.
-
-    Args:
-        mean_loss_M: Average over n records of a loss within an interval of length ``loss_range``.
-        n: Records, public.
-        epsilon: Price of the choice (bounded range).
-        budget: Pays, and gives the noise.
-        loss_range: Length of that interval.
-        regularizer_M: g, a public function of the hypothesis.
-
-    Returns:
-        The index, and what choosing it cost.
-
-    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. Sensitivity of q: range / n
-        (WLF16 prints 2/n for losses in [0, 1], which would only spend half the budget).
-    Source: WLF16 Algorithm 1 (q, with the smaller sensitivity); bounded range: Cesar & Rogers 2021.
-    """
-    utility = _utility(mean_loss_M, n, epsilon, loss_range, regularizer_M)
-    if len(utility) == 1:
-        return 0, ()
-    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
-    with pay(budget, events, "exponential mechanism") as spending:
-        return gumbel_max(utility, epsilon * n / (2 * loss_range), spending.noise), events
-
-
-def _utility(mean_loss_M: Floats, n: int, epsilon: float, loss_range: float, regularizer_M: Floats | None) -> Floats:
-    """q, checked before anything is charged."""
-    checks.positive("epsilon", epsilon)
-    checks.positive("loss_range", loss_range)
-    checks.integer("n", n, low=1)
-    loss = np.asarray(mean_loss_M, dtype=np.float64)
-    utility = -loss if regularizer_M is None else -loss - np.asarray(regularizer_M, dtype=np.float64)
-    if len(loss) and float(np.ptp(loss)) > loss_range * (1 + 1e-9):
-        raise checks.fail("loss_range", loss_range, "must cover the spread of the mean losses", "Clip the loss.")
-    log_law(utility, 1.0)  # refuses NaN
-    return utility
-
-
 def exponential_mechanism(
     hypotheses: HypothesisClass,
     candidates: Sequence[Any],
@@ -121,15 +70,17 @@ def exponential_mechanism(
     *,
     epsilon: float,
     budget: Door,
-    regularizer_M: Floats | None = None,
     alpha: float = VACUOUS,
 ) -> Chosen:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
     Warns (BelowGuarantee) when n is below DF20 Lemma 4's for the excess empirical error ``alpha``.
 
-    Guarantee: as ``choose``; error counts have sensitivity 1.
-    Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss.
+    A single candidate is returned free of charge.
+
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public; error counts have sensitivity 1.
+        (WLF16 prints 2/n for mean losses in [0, 1], which would only spend half the budget.)
+    Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
     require_replace_one(sample, "the exponential mechanism")
     checks.between("alpha", alpha, 0, 1, open_=True)
@@ -139,5 +90,9 @@ def exponential_mechanism(
     needed = df20_lemma_4(len(candidates), epsilon, alpha)
     warn_below("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", needed)])
     wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
-    index, events = choose(wrong / sample.n, n=sample.n, epsilon=epsilon, budget=budget, regularizer_M=regularizer_M)
+    if len(candidates) == 1:
+        return Chosen(candidates[0], 0, ())
+    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    with pay(budget, events, "exponential mechanism") as spending:
+        index = gumbel_max(-(wrong / sample.n), epsilon * sample.n / 2, spending.noise)
     return Chosen(candidates[index], index, events)

@@ -15,7 +15,6 @@ from pate_torch.accounting.events import BoundedRange, Event
 from pate_torch.budget import Door
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.pac.convex import convex_size
 from pate_torch.pac.exponential import Chosen
 from pate_torch.pac.sample import Floats, Sample, pay, require_replace_one, warn_below
 
@@ -23,6 +22,16 @@ LEAST_ACCEPTANCE = 1e-4
 """A sampler that may accept more seldom is refused beforehand."""
 
 _CPU = torch.device("cpu")
+
+
+def convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: float) -> float:
+    """Smallest n with E[mean loss + g] <= min + alpha under the target law: n = 2 D range/(epsilon alpha).
+
+    For F >= 0 convex with F(0) = 0 over a convex body, Z(r) = integral of exp(-r F) in D dimensions: shrinking the body
+    by s >= 1 gives Z(r) >= s^-D Z(r/s), so r^D Z(r) does not fall, and E[F] = -d ln Z/dr <= D/r; here r = epsilon n /
+    (2 range). (WLF16 Theorem 17 by its sublevel sets: 9 (D + 2) ln n and more in the place of 2 D.)
+    """
+    return 2 * dimension * loss_range / (epsilon * alpha)
 
 
 def least_acceptance(radius: float, ridge: float) -> float:

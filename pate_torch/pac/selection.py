@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from pate_torch.accounting.events import BoundedRange, Event
-from pate_torch.budget import Door
 from pate_torch.core import checks
-from pate_torch.ledger.ledger import CHOICE
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import gumbel_max
-from pate_torch.pac.sample import REPLACE_ONE, Ints, refuse_discrete
-
-
-def select(
-    errors_M: Ints,
-    epsilon: float,
-    budget: Door,
-    *,
-    adjacency: str = "replace_one",
-    sensitivity: int = 1,
-) -> tuple[int, tuple[Event, ...]]:
-    """The index of a model with few errors, and what choosing it cost (see ``draw``).
-
-    A single model is returned free of charge.
-    """
-    errors = _checked(errors_M, epsilon, adjacency, sensitivity)
-    if len(errors) == 1:
-        return 0, ()
-    budget.covers(replace(REPLACE_ONE, adjacency=adjacency))
-    refuse_discrete(budget, "the choice of a model")
-    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
-    with budget.spend(events, mechanism="selection", what=CHOICE) as spending:
-        return draw(errors, epsilon, spending.noise, adjacency=adjacency, sensitivity=sensitivity), events
+from pate_torch.pac.sample import Ints
 
 
 def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
@@ -55,12 +28,6 @@ def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, 
         span r s only and r = epsilon/s: the same price buys twice the rate.
     Source: McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019, Cesar & Rogers 2021.
     """
-    errors = _checked(errors_M, epsilon, adjacency, sensitivity)
-    rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
-    return gumbel_max(-errors.astype(np.int64), rate, noise)
-
-
-def _checked(errors_M: Ints, epsilon: float, adjacency: str, sensitivity: int) -> Ints:
     checks.positive("epsilon", epsilon)
     checks.integer("sensitivity", sensitivity, low=1)
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
@@ -69,4 +36,5 @@ def _checked(errors_M: Ints, epsilon: float, adjacency: str, sensitivity: int) -
         raise checks.fail("errors_M.shape", errors.shape, "must be one count per model, at least one")
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be counts of errors (integers, at least 0), not rates")
-    return errors
+    rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
+    return gumbel_max(-errors.astype(np.int64), rate, noise)

@@ -17,8 +17,7 @@ from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import error_counts, representatives
-from pate_torch.pac.covers import alpha_cover
-from pate_torch.pac.exponential import gumbel_max, log_law
+from pate_torch.pac.exponential import gumbel_max
 from pate_torch.pac.nets import log_sauer_shelah, net_size, realizable_size, smallest, uniform_size
 from pate_torch.pac.sample import (
     Bools,
@@ -100,11 +99,23 @@ def _warn_stable(
     )
 
 
-def stable_law(hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Floats, gamma: float) -> Floats:
-    """PRIVATE. P(answer = 1) on each of x_Q, given the subset ``index``, float64 [Q]."""
-    candidates, utility = _candidates(hypotheses, sample, index)
-    law = np.exp(log_law(utility, gamma / 2))
-    return law @ np.stack([hypotheses.predict(h, x_Q) for h in candidates])
+def alpha_cover(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, alpha: float) -> list[Any]:
+    """Candidates of which one is within alpha n of each candidate's labels on x [n, D]: taken greedily, in their order.
+
+    It looks at points, not at labels. Any two that are taken lie more than alpha n apart, so there are at most
+    e (d + 1) (2 e/alpha)^d of them (Haussler 1995), however many points there are.
+
+    Source: DF20 Remark 1.
+    """
+    checks.between("alpha", alpha, 0, 1)
+    labels_Mn = np.array([hypotheses.predict(h, x) for h in candidates], dtype=bool)
+    kept: list[int] = []
+    open_M = np.ones(len(candidates), dtype=bool)
+    for place in range(len(candidates)):
+        if open_M[place]:
+            kept.append(place)
+            open_M &= np.count_nonzero(labels_Mn != labels_Mn[place], axis=1) > alpha * len(x)
+    return [candidates[place] for place in kept]
 
 
 def _candidates(
@@ -174,7 +185,7 @@ def stable_predictor(
         budget: Pays, and gives the noise.
         subset: n' <= gamma n; None: the smaller of that and ``net_size(alpha, alpha, d)``.
         constants: "paper" or "sharp".
-        cover: Draw among a cover of the dichotomies within alpha (``covers.alpha_cover``, DF20 Remark 1): fewer, and as
+        cover: Draw among a cover of the dichotomies within alpha (``alpha_cover``, DF20 Remark 1): fewer, and as
             good but for alpha. It looks at no label, so the price stays.
 
     Guarantee: ``stability``-uniformly stable, i.e. (0, stability)-DP, per prediction; charged as Delta. Replace-one.
@@ -349,16 +360,6 @@ def largest_eta(vc_dimension: int, alpha: float, subset: int) -> float:
     alpha/ln tau(n').
     """
     return min(default_eta(vc_dimension, alpha), alpha / log_sauer_shelah(subset, vc_dimension))
-
-
-def private_predictor_law(
-    hypotheses: HypothesisClass, sample: Sample, index: Ints, x_Q: Floats, *, eta: float, num_teachers: int
-) -> Floats:
-    """PRIVATE. P(answer = 1) on each of x_Q before the flip, given the subset ``index``, float64 [Q]."""
-    candidates, utility = _candidates(hypotheses, sample, index)
-    law = np.exp(log_law(utility, 1 / (eta * sample.n)))
-    answer_MQ = [_realizable_law(hypotheses, sample, h, x_Q, eta, num_teachers) for h in candidates]
-    return law @ np.stack(answer_MQ)
 
 
 def _realizable_law(

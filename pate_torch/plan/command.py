@@ -82,11 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="folder of plan.png (default: plans under paths.root)")
-    parser.add_argument("--no-plot", action="store_true", help="draw nothing")
     try:
         args = parser.parse_intermixed_args(arguments)
-        sheet = plan(args.settings, output=args.output, plot=not args.no_plot)
+        sheet = plan(args.settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return 2
@@ -94,13 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = True) -> PlanReport:
+def plan(settings: Sequence[str]) -> PlanReport:
     """The plan report for Hydra-style settings.
-
-    Args:
-        settings: The settings of the command line.
-        output: Folder of the picture; None: ``plans`` under paths.root.
-        plot: Whether to draw it.
 
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
@@ -138,7 +131,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
     if pilot.on is not None and not given & {"voters", "mechanism", "experiment"}:
         by_choice |= _offered(judge, by_choice, fixed, composed)
     choices = tuple(by_choice)
-    sheet = PlanReport(
+    return PlanReport(
         dataset=declared.name,
         budget=judge.budget(base),
         budget_from=_budget_from(base, account),
@@ -152,12 +145,7 @@ def plan(settings: Sequence[str], *, output: Path | None = None, plot: bool = Tr
         notes=tuple(
             _notes(base, account, declared, choices, pilot, soft=any(map(takes_probabilities, by_choice.values())))
         ),
-        plot=(output or base.root / "plans") / "plan.png" if plot else None,
     )
-    if sheet.plot is not None:
-        price = reports.curve(lambda choice: _as_run(by_choice[choice]), judge.events)
-        reports.draw(sheet, price, sheet.plot)
-    return sheet
 
 
 # ---- from the command line to plans --------------------------------------------------------------------------------
@@ -286,7 +274,7 @@ def _offered(
     if chosen is None or judge.declared.size is None:
         return {}
     plan = by_choice[chosen]
-    descent = chance.same_price(plan, _as_run(plan).mechanism, judge.declared.size, judge.declared.pool)
+    descent = chance.same_price(plan, plan.calibrated().mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
     encoded = isinstance(plan.dataset, Encoded | Embeddings)
@@ -297,10 +285,6 @@ def _offered(
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
         each = composed(offered)
     return {judge(each, (*kept, *offered)): each}
-
-
-def _as_run(plan: RunConfig) -> RunConfig:
-    return plan.calibrated()
 
 
 # ---- the pilot and the account -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The plan report: a table for the terminal, one object for programs, a picture."""
+"""The plan report: a table for the terminal, one object for programs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
-from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting.events import Event
 from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
-from pate_torch.config import RunConfig
 from pate_torch.ledger import Account
 from pate_torch.plan.choice import MOST_QUERIES, VERDICTS, Choice
-from pate_torch.plan.pilot import Outcome
 
 WIDTH = 80
-_INK = ("#1f4e79", "#c55a11", "#2e7d5b", "#7b3f8c", "#8a6d1f", "#555555")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +37,6 @@ class PlanReport:
     ledger: Path | None = None
     swept: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    plot: Path | None = None
 
 
 # ---- for the terminal ----------------------------------------------------------------------------------------------
@@ -156,8 +147,6 @@ def _closing(sheet: PlanReport) -> list[str]:
         lines.append("None of these choices works.")
     else:
         lines += [*_wrap(_rule(sheet.best)), *_command(sheet.best.settings), *_wrap(_edge(sheet))]
-    if sheet.plot is not None:
-        lines.append(f"Picture: {sheet.plot}")
     return lines
 
 
@@ -261,7 +250,6 @@ def payload(sheet: PlanReport) -> dict[str, Any]:
             "closed": account.closed,
         },
         "notes": list(sheet.notes),
-        "plot": None if sheet.plot is None else str(sheet.plot),
     }
 
 
@@ -276,100 +264,3 @@ def _row(choice: Choice) -> dict[str, Any]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-# ---- a picture -----------------------------------------------------------------------------------------------------
-
-
-def draw(sheet: PlanReport, price: Callable[[Choice, int], float], path: Path) -> None:
-    """Draw what questions cost (left) and what labels to expect (right); ``price``: (choice, questions) -> epsilon."""
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    _draw_cost(left, sheet, price)
-    _draw_labels(right, sheet)
-    figure.suptitle(f"Plan for {sheet.dataset}, from public facts and a pilot", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def _draw_cost(axes: Any, sheet: PlanReport, price: Callable[[Choice, int], float]) -> None:
-    asked = [choice.num_queries for choice in sheet.choices]
-    queries = np.unique(np.geomspace(max(1, min(asked) / 10), 10 * max(asked), 16).astype(int))
-    for ink, (name, choice) in zip(_INK, _by_price(sheet).items(), strict=False):
-        axes.plot(queries, [price(choice, int(q)) for q in queries], color=ink, label=name)
-        if choice.epsilon is not None:
-            axes.plot(choice.num_queries, choice.epsilon, "o", color=ink)
-    axes.axhline(sheet.budget, color="black", linestyle="--", linewidth=1, label=f"budget {sheet.budget:g}")
-    axes.set(xscale="log", yscale="log", xlabel="questions", ylabel="epsilon", title="What it costs")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _by_price(sheet: PlanReport) -> dict[str, Choice]:
-    """One choice for each price that can be drawn; K moves no price."""
-    found: dict[str, Choice] = {}
-    for choice in sheet.choices:
-        found.setdefault(_name(sheet, choice), choice)
-    return found
-
-
-def _name(sheet: PlanReport, choice: Choice) -> str:
-    """What tells this choice's line from the others."""
-    noise = "" if choice.sigma is None else f"sigma {choice.sigma:.4g}"
-    if noise and len({each.mechanism for each in sheet.choices}) == 1:
-        return noise
-    return f"{choice.mechanism} {noise}".strip()
-
-
-def _draw_labels(axes: Any, sheet: PlanReport) -> None:
-    tried = [choice for choice in sheet.choices if choice.outcome is not None and choice.num_teachers]
-    by_teachers = len({choice.num_teachers for choice in tried}) > 1
-    lines: dict[str, list[tuple[float, Outcome]]] = {}
-    for choice in tried:
-        assert choice.outcome is not None
-        name = _name(sheet, choice) if by_teachers else choice.mechanism
-        lines.setdefault(name, []).append((_place(choice, by_teachers), choice.outcome))
-    for ink, (name, row) in zip(_INK, lines.items(), strict=False):
-        x, outcomes = [at for at, _ in row], [outcome for _, outcome in row]
-        axes.plot(x, [math.nan if o.right is None else 100 * o.right for o in outcomes], "o-", color=ink, label=name)
-        if any(outcome.answered < 1 for outcome in outcomes):
-            axes.plot(x, [100 * outcome.answered for outcome in outcomes], "s:", color=ink, alpha=0.6, markersize=4)
-    if any(choice.outcome.answered < 1 for choice in tried if choice.outcome):
-        axes.plot([], [], "s:", color="grey", markersize=4, label="questions answered")
-    if not tried:
-        axes.text(0.5, 0.5, "no choice can be tried", transform=axes.transAxes, ha="center")
-        return
-    if sheet.best in tried and sheet.best.outcome is not None and sheet.best.outcome.right is not None:
-        at = _place(sheet.best, by_teachers)
-        axes.plot(at, 100 * sheet.best.outcome.right, "*", color="black", markersize=13, zorder=3, label="the best")
-    axes.set(ylim=(0, 103), title="What to expect of the labels", ylabel="right, of the labels (%)")
-    axes.set(xlabel="teachers K" if by_teachers else "sigma (votes)" if tried[0].sigma else "questions")
-    if by_teachers:
-        axes.set_xscale("log")
-        ticks = sorted({choice.num_teachers for choice in tried})
-        axes.set_xticks(ticks, [str(k) for k in ticks])
-        axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _place(choice: Choice, by_teachers: bool) -> float:
-    return choice.num_teachers if by_teachers else choice.sigma or choice.num_queries
-
-
-def curve(
-    plan_of: Callable[[Choice], RunConfig], events: Callable[[RunConfig, int], tuple[Event, ...]]
-) -> Callable[[Choice, int], float]:
-    """The price function that ``draw`` takes: NaN where a mechanism refuses so many questions."""
-
-    def price(choice: Choice, queries: int) -> float:
-        plan = plan_of(choice)
-        try:
-            return accounting.epsilon(events(plan, queries), plan.privacy.delta).epsilon
-        except ValueError:
-            return math.nan
-
-    return price

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def summary(report: ReleaseReport) -> dict[str, Any]:
 
 
 def privacy(report: ReleaseReport) -> dict[str, Any]:
-    """The content of privacy.json, the statement for machines; ``privacy_schema`` describes it."""
+    """The content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
     return {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": report.created},
@@ -161,11 +160,6 @@ def _measured(share: Share | None) -> dict[str, Any] | None:
         return None
     low, high = share.interval or (None, None)
     return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
-
-
-def privacy_schema() -> dict[str, Any]:
-    """The JSON schema of privacy.json, shipped with the package."""
-    return json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
 
 
 def strict_json(content: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.calibration import most_queries, price, smallest_sigma
+from pate_torch.accounting.calibration import price, smallest_sigma
 from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP, RdpCurve
 from pate_torch.accounting.filters import Filter, Spend
@@ -56,16 +56,6 @@ def test_out_of_reach_is_said():
         smallest_sigma(lambda s: [PureDP(epsilon=1.0), Gaussian(mu=1 / s)], epsilon=0.5, delta=1e-5)
     with pytest.raises(ValueError, match="route"):
         smallest_sigma(lambda s: [ZCDP(rho=1 / s)], epsilon=0.5, delta=1e-5, route="gdp")
-
-
-def test_most_queries_is_the_last_that_fits():
-    def plan(queries):
-        return [Gaussian(mu=ROOT2 / 40, count=queries)]
-
-    assert most_queries(plan, epsilon=2.4354, delta=1e-5) == 286
-    assert most_queries(plan, epsilon=2.4353, delta=1e-5) == 285
-    assert most_queries(plan, epsilon=2.4354, delta=1e-5, high=100) == 100
-    assert most_queries(plan, epsilon=1e-3, delta=1e-9) == 0
 
 
 # ---- filters --------------------------------------------------------------------------------------------------------

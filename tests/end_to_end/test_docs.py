@@ -126,7 +126,7 @@ def understood(line: str, workspace: Path) -> None:
         composed("config", settings, None if folder is None else workspace / folder)
     elif name == "plan":
         flags = [word for word in arguments if word.startswith("--")]
-        assert set(flags) <= {"--json", "--no-plot"}, flags
+        assert set(flags) <= {"--json"}, flags
         settings = [word for word in arguments if word not in flags and not word.startswith("pilot.")]
         composed("config", settings_of([re.sub("^teachers=", "num_teachers=", word) for word in settings])[0])
     elif name == "label":

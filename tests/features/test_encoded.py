@@ -24,9 +24,8 @@ from pate_torch.data.text import Text
 from pate_torch.features.encoded import Encoded
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.reporting.render import privacy_schema
 from tests.features import encoder_worlds as worlds
-from tests.reporting.json_schema import faults
+from tests.reporting.json_schema import faults, privacy_schema
 from tests.run_configs import changed
 from tests.tiny_runs import again, tiny
 

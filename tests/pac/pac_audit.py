@@ -104,3 +104,8 @@ class Table(Enumerable):
         if (key := (tuple(hypotheses), x.tobytes(), y.tobytes())) not in self._known:
             self._known[key] = np.count_nonzero(self._at(x)[0][list(hypotheses)] != y, axis=1)
         return self._known[key]
+
+
+def sauer_shelah(n, d):
+    """Most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
+    return sum(math.comb(n, i) for i in range(min(n, d) + 1))

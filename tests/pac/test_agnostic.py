@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from benchmarks.theory.classes import Listed
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
 from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
@@ -23,7 +24,7 @@ from pate_torch.pac.agnostic import (
     unv_priv_cl,
     votes_of_shards,
 )
-from pate_torch.pac.classes import Listed, Thresholds
+from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import BelowGuarantee, Sample, with_replacement, without_replacement
 from pate_torch.types import NO_ANSWER

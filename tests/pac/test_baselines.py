@@ -11,6 +11,7 @@ from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import baselines
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import Thresholds, erm
+from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import BelowGuarantee, Sample
 from tests.pac.pac_audit import Spy, all_laws, sample_of, worst
 
@@ -80,7 +81,7 @@ def test_with_the_records_it_asks_for_it_is_as_good_as_it_says(name):
         n, allowed = baselines.averaging_size(1, gamma=0.25, alpha=0.2, beta=0.2), 0.4
     else:
         asked |= {"beta": 0.2}
-        size = baselines.reference_size(1, alpha=0.05, beta=0.2 / 3)
+        size = net_size(0.05, 0.2 / 3, 1)
         n, allowed = baselines.representation_size(1, epsilon=1.0, alpha=0.2, beta=0.2, reference=size), 0.2
 
     def run(sample):

@@ -6,12 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.theory.classes import Listed
 from pate_torch.pac import classes
-from pate_torch.pac.classes import HalfPlanes, Intervals, Listed, Stumps, Thresholds, sauer_shelah
+from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.planar import orientation
 from pate_torch.pac.sample import Sample, points
+from tests.pac.pac_audit import sauer_shelah
 
 LINE = np.array([0.3, -1.0, 0.3, 2.0, 0.7])[:, None]  # a repeated point
 PLANE = np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.4, 0.7]])
@@ -126,16 +127,6 @@ def test_a_list_keeps_one_of_predictors_that_agree():
     labelings, found = Listed(predictors).dichotomies(np.array([[-1.0], [1.0]]))
     assert found == [0, 2] and rows(labelings) == {(False, True), (False, False)}
     assert Listed(predictors).vc_dimension == 1 and Listed(predictors[:1]).vc_dimension == 0
-
-
-def test_a_list_of_networks():
-    logit, pair = torch.nn.Linear(2, 1), torch.nn.Linear(2, 2)
-    x = np.random.default_rng(2).normal(size=(9, 2))
-    listed = Listed([logit, pair])
-    with torch.no_grad():
-        inputs = torch.as_tensor(x, dtype=torch.float32)
-        np.testing.assert_array_equal(listed.predict(0, x), (logit(inputs)[:, 0] > 0).numpy())
-        np.testing.assert_array_equal(listed.predict(1, x), (pair(inputs).argmax(1) == 1).numpy())
 
 
 def test_any_class_of_the_protocol_will_do():

@@ -7,9 +7,9 @@ import pytest
 
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.classes import Intervals, Stumps, Thresholds
-from pate_torch.pac.covers import alpha_cover, haussler_size, log_representation, reference_size
+from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import Sample
-from pate_torch.pac.stable import stable_predictor
+from pate_torch.pac.stable import alpha_cover, stable_predictor
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
@@ -20,7 +20,8 @@ def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
     kept = alpha_cover(hypotheses, candidates, x, alpha)
     far = (hypotheses.labelings(candidates, x)[:, None] != hypotheses.labelings(kept, x)[None]).sum(2).min(1)
     assert far.max() <= alpha * len(x) and far.max() > 0
-    assert len(kept) < len(candidates) and len(kept) <= haussler_size(hypotheses.vc_dimension, alpha)
+    d = hypotheses.vc_dimension
+    assert len(kept) < len(candidates) and len(kept) <= math.e * (d + 1) * (2 * math.e / alpha) ** d  # Haussler 1995
     labels = hypotheses.labelings(kept, x)
     apart = (labels[:, None] != labels[None]).sum(2) + len(x) * np.eye(len(kept), dtype=int)
     assert apart.min() > alpha * len(x)
@@ -54,7 +55,7 @@ def test_a_stable_predictor_over_a_cover_is_as_good():
 def test_reference_points_cover_what_the_reference_dominates():
     """A distribution twice as dense where it lives: every threshold is within alpha of some candidate there."""
     alpha, beta, domination = 0.1, 0.1, 2.0
-    size = reference_size(1, alpha=alpha, beta=beta, domination=domination)
+    size = net_size(alpha / domination, beta, 1)
     few = max(1, round(domination / alpha / 4))
     generator, found = np.random.default_rng(0), {size: 0, few: 0}
     target = np.sort(generator.random(2000) / domination)  # uniform on [0, 1/2]: density 2 against 1
@@ -65,6 +66,3 @@ def test_reference_points_cover_what_the_reference_dominates():
             between = np.diff(np.searchsorted(target, np.concatenate([[-1], cuts, [2]]))) / len(target)
             found[count] += between.max() <= alpha
     assert found[size] >= 100 * (1 - beta) > found[few]
-    assert log_representation(1, alpha=alpha, beta=beta, domination=domination) == pytest.approx(math.log(1 + size))
-    with pytest.raises(ValueError, match="domination"):
-        reference_size(1, alpha=0.1, beta=0.1, domination=0.5)

@@ -5,19 +5,19 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import kstest
 
+from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
 from pate_torch.accounting.epsilon import delta as accounting_delta
-from pate_torch.accounting.events import BoundedRange, Delta
+from pate_torch.accounting.events import BoundedRange
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
-from pate_torch.pac.classes import Listed, Thresholds
-from pate_torch.pac.convex import HitAndRun, convex_exponential_mechanism, convex_size
-from pate_torch.pac.exponential import choose, exponential_mechanism, gumbel_max, log_law
+from pate_torch.pac.classes import Thresholds
+from pate_torch.pac.exponential import exponential_mechanism, gumbel_max, log_law
+from pate_torch.pac.logistic import convex_size
 from pate_torch.pac.sample import BelowGuarantee, Sample
-from pate_torch.pac.selection import select
+from pate_torch.pac.selection import draw
 from pate_torch.pac.semi_private import sspp, sspp_private_size, sspp_public_size
 from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
@@ -94,27 +94,6 @@ def test_gumbel_max_stays_in_log_space():
         assert fit(counts[:3], np.exp(log_law(utility, wrong))[:3]) < 1e-6
 
 
-def test_regularized_erm_weighs_the_regularizer_with_n(executed):
-    loss, g, n, epsilon, spread = np.array([0.1, 0.3, 0.2]), np.array([0.4, 0.0, 0.1]), 50, 0.6, 2.0
-    found = executed(lambda: choose(loss, n=n, epsilon=epsilon, budget=Rehearsal(), loss_range=spread, regularizer_M=g))
-    weight = np.exp(epsilon * n * (-loss - g) / (2 * spread))
-    np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-12)
-
-
-@quiet
-def test_any_loss_is_private_at_its_sensitivity(executed):
-    """Losses in [-1, 1], two records, every neighbor: the range is met exactly at range/n, not at 2 range/n."""
-    epsilon, table = 0.7, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
-
-    def law(records):
-        loss = np.mean([table[z] for z in records], axis=0)
-        return executed(lambda: choose(loss, n=2, epsilon=epsilon, budget=Rehearsal(), loss_range=2.0))
-
-    laws = {records: law(records) for records in itertools.product(table, repeat=2)}
-    _, span, _ = worst(laws, list(table))
-    assert 0.99 * epsilon < span <= epsilon + 1e-9
-
-
 @pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
 def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     import pate_torch.pac.selection as selection
@@ -123,7 +102,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     base = np.array([5, 9, 7])
 
     def law(errors):
-        run = lambda: select(errors, epsilon, Rehearsal(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        run = lambda: draw(errors, epsilon, Rehearsal(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
         return executed(run, selection)
 
     spans = {}
@@ -136,14 +115,12 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     assert max(spans.values()) == pytest.approx(epsilon * (2 if adjacency == "add_remove" else 1), abs=1e-9)
 
 
-def test_selection_finds_the_best_and_charges_first():
+def test_selection_finds_the_best():
     spy = Spy(3)
-    index, events = select(np.array([400, 50, 300]), 1.0, spy)
-    assert index == 1 and events == spy.charged == (BoundedRange(eta=1.0),)
-    assert spy.log[0] == "charge" and spy.log.count("charge") == 1
+    assert draw(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
     counts = np.zeros(3)
     for _ in range(3000):
-        counts[select(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")[0]] += 1
+        counts[draw(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
     law = np.exp([-4.0, -2.0, -3.0])
     assert fit(counts, law / law.sum()) > 1e-4
     assert fit(counts, np.sqrt(law) / np.sqrt(law).sum()) < 1e-6
@@ -151,7 +128,6 @@ def test_selection_finds_the_best_and_charges_first():
 
 def test_one_candidate_costs_nothing():
     free = Spy()
-    assert select(np.array([7]), 1.0, free) == (0, ())
     constant = Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
     big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(sspp_public_size(1, alpha=0.5, beta=0.5))
     assert sspp(constant, big, public, epsilon=1.0, budget=free).events == ()
@@ -248,62 +224,6 @@ def test_boosting_takes_log_three_over_failure_folds():
 # --- The continuous case -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_hit_and_run_reaches_its_target():
-    """One dimension against quadrature (which also rejects twice the rate), two by the radius of a flat density."""
-    noise, z = Rehearsal(insecure_seed=5), np.array([0.2, 0.9, 0.4])
-    losses = lambda theta: (theta[0] - z) ** 2 / 4  # noqa: E731
-    draws = [
-        convex_exponential_mechanism(
-            losses,
-            n=3,
-            dimension=1,
-            loss_range=1.0,
-            epsilon=6.0,
-            sampler=HitAndRun(radius=1.0, steps=12, distance=0.0),  # not proved: this is the test of it
-            budget=noise,
-            regularizer=lambda theta: 0.1 * float(theta[0] ** 2),
-        )
-        for _ in range(1500)
-    ]
-    assert all(d.approximate and d.events == (BoundedRange(eta=6.0),) for d in draws)
-    grid = np.linspace(-1, 1, 4001)
-
-    def cdf(rate):
-        q = -((grid[:, None] - z) ** 2 / 4).mean(1) - 0.1 * grid**2
-        mass = np.cumsum(np.exp(rate * q))
-        return lambda t: np.interp(t, grid, mass / mass[-1])
-
-    theta = [float(d.hypothesis[0]) for d in draws]
-    assert kstest(theta, cdf(9.0)).pvalue > 1e-3
-    assert kstest(theta, cdf(9.0 * 2)).pvalue < 1e-6
-    flat = [HitAndRun(radius=2.0, steps=25).draw(lambda _: 0.0, 2, noise) for _ in range(600)]
-    radius = np.linalg.norm(flat, axis=1)
-    assert kstest(radius, lambda r: np.clip(r, 0, 2) ** 2 / 4).pvalue > 1e-3
-    assert kstest(radius, lambda r: np.clip(r, 0, 2) / 2).pvalue < 1e-6
-
-
-def test_a_proved_distance_is_charged():
-    spy = Spy()
-    sampler = HitAndRun(radius=1.0, steps=1, distance=1e-6)
-    options = {"n": 4, "dimension": 1, "loss_range": 1.0, "epsilon": 1.0, "budget": spy}
-    done = convex_exponential_mechanism(lambda _: np.zeros(4), sampler=sampler, **options)
-    assert done.events == spy.charged == (BoundedRange(eta=1.0), Delta(delta=(1 + math.e) * 1e-6))
-    assert done.approximate and spy.log[0] == "charge"
-    with pytest.raises(ValueError, match="loss_n"):
-        convex_exponential_mechanism(lambda t: np.array([0.0, 3.0, 0.0, 3.0]), sampler=sampler, **options)
-
-
-def test_a_chain_at_no_proved_distance_is_neither_charged_as_exact_nor_drawn():
-    spy = Spy()
-    with pytest.raises(ValueError, match=r"sampler\.distance=None"):
-        convex_exponential_mechanism(
-            lambda _: np.zeros(4), n=4, dimension=1, loss_range=1.0, epsilon=1.0, budget=spy,
-            sampler=HitAndRun(radius=1.0, steps=1),
-        )  # fmt: skip
-    assert not spy.log
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 3])
 def test_the_convex_excess_is_dimension_over_rate(dimension):
     """By quadrature over the radius: |theta| over a ball has excess D/rate as the ball grows, and never more."""
@@ -314,11 +234,6 @@ def test_the_convex_excess_is_dimension_over_rate(dimension):
         assert excess <= dimension * (1 + 1e-3)
     assert excess == pytest.approx(dimension, rel=1e-3)
     assert convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
-    with pytest.warns(BelowGuarantee, match=r"excess mean loss 0\.25: n >= 8"):
-        convex_exponential_mechanism(
-            lambda _: np.zeros(7), n=7, dimension=1, loss_range=1.0, epsilon=1.0, alpha=0.25,
-            sampler=HitAndRun(radius=1.0, steps=1, distance=0.0), budget=Rehearsal(),
-        )  # fmt: skip
 
 
 # --- Bad input ---------------------------------------------------------------------------------------------------
@@ -393,8 +308,6 @@ def test_bad_input_is_refused():
         exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=Rehearsal())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
-            select(errors, 1.0, Rehearsal())
-    with pytest.raises(ValueError, match="loss_range"):
-        choose(np.array([0.0, 3.0]), n=5, epsilon=1.0, budget=Rehearsal())
+            draw(errors, 1.0, Rehearsal(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
-        choose(np.array([0.0, np.nan]), n=5, epsilon=1.0, budget=Rehearsal(), loss_range=9.0)
+        log_law(np.array([0.0, np.nan]), 1.0)

@@ -60,7 +60,6 @@ def test_proposals_are_kept_as_often_as_bounded_in_many_dimensions():
     for _ in range(20):
         found = logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
         assert np.linalg.norm(found.hypothesis) <= radius and found.events == (BoundedRange(eta=2.0),)
-        assert not found.approximate
     proposals = spy.log.count("draw") / 20  # a uniform one for each
     assert spy.log[0] == "charge" and proposals < 2 / least_acceptance(radius, ridge) + 20
 

@@ -10,7 +10,8 @@ from scipy.special import expit
 from pate_torch.accounting.events import Delta, PureDP
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import nets, stable
-from pate_torch.pac.classes import Intervals, Thresholds, sauer_shelah
+from pate_torch.pac.classes import Intervals, Thresholds
+from pate_torch.pac.exponential import log_law
 from pate_torch.pac.sample import BelowGuarantee, Sample
 from pate_torch.pac.stable import (
     flipping_gamma,
@@ -18,17 +19,28 @@ from pate_torch.pac.stable import (
     private_prediction,
     private_predictor,
     private_predictor_epsilon,
-    private_predictor_law,
     private_predictor_size,
     stability,
-    stable_law,
     stable_predictor,
     stable_predictor_size,
 )
-from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, sample_of, universe, worst
+from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, sample_of, sauer_shelah, universe, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
 ASKED = np.arange(3.0)[:, None]
+
+
+def stable_law(hypotheses, sample, index, x_Q, gamma):
+    """P(answer = 1) on each of x_Q, given the subset ``index``, by the package's candidates."""
+    candidates, utility = stable._candidates(hypotheses, sample, index)
+    return np.exp(log_law(utility, gamma / 2)) @ np.stack([hypotheses.predict(h, x_Q) for h in candidates])
+
+
+def private_predictor_law(hypotheses, sample, index, x_Q, *, eta, num_teachers):
+    """P(answer = 1) on each of x_Q before the flip, given the subset, by the package's candidates and votes."""
+    candidates, utility = stable._candidates(hypotheses, sample, index)
+    answer_MQ = [stable._realizable_law(hypotheses, sample, h, x_Q, eta, num_teachers) for h in candidates]
+    return np.exp(log_law(utility, 1 / (eta * sample.n))) @ np.stack(answer_MQ)
 
 
 def brute_prediction(records, size, gamma, queries=(0, 1, 2)):

@@ -26,7 +26,6 @@ from pate_torch.pac.sample import Sample
 from pate_torch.published_price import Sanitiser
 from pate_torch.queries.random import Random
 from pate_torch.reporting.build import claims
-from pate_torch.reporting.render import privacy_schema
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.voters.dpsgd import DpSgd
@@ -34,7 +33,7 @@ from pate_torch.voters.gradients import Gradients
 from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
-from tests.reporting.json_schema import faults
+from tests.reporting.json_schema import faults, privacy_schema
 from tests.tiny_runs import pate, selection, student
 from tests.worlds import benchmark_clouds
 

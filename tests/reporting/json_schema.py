@@ -1,7 +1,9 @@
 """A small checker of JSON schemas, for what is written against them."""
 
+import json
 import math
 import re
+from importlib.resources import files
 
 TYPES = {
     "object": dict,
@@ -12,6 +14,11 @@ TYPES = {
     "number": (int, float),
     "null": type(None),
 }
+
+
+def privacy_schema():
+    """The JSON schema of privacy.json, shipped with the package."""
+    return json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
 
 
 def faults(value, schema, where="$"):

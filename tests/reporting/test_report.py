@@ -12,13 +12,13 @@ import torch
 from jinja2 import nodes
 
 from pate_torch.reporting import figures, statement
-from pate_torch.reporting.render import card, page, plain, privacy, privacy_schema, strict_json, summary, write_release
+from pate_torch.reporting.render import card, page, plain, privacy, strict_json, summary, write_release
 from pate_torch.reporting.report import Baseline, Examples
 from pate_torch.sensitive import Votes
 from pate_torch.types import LABEL_UNIT, PrivateData
 from pate_torch.voters import gradients, reverse_knn, teachers
 from pate_torch.voters.description import VotersDescription
-from tests.reporting.json_schema import faults
+from tests.reporting.json_schema import faults, privacy_schema
 from tests.reporting.reporting_demo import EPSILON, demo, examples
 
 FIXED_KEYS = [

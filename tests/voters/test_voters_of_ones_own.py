@@ -140,7 +140,7 @@ def test_label_answers_by_them_and_trains_nothing(tmp_path, found):
 
 
 def test_a_plan_foretells_them(tmp_path, found):
-    report = plan.plan([*SMALL, "dataset=digits", found], plot=False)
+    report = plan.plan([*SMALL, "dataset=digits", found])
     (choice,) = report.choices
     assert choice.num_teachers == 8 and choice.epsilon is not None and choice.problem is None
 

@@ -49,14 +49,6 @@ def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     return total_A
 
 
-def theorem_rows(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> Array:
-    """Forward Renyi price of one query with each of these (sorted, descending) vote rows, [U, A]."""
-    total_UA = np.zeros((len(rows_UC), len(orders_A)))
-    for log_q_U, curve in _parts(model, rows_UC, orders_A):
-        total_UA += curve(log_q_U)
-    return total_UA
-
-
 def _parts(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> list[tuple[Array, Callable[[Array], Array]]]:
     """What a price is the sum of: ln q of each row, [U], and the curve that maps it to [U, A]."""
     match model:

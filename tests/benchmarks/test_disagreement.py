@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.theory.disagreement import disagreement_coefficient
 from pate_torch.pac.classes import Intervals, Stumps, Thresholds
-from pate_torch.pac.disagreement import disagreement_coefficient
 
 
 def by_definition(hypotheses, center, x, radius):
