@@ -31,8 +31,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import refused_refit
 from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
-from pate_torch.noise.kept import seal, unseal
-from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise
+from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise, seal, unseal
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, Rehearsed

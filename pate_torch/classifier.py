@@ -27,7 +27,6 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor, nn
 
 from pate_torch.accounting.shown import show_delta
-from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import call_id
@@ -36,7 +35,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.roles import origin_of_categories
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
-from pate_torch.estimator import InMemory, Pate, account_of, name_failed_disk, unmeasured
+from pate_torch.estimator import Pate, account_of, name_failed_disk, unmeasured
 from pate_torch.features.encoded import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.ledger.accounts import refused_refit
@@ -259,8 +258,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.fail("public", None, what, "fit(X, y, public=...).")
-        X, has_N = self._texts(X)
-        X, public = self._checked(*self._features(X, public))
+        X, public, has_N = self._features(X, public)
+        X, public = self._checked(X, public)
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
         x = points(X, private=True)
         if self.classes is not None and isinstance(y, list | tuple):
@@ -271,7 +270,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, label_N = self._labels(y)
         label_N = np.where(has_N, label_N, -1)
         names = None if groups is None else name_units("groups", groups, len(x))
-        partition = self._partition()
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        partition = AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
         if self.num_records_about is not None:
             records = checks.integer("num_records_about", self.num_records_about, low=1)
@@ -297,13 +297,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             print(self._said(facts))
             print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
         self._points = points
-        spec = _described(terms, facts, pool)
+        pate = self._pate(terms, facts)
+        spec = replace(pate._describe(pool, pool), nominal_size=facts.records)
         if _makes_modules(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            self.student_, self.release_ = _descend(terms, facts, spec, x, torch.from_numpy(label_N), names, pool)
+            private, dropped = tensors.records(x, torch.from_numpy(label_N), names, pate.unit, facts.classes)
+            evaluation = replace(unmeasured(spec, x), public=False)
+            declared = pate.declared
+            data = Dataset(spec, private, PublicPool(pool), evaluation, dropped=dropped, declared=declared)
+            self.student_, self.release_ = _descend(pate, data, facts)
         else:
-            pate = self._pate(terms, facts)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=names, public_x=pool)
             self.student_, self.release_ = self._released(pate, pool, spec), pate.folder
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
@@ -376,26 +380,24 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
 
-    def _features(self, X: Any, public: Any) -> tuple[Any, Any]:
-        """Features of private and public texts, where there is an encoder."""
+    def _features(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
+        """PRIVATE. Features of private and public texts, where there is an encoder, and which records had a text.
+
+        Each empty private text is replaced by a filler.
+        """
         if not isinstance(self.encoder, Encoder):
-            return X, public
+            return X, public, True
+        has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
+        X = [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)]
         sides = {"public": self.encoder.read(public, TEXTS), "private": self.encoder.read(X, TEXTS)}
         with Stages(quiet=not self.verbose) as stages:
             made = encode_sides(self.encoder, TEXTS, sides, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
-        return made["private"].numpy(), made["public"].numpy()
+        return made["private"].numpy(), made["public"].numpy(), has_N
 
     @property
     def _home(self) -> Path:
         return run_folders.checked_root(run_folders.home_folder(self.home))
-
-    def _texts(self, X: Any) -> tuple[Any, np.ndarray | bool]:
-        """PRIVATE. The records, with a filler for an empty text, and which had one: all, where none need an encoder."""
-        if not isinstance(self.encoder, Encoder):
-            return X, True
-        has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
-        return [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)], has_N
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features.
@@ -433,10 +435,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
         return classes, label_N.astype(np.int64)
-
-    def _partition(self) -> AddRemove | ReplaceOne:
-        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
-        return AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
 
     def _terms(
         self, facts: methods.Facts, points: _Points, partition: AddRemove | ReplaceOne, groups: Any
@@ -490,6 +488,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
+        if method.name == "dpsgd":  # which draws noise of its own
+            return Pate(mechanism=Gaussian(sigma=1.0), num_teachers=1, **terms)
         assert method.mechanism is not None
         if method.name == "gradients":
             who: dict[str, Any] = {"teacher": Gradients(size=facts.records, directions=method.directions)}
@@ -531,14 +531,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _normalized(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""
-        if self._mean_std is None:
+        if self._points.mean is None or self._points.std is None:
             return x.flatten(1).numpy() / 255.0
-        mean, std = self._mean_std
-        return (x.numpy() - mean) / std
-
-    @property
-    def _mean_std(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return None if self._points.mean is None or self._points.std is None else (self._points.mean, self._points.std)
+        return (x.numpy() - self._points.mean) / self._points.std
 
     def _said(self, facts: methods.Facts) -> str:
         """The choice and what is foretold, in two lines."""
@@ -548,22 +543,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             facts.records is None and self.delta is None
         )
         return f"PATEClassifier, {price}: {self.method_.reason}.\n  {about}Foretold: {self.method_.outlook}"
-
-
-def _described(terms: dict[str, Any], facts: methods.Facts, pool: Tensor) -> DataSpec:
-    """Public facts of the data, for what is trained here."""
-    mean, std = (terms["mean"], terms["std"]) if terms["mean"] else tensors.statistics(pool)
-    return DataSpec(
-        name=terms["name"],
-        num_classes=len(terms["classes"]),
-        input_shape=tuple(pool.shape[1:]),
-        class_names=tuple(terms["classes"]),
-        mean=tuple(mean),
-        std=tuple(std),
-        schema=terms["schema"],
-        encoder=terms["encoder"],
-        nominal_size=facts.records,
-    )
 
 
 def _makes_modules(student: Any) -> bool:
@@ -581,40 +560,17 @@ def _trained(
     return Student({"name": "own"}, module, spec)
 
 
-def _descend(
-    terms: dict[str, Any],
-    facts: methods.Facts,
-    spec: DataSpec,
-    x: Tensor,
-    label_N: Tensor,
-    names: np.ndarray | None,
-    pool: Tensor,
-) -> tuple[Student, Path]:
+def _descend(pate: Pate, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    private, dropped = tensors.records(x, label_N, names, terms["unit"], facts.classes)
-    evaluation = replace(unmeasured(spec, x), public=False)
-    declared = terms["declared"]
-    data = Dataset(spec, private, PublicPool(pool), evaluation, dropped=dropped, declared=declared)
-    plan = RunConfig(
-        dataset=InMemory(data),
-        partition=terms["partition"],
-        voters=Teachers(num_teachers=1),
-        mechanism=Gaussian(sigma=1.0),
-        query=Random(),
-        num_queries=1,
-        privacy=PrivacyConfig(
-            delta=facts.delta,
-            target_epsilon=facts.epsilon,
-            **{key: terms[key] for key in ("budget_epsilon", "only_first", "allow_duplicate_account", "chosen_by")},
-        ),
-        root=terms["home"],
-        folder=Path(run_folders.run_folder(str(terms["home"]), terms["name"], "dpsgd")) / call_id(),
-        seed=terms["seed"],
-        device=torch.device(terms["device"]),
-        quiet=True,
-    )
     from pate_torch.voters.dpsgd import DpSgd  # loads Opacus
 
+    plan = pate._config(data, Teachers(num_teachers=1), 1, Random())
+    plan = replace(
+        plan,
+        privacy=replace(plan.privacy, target_epsilon=facts.epsilon),
+        folder=Path(run_folders.run_folder(str(pate.home), pate.name, "dpsgd")) / call_id(),
+        quiet=True,
+    )
     folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)
     return load_student(folder), folder / "release"
 

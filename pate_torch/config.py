@@ -289,7 +289,10 @@ class RunConfig:
                 num_classes=data.spec.num_classes,
                 rounds=self.num_rounds,
             )
-            self._refuse_chance(data)
+            votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
+            if votes is not None:
+                forced = self.privacy.allow_chance
+                chance.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
             self.voters.validate_for(data, self)
             self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
@@ -310,12 +313,6 @@ class RunConfig:
             return
         for name, algorithm in self.selection.candidates.items():
             refuse_component(f"selection.candidates.{name}", algorithm, data)
-
-    def _refuse_chance(self, data: Dataset) -> None:
-        """Raise ValueError for labels that are foretold to be no better than chance, unless the owner wants them."""
-        votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
-        if votes is not None:
-            chance.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=self.privacy.allow_chance)
 
 
 @runtime_checkable

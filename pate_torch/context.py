@@ -30,7 +30,7 @@ from pate_torch.features.contrastive import learn_encoder
 from pate_torch.features.encoded import Encoded
 from pate_torch.ledger import Ledger
 from pate_torch.plan import chance
-from pate_torch.protocols import Log, Student, silent
+from pate_torch.protocols import Student
 from pate_torch.reporting import owner_file
 from pate_torch.reporting.curves import link
 from pate_torch.reporting.private import PrivateBoard, make_private_folder
@@ -38,7 +38,6 @@ from pate_torch.reporting.report import OwnerFacts
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.training import Losses
 from pate_torch.types import Dataset, PrivateData, Release
 from pate_torch.unfinished import UnfinishedCall
 from pate_torch.voters.base import FittedVoters
@@ -141,16 +140,6 @@ class RunContext:
         make_private_folder(self.private_dir)
         return self.opened.enter_context(contextlib.closing(PrivateBoard(self.private_dir / "tensorboard")))
 
-    @property
-    def log_teachers(self) -> Log:
-        """PRIVATE. Takes the teachers' learning curves."""
-        return silent if self.board is None else self.board.log
-
-    @property
-    def log_losses(self) -> Losses:
-        """PRIVATE. Takes every teacher's loss at a step."""
-        return silent if self.board is None else self.board.losses
-
     @functools.cached_property
     def release_board(self) -> ReleaseBoard:
         """The TensorBoard that may be published."""
@@ -210,7 +199,11 @@ class RunContext:
             reused = forecast = call = None
             if config.labels is None:
                 config.validate_for(loaded.data)
-                refuse_cap_unopened(config, loaded.data.spec.name, planned)
+                known: dict[str, float] = {}
+                if config.ledger_path.exists():  # which a refusal does not leave behind
+                    with Ledger(config.ledger_path) as ledger:
+                        known = _caps(ledger)
+                refuse_cap(config, loaded.data.spec.name, planned, known)
                 forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
                 call = _call(config, loaded)
                 config, reused = _resumed(config, loaded.data, call, stages)
@@ -373,15 +366,6 @@ def open_budget(
         only_first=privacy.only_first,
         remember=records.remember,
     )
-
-
-def refuse_cap_unopened(config: RunConfig, name: str, planned: Iterable[Event]) -> None:
-    """Make the check of ``refuse_cap`` without leaving a ledger behind."""
-    known: dict[str, float] = {}
-    if config.ledger_path.exists():
-        with Ledger(config.ledger_path) as ledger:
-            known = _caps(ledger)
-    refuse_cap(config, name, planned, known)
 
 
 def _caps(ledger: Ledger) -> dict[str, float]:

@@ -38,13 +38,12 @@ from pate_torch.data.schema import TableSchema
 from pate_torch.data.units import leave_out_unusable
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
-from pate_torch.pipeline import fit_student, release_labels
+from pate_torch.pipeline import fit_student, make_report, release_labels
 from pate_torch.plan import chance
 from pate_torch.plan.descent import Descent
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.build import build_report
 from pate_torch.reporting.owner import attack_student
 from pate_torch.reporting.private import make_private_folder
 from pate_torch.reporting.render import write_release
@@ -383,20 +382,9 @@ class Pate:
             truth = tensors.labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=truth)
         name, student = self._student or ("", None)
-        with self._open() as ledger:
-            report = build_report(
-                data=replace(done.data, evaluation=evaluation),
-                release=done.release.labels,
-                record=done.release.facts,
-                paid=done.paid,
-                student=student,
-                student_name=name,
-                ledger=ledger,
-                seconds=self._clock.seconds,
-                owner=owner_file.read(self.home, self.name),
-                chosen_by=self.chosen_by,
-                encoder_here=False,
-            )
+        with self._at_work(done.config, replace(done.data, evaluation=evaluation), done.release) as run:
+            run.paid, run.owner = list(done.paid), owner_file.read(self.home, self.name)
+            report = make_report(run, done.release, name, student)
         run_folders.make_folders(self.folder)
         write_release(self.folder, report)
         return report

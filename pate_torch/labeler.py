@@ -287,24 +287,17 @@ class PrivateLabeler:
         with self.ledger.alone():
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
-                line = self._choose(hypotheses, sample, epsilon)
+                points = self._rows(self.history.x)
+                chosen = sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
+                self._settle()
+                self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
+                line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
             raise checks.fail("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
         points = self._rows(self.history.x[: line.facts["answers"]])
         hypothesis = representatives(hypotheses, points)[line.facts["index"]]
-
-        def classify(x: Tensor) -> Tensor:
-            return torch.as_tensor(hypotheses.predict(hypothesis, self._rows(x)).astype("int64"))
-
-        self._classifier = classify
+        self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, self._rows(x)).astype("int64"))
         return hypothesis
-
-    def _choose(self, hypotheses: HypothesisClass, sample: Sample, epsilon: float) -> journal.Line:
-        points = self._rows(self.history.x)
-        chosen = sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
-        self._settle()
-        self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
-        return self._journal.lines[-1]
 
     # ---- one turn -----------------------------------------------------------------------------------------------
 
@@ -320,7 +313,13 @@ class PrivateLabeler:
             self._settle()
         try:
             with self._turn(votes) as spending:
-                block = self._block = self._block or self._begun(spending, max(self.num_queries, len(votes)), votes)
+                if self._block is None:
+                    size, teachers = max(self.num_queries, len(votes)), votes.num_teachers
+                    self._journal.append(
+                        "block", reservation=spending.id, num_queries=size, num_teachers=teachers, **self._plan()
+                    )
+                    self._block = _Block(spending.id, size, self.calls)
+                block = self._block
                 context = Context(
                     num_queries=block.num_queries,
                     rounds=block.calls,
@@ -370,17 +369,6 @@ class PrivateLabeler:
         if drowns is not None:
             warnings.warn(f"{drowns} {chance.SMALLER}", chance.Drowned, stacklevel=4)
         return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
-
-    def _begun(self, spending: Spending, size: int, votes: Votes) -> _Block:
-        """A new block, noted in the journal."""
-        self._journal.append(
-            "block",
-            reservation=spending.id,
-            num_queries=size,
-            num_teachers=votes.num_teachers,
-            **self._plan(),
-        )
-        return _Block(spending.id, size, self.calls)
 
     def _plan(self) -> dict[str, Any]:
         """How a block is asked, as its line in the journal says."""

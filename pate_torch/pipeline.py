@@ -25,7 +25,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.encoded import ENCODER, Encoded
-from pate_torch.protocols import Mechanism, Student, StudentAlgorithm
+from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.reporting import owner
 from pate_torch.reporting.build import build_report
 from pate_torch.reporting.console import show_closing
@@ -140,6 +140,9 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
     declared = config.voters.declared(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
+    # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
+    moved = {norm: getattr(config.mechanism.priced_for, norm) for norm in ("l1", "l2", "linf")}
+    bounded = {norm: value if math.isfinite(value) else None for norm, value in moved.items()}
     # A switch that is off is left out of the record.
     named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
@@ -160,17 +163,10 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "unit": data.private.unit,
         **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.without_points.to_dict()}),
         **({} if declared is None else {"declared_size": declared}),
-        "sensitivity": _sensitivity(config.mechanism),
+        "sensitivity": {**bounded, "per": getattr(config.mechanism, "per", "question")},
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
         "answered_by": config.voters.description(data.private.unit, config).facts(),
     }
-
-
-def _sensitivity(mechanism: Mechanism) -> dict[str, Any]:
-    """How far one unit moves what the mechanism opens, and per what; null: not bounded, or no part of the price."""
-    priced = mechanism.priced_for
-    bounded = {norm: value if math.isfinite(value := getattr(priced, norm)) else None for norm in ("l1", "l2", "linf")}
-    return {**bounded, "per": getattr(mechanism, "per", "question")}
 
 
 def publish_price(run: RunContext, release: LabelRelease) -> str | None:
@@ -246,7 +242,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     """
     make_folders(run.release_dir)
     if trained is None:
-        report = _report(run, release)
+        report = make_report(run, release)
         write_release(run.release_dir, report)
         show_closing(report, places={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
         return report
@@ -254,7 +250,7 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     owner.save_votes(run, release)
     with run.clock("owner"):
         figures, nonprivate = owner.look(run, release)
-    report = _report(run, release, name, student, owner.publishable(run.data, figures))
+    report = make_report(run, release, name, student, owner.publishable(run.data, figures))
     run.release_board.write(report)
     run.release_board.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
@@ -265,13 +261,14 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
     return report
 
 
-def _report(
+def make_report(
     run: RunContext,
     release: LabelRelease,
     name: str = "",
     student: Student | None = None,
     baselines: tuple[Baseline, ...] = (),
 ) -> ReleaseReport:
+    """The report of a release, and of its student where there is one."""
     return build_report(
         data=run.data,
         release=release.labels,

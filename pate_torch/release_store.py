@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,6 @@ def write(
         names: The public points' own names, in the last column; None: positions are all that is told.
     """
     run_folders.make_folders(folder)
-    table = _table(release, spec, names)
     record = {
         "schema_version": SCHEMA_VERSION,
         "release_id": release.id,
@@ -129,20 +128,18 @@ def write(
         "queries_asked": len(release.query_Q),
         "queries_answered": int(release.answered_Q.sum()),
         "queries_by_round": list(release.rounds or (len(release.query_Q),)),
-        "labels_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
+    answers = {"labels_sha256": _table(release, spec, names).encode()}
     if release.cell_RP is not None:
-        cells = _cells(release)
-        record["cells_sha256"] = hashlib.sha256(cells.encode()).hexdigest()
-        write_whole(folder / "cells.csv", cells)
+        answers["cells_sha256"] = _cells(release).encode()
     if release.score_RPC is not None:
-        scores = safetensors.torch.save(_scores(release.score_RPC, release.model))
-        record["scores_sha256"] = hashlib.sha256(scores).hexdigest()
-        write_whole(folder / "scores.safetensors", scores)
+        answers["scores_sha256"] = safetensors.torch.save(_scores(release.score_RPC, release.model))
+    for key, content in answers.items():
+        record[key] = hashlib.sha256(content).hexdigest()
+        write_whole(folder / _ANSWERS[key], content)
     if guide is not None:
         student_store.save(guide, folder / _GUIDE)
         record["guide_sha256"] = file_digest(folder / _GUIDE)
-    write_whole(folder / "labels.csv", table)
     write_whole(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
@@ -169,9 +166,9 @@ def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     beside: list[list[Any]] = [[] for _ in release.query_Q]
     columns: list[str] = []
     if release.noisy is not None:
-        columns, beside = [_column(c) for c in range(spec.num_classes)], release.noisy.counts_QC.tolist()
+        columns, beside = [f"votes_{c}" for c in range(spec.num_classes)], release.noisy.counts_QC.tolist()
     elif release.score_QC is not None:
-        columns = [_score_column(c) for c in range(spec.num_classes)]
+        columns = [f"score_{c}" for c in range(spec.num_classes)]
         beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
     if names is not None:
         columns = [*columns, names.kind]
@@ -202,28 +199,13 @@ def _cell_RP(text: str, query_Q: Tensor) -> Tensor:
     return torch.tensor([[place[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
 
 
-def _column(number: int) -> str:
-    """Of the noisy counts of one class."""
-    return f"votes_{number}"
-
-
-def _score_column(number: int) -> str:
-    """Of the scores of one class."""
-    return f"score_{number}"
-
-
-def _score_QC(rows: list[dict[str, str]], num_classes: int) -> Tensor | None:
-    if not rows or _score_column(0) not in rows[0]:
+def _columns(
+    rows: list[dict[str, str]], kind: str, num_classes: int, value: Callable[[str], float]
+) -> list[list[float]] | None:
+    """The numbers of each class beside the answers, of columns such as ``votes_0``; None: there are none."""
+    if not rows or f"{kind}_0" not in rows[0]:
         return None
-    table = [[float(row[_score_column(c)] or "nan") for c in range(num_classes)] for row in rows]
-    return torch.tensor(table, dtype=torch.float64)
-
-
-def _noisy(rows: list[dict[str, str]], record: dict[str, Any], num_classes: int) -> NoisyCounts | None:
-    if not rows or _column(0) not in rows[0]:
-        return None
-    counts_QC = torch.tensor([[int(row[_column(c)]) for c in range(num_classes)] for row in rows], dtype=torch.int64)
-    return NoisyCounts(counts_QC, checks.positive("sigma", record["parameters"]["sigma"]))
+    return [[value(row[f"{kind}_{c}"]) for c in range(num_classes)] for row in rows]
 
 
 def read(
@@ -237,8 +219,7 @@ def read(
     Raises:
         ValueError: It is missing, damaged, foreign, or not what the ledger was charged for.
     """
-    folder, record = run_folders.find_release(root, release_id)
-    return _read(folder, record, pool, spec, ledger), record, _guide(folder, record)
+    return read_folder(run_folders.find_release(root, release_id)[0], pool, spec, ledger)
 
 
 def read_folder(
@@ -276,6 +257,9 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
         rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
+        votes = _columns(rows, "votes", spec.num_classes, int)
+        sigma = 0.0 if votes is None else checks.positive("sigma", record["parameters"]["sigma"])
+        beside = _columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
         cells = scores = None
         held: dict[str, Tensor] = {}
         if "cells_sha256" in record:
@@ -289,8 +273,8 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             label_Q,
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
-            _noisy(rows, record, spec.num_classes),
-            _score_QC(rows, spec.num_classes),
+            None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
+            None if beside is None else torch.tensor(beside, dtype=torch.float64),
             rounds=tuple(map(int, record["queries_by_round"])),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
             score_RPC=None if scores is None else held["score_RPC"],

@@ -47,18 +47,13 @@ def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-        fsync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)  # so that the new name survives a power cut
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a renamed file survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data.locations import missing
+from pate_torch.data import locations
 from pate_torch.data.units import positions
 from pate_torch.types import (
     BUILT_IN,
@@ -94,50 +96,105 @@ def assemble(
     )
 
 
-def read(
-    name: str, where: Path, download: bool, classes: int, open_: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Images and labels as ``open_`` returns them.
+@dataclass(frozen=True, kw_only=True)
+class ImageBenchmark:
+    """Files of a public benchmark: the training files are private, the first test images the pool, the next the test.
 
-    Args:
-        name: Name of the benchmark.
-        where: The folder of its files.
-        download: Whether they may be fetched.
-        classes: How many there are.
-        open_: Reads the files.
+    Attributes:
+        name: Declared name.
+        path: The folder that holds the files.
+        root: The same, where ``path`` is None.
+        download: Whether to fetch missing files.
+        private: The first so many training images; None: all.
+        public: The first so many test images.
+        test: The test images after these.
 
     Raises:
-        ValueError: Files that are missing (it names the switch), unreadable or could not be fetched.
+        ValueError: The files are not there; it names the folder and ``dataset.download=true``.
     """
-    try:
-        x, y = open_()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise missing(name, where, str(error)) from error
-    except (RuntimeError, OSError) as error:
-        if download:
-            raise checks.fail(
-                "dataset.download",
-                True,
-                f"{name} could not be fetched into {where.absolute()} ({error})",
-                "Check the network, or put the files there by hand.",
-            ) from error
-        if "not found" in str(error):
-            raise missing(name, where) from error
-        raise unreadable(name, where, repr(error)) from error
-    except Exception as error:  # each parser has errors of its own for damaged files (zlib, pickle, MATLAB, ...)
-        raise unreadable(name, where, repr(error)) from error
-    if len(x) != len(y) or len(y) == 0:
-        raise unreadable(name, where, f"{len(x)} images, {len(y)} labels")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise unreadable(name, where, f"labels outside 0..{classes - 1}")
-    return x, y
 
+    name: str
+    path: str | None = None
+    root: str | None = None
+    download: bool = False
+    private: int | None = None
+    public: int = 9000
+    test: int = 1000
 
-def unreadable(name: str, where: Path, reason: str) -> ValueError:
-    """The error of files that are there but are not what they should be."""
-    return checks.fail(
-        "dataset.name",
-        name,
-        f"its files in {where.absolute()} could not be read ({reason})",
-        "Remove them and fetch them anew with dataset.download=true.",
-    )
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    sizes: ClassVar[Mapping[str, int]]
+    """Number of images of each training file, as published."""
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        checks.boolean("dataset.download", self.download)
+        check_counts(self.public, self.test, self.private)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The files of the private side."""
+        return ("train",)
+
+    @property
+    def size(self) -> int:
+        """Number of images these hold, as published."""
+        return sum(self.sizes[split] for split in self.splits)
+
+    def _folder(self, where: Path) -> Path:
+        """The folder of the files, for messages."""
+        return where
+
+    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
+        """Images and labels of one file, fetched where ``download`` says so."""
+        raise NotImplementedError
+
+    def load(self) -> Dataset:
+        parts = [self._part(split) for split in self.splits]
+        x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+        return assemble(
+            name=self.name,
+            class_names=self.classes,
+            private=(x[: self.private], y[: self.private]),
+            held=held_out(*self._part("test"), self.public, self.test),
+            nominal_size=self.private or self.size,
+        )
+
+    def _part(self, split: str) -> tuple[Tensor, Tensor]:
+        """Images and labels of one file.
+
+        Raises:
+            ValueError: Files that are missing (it names the switch), unreadable or could not be fetched.
+        """
+        root = locations.folder(self.path, self.root)
+        where = self._folder(root)
+        try:
+            x, y = self._open(root, split)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise locations.missing(self.name, where, str(error)) from error
+        except (RuntimeError, OSError) as error:
+            if self.download:
+                raise checks.fail(
+                    "dataset.download",
+                    True,
+                    f"{self.name} could not be fetched into {where.absolute()} ({error})",
+                    "Check the network, or put the files there by hand.",
+                ) from error
+            if "not found" in str(error):
+                raise locations.missing(self.name, where) from error
+            raise self._unreadable(where, repr(error)) from error
+        except Exception as error:  # each parser has errors of its own for damaged files (zlib, pickle, MATLAB, ...)
+            raise self._unreadable(where, repr(error)) from error
+        if len(x) != len(y) or len(y) == 0:
+            raise self._unreadable(where, f"{len(x)} images, {len(y)} labels")
+        if int(y.min()) < 0 or int(y.max()) >= len(self.classes):
+            raise self._unreadable(where, f"labels outside 0..{len(self.classes) - 1}")
+        return x, y
+
+    def _unreadable(self, where: Path, reason: str) -> ValueError:
+        """The error of files that are there but are not what they should be."""
+        return checks.fail(
+            "dataset.name",
+            self.name,
+            f"its files in {where.absolute()} could not be read ({reason})",
+            "Remove them and fetch them anew with dataset.download=true.",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +14,7 @@ import torch
 from torch import Tensor
 from torchvision import datasets
 
-from pate_torch.core import checks
-from pate_torch.data import benchmark, locations
-from pate_torch.types import Dataset
+from pate_torch.data.benchmark import ImageBenchmark
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -36,71 +35,27 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10:
+class Cifar10(ImageBenchmark):
     """32x32 color photographs in the pickled batches of ``cifar-10-batches-py``.
 
     Downloads are checked by torchvision; files already there are read as they are.
-
-    Attributes:
-        name: Declared name.
-        path: The folder that holds ``cifar-10-batches-py``.
-        root: The same, where ``path`` is None.
-        download: Whether to fetch missing files.
-        private: The first so many training images; None: all.
-        public: The first so many test images.
-        test: The test images after these.
 
     Source: Krizhevsky 2009.
     """
 
     name: str = "cifar10"
-    path: str | None = None
-    root: str | None = None
-    download: bool = False
-    private: int | None = None
-    public: int = 9000
-    test: int = 1000
 
-    classes: ClassVar[tuple[str, ...]] = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    )
-    size: ClassVar[int] = 50_000
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    sizes: ClassVar[Mapping[str, int]] = {"train": 50_000}
 
-    def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        checks.boolean("dataset.download", self.download)
-        benchmark.check_counts(self.public, self.test, self.private)
+    def _folder(self, where: Path) -> Path:
+        return where / datasets.CIFAR10.base_folder
 
-    def load(self) -> Dataset:
-        x, y = self._part(datasets.CIFAR10.train_list)
-        held = benchmark.held_out(*self._part(datasets.CIFAR10.test_list), self.public, self.test)
-        return benchmark.assemble(
-            name=self.name,
-            class_names=self.classes,
-            private=(x[: self.private], y[: self.private]),
-            held=held,
-            nominal_size=self.private or self.size,
-        )
-
-    def _part(self, files: list[list[str]]) -> tuple[Tensor, Tensor]:
-        where = locations.folder(self.path, self.root)
-        batches = where / datasets.CIFAR10.base_folder
-
-        def open_() -> tuple[Tensor, Tensor]:
-            if self.download:
-                datasets.CIFAR10(str(where), download=True)
-            return _batches([batches / name for name, _ in files])
-
-        return benchmark.read(self.name, batches, self.download, len(self.classes), open_)
+    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
+        if self.download:
+            datasets.CIFAR10(str(where), download=True)
+        files = datasets.CIFAR10.train_list if split == "train" else datasets.CIFAR10.test_list
+        return _batches([self._folder(where) / name for name, _ in files])
 
 
 def _batches(paths: list[Path]) -> tuple[Tensor, Tensor]:

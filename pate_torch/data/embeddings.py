@@ -16,9 +16,9 @@ from torch import Tensor
 from pate_torch.core import checks, texts
 from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
-from pate_torch.data.labeled_tables import LabeledTable
-from pate_torch.data.tabular import Table
-from pate_torch.data.units import content_id, name_units
+from pate_torch.data.file_source import Part, Points, content_ids
+from pate_torch.data.tabular import LabeledTable
+from pate_torch.data.units import name_units
 from pate_torch.types import Dataset, EncoderCard
 
 KNOWN = ("name", "sha256", "license", "trained_on", "disjoint")
@@ -59,8 +59,7 @@ class Embeddings(LabeledTable):
         """What the release says of what made the vectors."""
         return EncoderCard(kind="given", **({"name": "an encoder that nobody declares"} | dict(self.encoder or {})))
 
-    @property
-    def needed(self) -> dict[str, str]:
+    def _needed(self) -> dict[str, str]:
         assert self.id is not None
         return {"dataset.id": self.id}
 
@@ -71,21 +70,28 @@ class Embeddings(LabeledTable):
         spec = replace(data.spec, mean=tuple(x_PD.mean(0).tolist()), std=(std,) * x_PD.shape[1], encoder=self.card)
         return replace(data, spec=spec)
 
-    def points(self, table: Table, public_N: np.ndarray) -> tuple[Tensor, np.ndarray, str]:
+    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         assert self.id is not None
         file = locations.existing("dataset.vectors", self.vectors, self.root)
         ids, x = vectors(file, self.id, None if self.ids is None else self._ids())
         place = {name: row for row, name in enumerate(ids)}
         if len(place) < len(ids):
             raise checks.fail("dataset.vectors", str(file), "has several vectors of one id")
-        wanted = [texts.spell(name) for name in table[self.id]]
+        wanted = [texts.spell(name) for part in parts.values() for name in part.content[self.id]]
         row_N = torch.tensor([place.get(name, -1) for name in wanted])
-        has_N = ((row_N >= 0) & x[row_N].isfinite().all(1)).numpy()
+        x = x[row_N]
+        has_N = ((row_N >= 0) & x.isfinite().all(1)).numpy()
+        public_N = self._public(role_N)
         if not has_N[public_N].all():
             lacking = [name for name, has in zip(np.array(wanted)[public_N], has_N[public_N], strict=True) if not has]
             what = f"has no finite vector of {len(lacking)} public records, such as {str(lacking[0])!r}"
             raise checks.fail("dataset.vectors", str(file), what, "Every id of public records needs one.")
-        return x[row_N], has_N, "without a finite vector"
+        return Points(
+            x=x,
+            usable_N=has_N,
+            why="without a finite vector",
+            content=lambda public: content_ids(x[public]),
+        )
 
     def _ids(self) -> list[str]:
         file = locations.existing("dataset.ids", self.ids, self.root)
@@ -93,9 +99,6 @@ class Embeddings(LabeledTable):
             return [texts.spell(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.fail("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
-
-    def content(self, x_N: Tensor) -> list[str]:
-        return [content_id([row.numpy().tobytes()]) for row in x_N]
 
 
 def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str], Tensor]:

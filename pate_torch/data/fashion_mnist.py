@@ -20,15 +20,4 @@ class FashionMnist(Mnist):
     name: str = "fashion_mnist"
 
     reader: ClassVar[type[datasets.MNIST]] = datasets.FashionMNIST
-    classes: ClassVar[tuple[str, ...]] = (
-        "t-shirt",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    )
+    classes = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

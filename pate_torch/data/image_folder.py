@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,8 @@ from PIL import Image
 
 from pate_torch.core import checks
 from pate_torch.data import roles, units
-from pate_torch.types import Dataset, PointNames
+from pate_torch.data.file_source import FileSource, Part, Points, content_ids
+from pate_torch.types import PointNames
 
 RESIZE = "bilinear"
 """How images get their size: by Pillow, in eight bits a channel."""
@@ -28,52 +28,26 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bi
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder:
-    """Images resized to size x size; private, public and test by ``fractions`` of the units, or from other folders.
+class ImageFolder(FileSource):
+    """Images of class folders, resized to size x size. x: uint8 [N, channels, size, size].
 
-    x: uint8 [N, channels, size, size]. Neighbors are add_remove: images stand in the order of their paths, which name
-    the class too, so that one replaced by an image of another name, or of another class, moves those between.
+    The folder of public images may hold unlabeled images directly when there is a test folder. Neighbors are
+    add_remove: images stand in the order of their paths, which name the class too, so that one replaced by an image of
+    another name, or of another class, moves those between.
 
     Attributes:
-        name: Declared name.
-        path: The folder of class folders, from the working directory or the data root.
-        public_path: A folder of public images (which may hold unlabeled images directly when there is a test folder).
-        test_path: A folder of public test images.
-        root: The data root.
-        seed: Seed of the split.
-        fractions: Private, public and test.
         size: Height and width in pixels.
         channels: 3 (color) or 1 (grey).
         group: A regular expression on the file name whose first bracket (or whole match) names the privacy unit, e.g.
             ``^(patient[0-9]+)_``; None: the unit is the file's path in the folder.
-        classes: The class folders; None: those that public images show.
-        publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
-        publish_test: The owner agrees that figures on test images split off ``path`` are published.
-        nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the images are public data: accuracies on the private side are then shown.
-
-    Raises:
-        ValueError: Names the file or key, what is allowed and the fix.
     """
 
     name: str = "image_folder"
-    path: str | None = None
-    public_path: str | None = None
-    test_path: str | None = None
-    root: str | None = None
-    seed: int = 0
-    fractions: Sequence[float] = (0.8, 0.1, 0.1)
     size: int = 32
     channels: int = 3
-    group: str | None = None
-    classes: Sequence[Any] | None = None
-    publish_split: bool = False
-    publish_test: bool = False
-    nominal_size: int | None = None
-    benchmark: bool = False
 
     def __post_init__(self) -> None:
-        roles.check(self)
+        super().__post_init__()
         checks.integer("dataset.size", self.size, low=4)
         if self.channels not in (1, 3):
             raise checks.fail("dataset.channels", self.channels, "must be 1 (gray) or 3 (color)")
@@ -83,39 +57,35 @@ class ImageFolder:
             except re.error as error:
                 raise checks.fail("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
-    def load(self) -> Dataset:
-        found: list[tuple[int, Path, Path]] = []
-        for part, (key, folder) in roles.files(self).items():
-            unlabeled = part == roles.PUBLIC and bool(self.test_path)
-            found += [(part, folder, file) for file in _images(key, folder, unlabeled)]
-        part_N = np.array([part for part, _, _ in found])
-        unit_id = units.name_units("dataset.group", [self._unit(file.relative_to(folder)) for _, folder, file in found],
-                                   len(found))  # fmt: skip
-        role_N = roles.by_hash(unit_id, part_N, set(part_N.tolist()), self.fractions, self.seed)
-        relative = [file.relative_to(folder).parts for _, folder, file in found]
-        records = roles.Records(
-            x=read("dataset.path", [file for _, _, file in found], (self.channels, self.size, self.size), RESIZE),
-            label=np.array([parts[0] if len(parts) > 1 else "" for parts in relative], dtype=object),
-            unit_id=unit_id,
-            unit="record" if self.group is None else "group:file name",
-            role_N=role_N,
-        )
-        return roles.assemble(
-            records,
-            self,
-            promised=_PROMISED,
-            resize=RESIZE,
-            names=lambda public: self._names(records, relative, public),
+    def _read(self, part: int, key: str, place: Path) -> Part:
+        files = _images(key, place, unlabeled=part == roles.PUBLIC and bool(self.test_path))
+        relative = [file.relative_to(place) for file in files]
+        return Part(
+            content=(files, relative),
+            label=[path.parts[0] if len(path.parts) > 1 else "" for path in relative],
+            unit_id=lambda: units.name_units("dataset.group", [self._unit_of(path) for path in relative], len(files)),
         )
 
-    def _names(self, records: roles.Records, relative: list[tuple[str, ...]], public: np.ndarray) -> PointNames:
+    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+        files = [file for part in parts.values() for file in part.content[0]]
+        x = read("dataset.path", files, (self.channels, self.size, self.size), RESIZE)
+        return Points(x=x, resize=RESIZE, content=lambda public: content_ids(x[public]))
+
+    @property
+    def _unit(self) -> str:
+        return "record" if self.group is None else "group:file name"
+
+    def _promise(self) -> tuple[tuple[str, ...], str]:
+        return _PROMISED
+
+    def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
-        if self.public_path is not None:
-            names = tuple("/".join(relative[place]) for place in public.tolist())
-            return PointNames("file", names, Path(self.public_path).name)
-        return PointNames("content", tuple(units.content_id([image.numpy().tobytes()]) for image in records.x[public]))
+        if self.public_path is None:
+            return super()._names(parts, points, public)
+        relative = [path.as_posix() for part in parts.values() for path in part.content[1]]
+        return PointNames("file", tuple(relative[place] for place in public.tolist()), Path(self.public_path).name)
 
-    def _unit(self, relative: Path) -> str:
+    def _unit_of(self, relative: Path) -> str:
         if self.group is None:
             return relative.as_posix()
         match = re.search(self.group, relative.name)

@@ -48,13 +48,12 @@ class LabelsOnly:
         pool_y = torch.cat([evaluation.pool_y, private.y]) if known and evaluation.pool_y is not None else None
         name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name
         replaced = "replace_one" in data.adjacencies
-        return Dataset(
+        return dataclasses.replace(
+            data,
             spec=dataclasses.replace(data.spec, name=name),
             private=dataclasses.replace(private, unit=LABEL_UNIT),
             pool=PublicPool(torch.cat([data.pool.x, private.x]), data.pool.split),
             evaluation=Evaluation(evaluation.x, evaluation.y, pool_y, evaluation.public),
             adjacencies=("replace_one",) if replaced else (),
             advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
-            dropped=data.dropped,
-            declared=data.declared,
         )

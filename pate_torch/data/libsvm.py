@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,71 +14,41 @@ from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data import roles, units
+from pate_torch.data import units
+from pate_torch.data.file_source import FileSource, Part, Points
 from pate_torch.data.schema import class_name
-from pate_torch.types import Dataset
 
 _MOST_FEATURES = 2**24
 """A random sign is drawn for each: more take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Libsvm:
-    """Rows ``label index:value ...``; private, public and test by ``fractions``, or from files of their own.
-
-    x: float32 [N, D].
+class Libsvm(FileSource):
+    """Rows ``label index:value ...``. x: float32 [N, D].
 
     Attributes:
-        name: Declared name.
-        path: The file, from the working directory or the data root.
-        public_path: A public file of public points.
-        test_path: A public file of test records.
-        root: The data root.
-        seed: Seed of the split.
         roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which
             are the units' ids: for replace_one, and for benchmarks).
-        fractions: Private, public and test.
         group: "qid" makes the ``qid:`` field the privacy unit.
-        classes: The labels; None: those of the public records.
         num_features: Declared, or None to read it off the public records; private features beyond are dropped.
         zero_based: Whether indices start at 0; never guessed, since a guess would depend on private records.
         feature_limit: Above so many features, rows are projected by fixed signed hashing.
         project: Dimensions they are projected to.
         standardize: Whether features are centered and scaled by the pool's statistics.
-        publish_split: The owner agrees that the public points are split off ``path`` (see ``Csv``).
-        publish_test: The owner agrees that figures on test records split off ``path`` are published.
-        nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the records are public data: accuracies on the private side are then shown.
-
-    Raises:
-        ValueError: Names the key, what is allowed and the fix.
 
     Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206); the 80/2/18 split, LZCW21 section 6.
     """
 
     name: str = "libsvm"
-    path: str | None = None
-    public_path: str | None = None
-    test_path: str | None = None
-    root: str | None = None
-    seed: int = 0
     roles: str = "hash"
-    fractions: Sequence[float] = (0.8, 0.1, 0.1)
-    group: str | None = None
-    classes: Sequence[Any] | None = None
     num_features: int | None = None
     zero_based: bool = False
     feature_limit: int = 4096
     project: int = 1024
     standardize: bool = False
-    publish_split: bool = False
-    publish_test: bool = False
-    nominal_size: int | None = None
-    benchmark: bool = False
 
     def __post_init__(self) -> None:
-        roles.check(self)
-        roles.check_way(self.roles, single=self._single)
+        super().__post_init__()
         if self.group is not None:
             checks.one_of("dataset.group", self.group, ("qid",))
         for key in ("zero_based", "standardize"):
@@ -91,70 +59,45 @@ class Libsvm:
         checks.integer("dataset.project", self.project, low=1)
 
     @property
-    def _single(self) -> bool:
-        """One file of single records."""
-        return not (self.public_path or self.test_path or self.group)
+    def _way(self) -> str:
+        return self.roles
 
-    def load(self) -> Dataset:
-        read = {part: self._read(key, file) for part, (key, file) in roles.files(self).items()}
-        width = max(rows.shape[1] for rows, _, _ in read.values())
-        rows = sp.vstack([_widened(rows, width) for rows, _, _ in read.values()], format="csr")
-        label = np.concatenate([label for _, label, _ in read.values()])
-        part_N = np.repeat(list(read), [len(label) for _, label, _ in read.values()])
-        if self.roles == "position":
-            unit_id = units.positions(len(label))
-            role_N = roles.by_position(len(label), self.fractions, self.seed)
-        else:
-            unit_id = np.concatenate([ids for _, _, ids in read.values()])
-            role_N = roles.by_hash(unit_id, part_N, set(read), self.fractions, self.seed)
-        public_N = np.isin(role_N, roles.public_roles(self))
+    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+        width = max(part.content.shape[1] for part in parts.values())
+        rows = sp.vstack([_widened(part.content, width) for part in parts.values()], format="csr")
+        public_N = self._public(role_N)
         x = self._dense(rows, public_N)
         finite_N = x.isfinite().all(1).numpy()
         if not finite_N[public_N].all():
             what = "has public records whose features are not finite numbers"
             raise checks.fail("dataset.name", self.name, what, "Remove NaN and infinity.")
-        records = roles.Records(
-            x=x,
-            label=label,
-            unit_id=unit_id,
-            unit=f"group:{self.group}" if self.group else "record",
-            role_N=role_N,
-            usable_N=finite_N,
-            why="with features that are not finite",
-        )
-        return roles.assemble(
-            records,
-            self,
-            promised=roles.promise(
-                self.roles,
-                single=self._single,
-                apart=bool(self.public_path),
-                grouped=self.group is not None,
-                benchmark=self.benchmark,
-            ),
-            standardize=self.standardize,
-        )
+        return Points(x=x, usable_N=finite_N, why="with features that are not finite", standardize=self.standardize)
 
-    def _read(self, key: str, file: Path) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+    def _read(self, part: int, key: str, place: Path) -> Part:
         """Sparse float rows, labels as text, and unit ids."""
         try:
-            rows, y, *query = load_svmlight_file(str(file), zero_based=self.zero_based, query_id=self.group is not None)
+            rows, y, *query = load_svmlight_file(
+                str(place), zero_based=self.zero_based, query_id=self.group is not None
+            )
         except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
             raise checks.fail(
                 key,
-                str(file),
+                str(place),
                 # Not the parser's own words: they repeat what stands in the file, and this message may be logged.
                 f"is not a readable LIBSVM file ({type(error).__name__})",
                 "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true.",
             ) from error
         rows = sp.csr_matrix(rows)
         if len(y) == 0:
-            raise checks.fail(key, str(file), "has no rows")
-        label = np.array([class_name(value) for value in y.tolist()])
+            raise checks.fail(key, str(place), "has no rows")
+        label = [class_name(value) for value in y.tolist()]
         if query and len(query[0]) != len(y):
-            raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {file}")
-        ids = units.name_units("dataset.group", query[0], len(y)) if query else _content_ids(rows, label)
-        return rows, label, ids
+            raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {place}")
+        return Part(
+            content=rows,
+            label=label,
+            unit_id=lambda: units.name_units("dataset.group", query[0], len(y)) if query else _content_ids(rows, label),
+        )
 
     def _dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
         """float32 [N, D], D declared or read off the public side."""
@@ -184,13 +127,13 @@ def _widened(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
     return sp.csr_matrix((rows.data, rows.indices, rows.indptr), shape=shape)
 
 
-def _content_ids(rows: sp.csr_matrix, label: np.ndarray) -> np.ndarray:
+def _content_ids(rows: sp.csr_matrix, label: list[str]) -> np.ndarray:
     """A hash of every row's own label and entries."""
     index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
     spans = itertools.pairwise(start)
     return np.array(
         [
             units.content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
-            for name, (a, b) in zip(label.tolist(), spans, strict=True)
+            for name, (a, b) in zip(label, spans, strict=True)
         ]
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,9 @@ import torch
 
 from pate_torch.core import checks, texts
 from pate_torch.data import roles, units
+from pate_torch.data.file_source import FileSource, Part, Points
 from pate_torch.data.schema import MAX_CATEGORIES, ManyCategories, TableSchema
-from pate_torch.types import Dataset, PointNames
+from pate_torch.types import PointNames
 
 _COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
@@ -37,72 +38,126 @@ Table = dict[str, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv:
-    """Numeric columns, and one-hot columns of declared or public categories; one row a record.
-
-    x: float32 [N, D]. Numeric features are centered and scaled by the public pool's statistics.
+class TableSource(FileSource):
+    """CSV (.csv, also .csv.gz, .bz2, .xz; .tsv with ``separator``) or Parquet, one row a record.
 
     Attributes:
-        name: Declared name.
-        path: .csv (also .csv.gz, .bz2, .xz; .tsv with ``separator``) or .parquet, from the working directory or the
-            data root.
-        public_path: A public file of public points, which may lack the label when there is a test file.
-        test_path: A public file of test records. A role without a file is split off by ``fractions``.
-        root: The data root.
-        seed: Seed of the split.
-        roles: Who is split off: "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows'
-            positions, which are the units' ids: for replace_one).
-        fractions: Private, public and test.
         label: The label's column.
         group: The column that names the privacy unit (say, a user).
         id: Otherwise the column that names the record; None: a record is named by a hash of its own content, and equal
             records are one unit.
+        separator: Between values of a row.
+    """
+
+    label: str = "label"
+    id: str | None = None
+    separator: str = ","
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.separator, str) or len(self.separator) != 1:
+            raise checks.fail("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
+
+    @property
+    def _single(self) -> bool:
+        return super()._single and not self.id
+
+    @property
+    def _unit_column(self) -> tuple[str, str | None]:
+        """The setting that names the column of unit ids, and the column."""
+        return ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
+
+    def _table(self, key: str, place: Path) -> Table:
+        return read_text(key, place, self.separator, unit=self._unit_column)
+
+    def _needed(self) -> dict[str, str]:
+        """Columns that every file must have, by their keys, beside the label."""
+        return {}
+
+    def _read(self, part: int, key: str, place: Path) -> Part:
+        table = self._table(key, place)
+        if part == roles.PUBLIC and self.test_path and self.label not in table:
+            table[self.label] = [""] * num_rows(table)
+        for name, column in ({"dataset.label": self.label} | self._needed()).items():
+            require_column(name, column, table)
+        return Part(content=table, label=table[self.label], unit_id=lambda: self._unit_ids(table, part))
+
+    def _unit_ids(self, table: Table, part: int) -> np.ndarray:
+        """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
+        key, column = self._unit_column
+        if column is not None and part == roles.PRIVATE:
+            require_column(key, column, table)
+        if column is not None and column in table:
+            return np.array(table[column], dtype=str)
+        rows = zip(*table.values(), strict=True)
+        return np.array([units.content_id(map(str.encode, row)) for row in rows])
+
+    def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
+        """Public points by their own ids where their file has them, else by content."""
+        if self.public_path is not None:
+            own, first = parts[roles.PUBLIC].content, len(parts[roles.PRIVATE].label)
+            for column in (self.id, self.group):
+                if column is not None and column in own:
+                    names = tuple(own[column][row - first].strip() for row in public.tolist())
+                    if len(set(names)) == len(names):  # a group may own several points
+                        return PointNames("id", names, Path(self.public_path).name, column)
+        return super()._names(parts, points, public)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledTable(TableSource):
+    """A table whose points are something else than its columns: texts, vectors by id.
+
+    Attributes:
+        columns: Names of the columns of files without a header line; None: their first line has them.
+        quotes: Whether quotation marks enclose values; else they are characters like others.
+    """
+
+    columns: Sequence[str] | None = None
+    quotes: bool = True
+
+    def __post_init__(self) -> None:
+        if self.separator == "\\t":  # as a shell passes it on
+            object.__setattr__(self, "separator", "\t")
+        super().__post_init__()
+        checks.boolean("dataset.quotes", self.quotes)
+        if self.columns is not None:
+            checks.items("dataset.columns", self.columns)
+
+    def _table(self, key: str, place: Path) -> Table:
+        header, unit = self.columns, self._unit_column
+        return read_text(key, place, self.separator, columns=header, quotes=self.quotes, unit=unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Csv(TableSource):
+    """Numeric columns, and one-hot columns of declared or public categories.
+
+    x: float32 [N, D]. Numeric features are centered and scaled by the public pool's statistics.
+
+    Attributes:
+        roles: Who is split off: "hash" (each unit's own id decides) or "position" (a seeded permutation of the rows'
+            positions, which are the units' ids: for replace_one).
         features: The columns to use; None: all but label, group, id and ``ignore``.
         ignore: Columns not to use.
         categories: {column: [values]}; a column without an entry is numeric if its public values all are, else takes
             the values these show. A private value outside the categories becomes all zeros.
         max_categories: Most values that public records may show of a column.
-        classes: As for categories.
         missing: What to do with public records whose numeric features are empty or not finite: "error", or "drop" each
             by itself. A private record of this kind, or of another class, is dropped by itself; under replace_one it
             keeps its place, with a public filler in it.
-        separator: Between values of a row.
-        publish_split: The owner agrees that the public points are split off ``path``, and so become public: their
-            categories, and a hash of the features of those that are asked, are released.
-        publish_test: The owner agrees that figures on test records split off ``path`` become public.
-        nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the records are public data: accuracies on the private side are then shown.
-
-    Raises:
-        ValueError: Names the key, what is allowed and the fix.
     """
 
     name: str = "csv"
-    path: str | None = None
-    public_path: str | None = None
-    test_path: str | None = None
-    root: str | None = None
-    seed: int = 0
     roles: str = "hash"
-    fractions: Sequence[float] = (0.8, 0.1, 0.1)
-    label: str = "label"
-    group: str | None = None
-    id: str | None = None
     features: Sequence[str] | None = None
     ignore: Sequence[str] = ()
     categories: Mapping[str, Sequence[Any]] | None = None
     max_categories: int = MAX_CATEGORIES
-    classes: Sequence[Any] | None = None
     missing: str = "error"
-    separator: str = ","
-    publish_split: bool = False
-    publish_test: bool = False
-    nominal_size: int | None = None
-    benchmark: bool = False
 
     def __post_init__(self) -> None:
-        roles.check(self)
-        roles.check_way(self.roles, single=self._single)
+        super().__post_init__()
         for key in ("features", "ignore"):
             if getattr(self, key) is not None:
                 checks.items(f"dataset.{key}", getattr(self, key))
@@ -110,85 +165,49 @@ class Csv:
             checks.mapping("dataset.categories", self.categories)
             for column, values in self.categories.items():
                 checks.items(f"dataset.categories.{column}", values)
-        if not isinstance(self.separator, str) or len(self.separator) != 1:
-            raise checks.fail("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
         checks.one_of("dataset.missing", self.missing, ("error", "drop"))
         checks.integer("dataset.max_categories", self.max_categories, low=2)
 
     @property
-    def _single(self) -> bool:
-        """One file of single records without names."""
-        return not (self.public_path or self.test_path or self.group or self.id)
+    def _way(self) -> str:
+        return self.roles
 
-    def load(self) -> Dataset:
-        tables = self._tables()
-        columns = self._columns(tables[roles.PRIVATE])
-        sizes = [num_rows(table) for table in tables.values()]
-        if self.roles == "position":
-            unit_id = units.positions(sizes[0])
-            role_N = roles.by_position(len(unit_id), self.fractions, self.seed)
-        else:
-            unit_id = np.concatenate([unit_ids(self, table, part == roles.PRIVATE) for part, table in tables.items()])
-            part_N = np.repeat(list(tables), sizes)
-            role_N = roles.by_hash(unit_id, part_N, set(tables), self.fractions, self.seed)
-        roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
-        label = np.array([value for table in tables.values() for value in table[self.label]], dtype=object)
-        table = {name: [value for part in tables.values() for value in part[name]] for name in columns}
-        schema = self._schema(_rows_of(table, np.isin(role_N, roles.public_roles(self))))
+    def _parts(self) -> dict[int, Part]:
+        parts = super()._parts()
+        needed = set(self._columns(parts[roles.PRIVATE].content))
+        for part, key, place in self._files():
+            if lacking := sorted(needed - set(parts[part].content)):
+                raise checks.fail(key, str(place), f"lacks the feature columns {lacking} of dataset.path")
+        return parts
+
+    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+        table = {
+            name: [value for part in parts.values() for value in part.content[name]]
+            for name in self._columns(parts[roles.PRIVATE].content)
+        }
+        public_N = self._public(role_N)
+        schema = self._schema(_rows_of(table, np.flatnonzero(public_N)))
         x = schema.encode(table, unknown="zeros", missing="nan")
         finite_ND = np.isfinite(x)
-        looked_at = finite_ND[np.isin(role_N, roles.public_roles(self))]
-        if not looked_at.all() and self.missing == "error":
-            names = schema.feature_names
-            bad = [names[place] for place in schema.numeric if not looked_at[:, place].all()]
+        if not finite_ND[public_N].all() and self.missing == "error":
+            bad = [schema.feature_names[place] for place in schema.numeric if not finite_ND[public_N, place].all()]
             raise checks.fail(
                 "dataset.missing",
                 self.missing,
                 f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad)}",
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
-        standardize = np.isin(np.arange(x.shape[1]), schema.numeric).tolist()
-        records = roles.Records(
+        shown = _rows_of(table, np.flatnonzero(self._shown(role_N)))
+        return Points(
             x=torch.from_numpy(x),
-            label=label,
-            unit_id=unit_id,
-            unit="record" if self.group is None else f"group:{self.group}",
-            role_N=role_N,
             usable_N=finite_ND.all(1),
             why="with missing numbers",
-        )
-        return roles.assemble(
-            records,
-            self,
-            promised=roles.promise(
-                self.roles,
-                single=self._single,
-                apart=bool(self.public_path),
-                grouped=self.group is not None,
-                benchmark=self.benchmark,
-            ),
-            standardize=standardize,
-            schema=schema.withheld(_rows_of(table, np.isin(role_N, roles.shown_roles(self))), self.categories or ()),
-            names=lambda public: self._names(tables, schema, table, public),
+            standardize=np.isin(np.arange(x.shape[1]), schema.numeric).tolist(),
+            schema=schema.withheld(shown, self.categories or ()),
             declared=self.categories or (),
+            # Of features alone, never of an id, a group or a label of the private file.
+            content=lambda public: schema.content_ids(_rows_of(table, public)),
         )
-
-    def _tables(self) -> dict[int, Table]:
-        """Every file's rows, by the role it was given for (PRIVATE: the main file)."""
-        tables: dict[int, Table] = {}
-        files = roles.files(self)
-        for part, (key, file) in files.items():
-            table = read_text(key, file, self.separator, unit=unit_column(self))
-            if part == roles.PUBLIC and self.test_path and self.label not in table:
-                table[self.label] = [""] * num_rows(table)
-            require_column("dataset.label", self.label, table)
-            tables[part] = table
-        needed = set(self._columns(tables[roles.PRIVATE]))
-        for part, table in tables.items():
-            if lacking := sorted(needed - set(table)):
-                key, file = files[part]
-                raise checks.fail(key, str(file), f"lacks the feature columns {lacking} of dataset.path")
-        return tables
 
     def _columns(self, table: Table) -> list[str]:
         special = {self.label, self.group, self.id, *self.ignore}
@@ -203,27 +222,6 @@ class Csv:
         if not columns:
             raise checks.fail("dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}.")
         return columns
-
-    def _names(self, tables: Mapping[int, Table], schema: TableSchema, table: Table, rows: np.ndarray) -> PointNames:
-        """By what whoever holds the public points finds them: their own ids where their file has them, else content.
-
-        Args:
-            tables: The files, the private one first.
-            schema: What is hashed: features alone, never an id, a group or a label of the private file.
-            table: The feature columns of all files.
-            rows: The public points' rows in it.
-        """
-        source = None
-        if self.public_path is not None:
-            source, own = Path(self.public_path).name, tables[roles.PUBLIC]
-            first = num_rows(tables[roles.PRIVATE])
-            for column in (self.id, self.group):
-                if column is not None and column in own:
-                    names = tuple(own[column][row - first].strip() for row in rows.tolist())
-                    if len(set(names)) == len(names):  # a group may own several points
-                        return PointNames("id", names, source, column)
-        picked = {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
-        return PointNames("content", tuple(schema.content_ids(picked)), source)
 
     def _schema(self, public: Table) -> TableSchema:
         """The schema, declared or as the public side shows it.
@@ -245,37 +243,8 @@ class Csv:
             ) from None
 
 
-class Identified(Protocol):
-    """A source whose columns may name units."""
-
-    @property
-    def group(self) -> str | None:
-        """The column that names the privacy unit."""
-
-    @property
-    def id(self) -> str | None:
-        """Otherwise the column that names the record; None: a record is named by its content."""
-
-
-def unit_column(source: Identified) -> tuple[str, str | None]:
-    """The setting that names the column of unit ids, and the column."""
-    return ("dataset.id", source.id) if source.group is None else ("dataset.group", source.group)
-
-
-def unit_ids(source: Identified, table: Table, private: bool) -> np.ndarray:
-    """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
-    key, column = unit_column(source)
-    if column is not None and private:
-        require_column(key, column, table)
-    if column is not None and column in table:
-        return np.array(table[column], dtype=str)
-    rows = zip(*table.values(), strict=True)
-    return np.array([units.content_id(map(str.encode, row)) for row in rows])
-
-
-def _rows_of(table: Table, chosen_N: np.ndarray) -> Table:
-    rows = np.flatnonzero(chosen_N).tolist()
-    return {name: [column[row] for row in rows] for name, column in table.items()}
+def _rows_of(table: Table, rows: np.ndarray) -> Table:
+    return {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
 
 
 def num_rows(table: Table) -> int:
@@ -306,7 +275,7 @@ def read_text(
         separator: Between values of a row of a CSV file.
         columns: Names of the columns of a CSV file without a header line; None: its first line has them.
         quotes: Whether quotation marks enclose values of a CSV file; else they are characters like others.
-        unit: The setting that names the column of unit ids, and the column (``unit_column``).
+        unit: The setting that names the column of unit ids, and the column.
 
     Raises:
         ValueError: One that is damaged, or whose rows do not fit its header; ids that name no units.

@@ -84,7 +84,8 @@ class Tensors:
                 raise checks.fail(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
         test_y = labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
-        mean, std = self._normalization(pool_x)
+        given = None if self.mean is None or self.std is None else (self.mean, self.std)
+        mean, std = statistics(pool_x) if given is None else (tuple(map(float, constants)) for constants in given)
         return Dataset(
             spec=DataSpec(
                 name=self.name,
@@ -102,11 +103,6 @@ class Tensors:
             dropped=dropped,
             declared={CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if self.mean is None else DECLARED},
         )
-
-    def _normalization(self, pool_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if self.mean is not None and self.std is not None:
-            return tuple(map(float, self.mean)), tuple(map(float, self.std))
-        return statistics(pool_x)
 
 
 def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

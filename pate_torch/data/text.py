@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from pate_torch.core import checks, texts
-from pate_torch.data.labeled_tables import LabeledTable
-from pate_torch.data.tabular import Table
+from pate_torch.data.file_source import Part, Points
+from pate_torch.data.tabular import LabeledTable
 from pate_torch.data.units import content_id
 
 
@@ -35,26 +34,26 @@ class Text(LabeledTable):
         checks.integer("dataset.max_bytes", self.max_bytes, low=4)
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
-    @property
-    def text(self) -> str:
-        return self.column
-
-    @property
-    def needed(self) -> dict[str, str]:
+    def _needed(self) -> dict[str, str]:
         return {"dataset.column": self.column}
 
-    def points(self, table: Table, public_N: np.ndarray) -> tuple[Tensor, np.ndarray, str]:
-        column = table[self.column]
+    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+        column = [text for part in parts.values() for text in part.content[self.column]]
         has_N = np.array([texts.is_text(text) for text in column])
-        if not has_N[public_N].all() and self.empty == "error":
+        lacking = int((~has_N[self._public(role_N)]).sum())
+        if lacking and self.empty == "error":
             raise checks.fail(
                 "dataset.empty",
                 self.empty,
-                f"stops at {int((~has_N[public_N]).sum())} public records without a text in column {self.column!r}",
+                f"stops at {lacking} public records without a text in column {self.column!r}",
                 "Remove them, or drop them one by one (dataset.empty=drop).",
             )
         filled = [text if has else "-" for text, has in zip(column, has_N.tolist(), strict=True)]
-        return texts.pack(f"column {self.column}", filled, self.max_bytes), has_N, "without a text"
-
-    def content(self, x_N: Tensor) -> list[str]:
-        return [content_id([text.encode()]) for text in texts.unpack(x_N)]
+        x = texts.pack(f"column {self.column}", filled, self.max_bytes)
+        return Points(
+            x=x,
+            usable_N=has_N,
+            why="without a text",
+            text=self.column,
+            content=lambda public: [content_id([text.encode()]) for text in texts.unpack(x[public])],
+        )

@@ -129,8 +129,8 @@ _COMMANDS = {
 def _account(account: Account) -> dict[str, Any]:
     return {
         "account": account.name,
-        "epsilon_charged": _epsilon(account.guarantee),
-        "epsilon_charged_ex_post": _epsilon(account.ex_post),
+        "epsilon_charged": account.guarantee and account.guarantee.epsilon,
+        "epsilon_charged_ex_post": account.ex_post and account.ex_post.epsilon,
         "noise": account.noise,
         "budget_epsilon": account.budget_epsilon,
         "delta": account.delta,
@@ -170,10 +170,6 @@ def _table(accounts: Sequence[Account]) -> list[str]:
         notes += [] if account.private else ["NOT PRIVATE: seeded noise, so no total"]
         lines.append(_cut("  " + "; ".join(notes), _WIDTH))
     return lines if accounts else ["no accounts"]
-
-
-def _epsilon(guarantee: Guarantee | None) -> float | None:
-    return None if guarantee is None else guarantee.epsilon
 
 
 def _shown(guarantee: Guarantee | None) -> str:

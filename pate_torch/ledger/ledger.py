@@ -339,10 +339,7 @@ class Ledger:
             state: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
         """
         with self._chain.writing():
-            self._catch_up()
-            account, identity, charge = self._reserved(reservation)
-            if charge.committed:
-                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            account, identity, _ = self._open_charge(reservation)
             facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state}
             self._chain.append("record", account, facts)
 
@@ -354,10 +351,7 @@ class Ledger:
                 drawn since the last record, or the state is an older one.
         """
         with self._chain.writing():
-            self._catch_up()
-            account, identity, charge = self._reserved(reservation)
-            if charge.committed:
-                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            account, identity, charge = self._open_charge(reservation)
             if not charge.suspended or charge.state != state:
                 raise LedgerError(
                     f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
@@ -396,10 +390,7 @@ class Ledger:
         """
         events = tuple(incurred_events)
         with self._chain.writing():
-            self._catch_up()
-            account, identity, charge = self._reserved(reservation)
-            if charge.committed:
-                raise LedgerError(f"reservation={identity!r}: is committed already.")
+            account, identity, charge = self._open_charge(reservation)
             now = self._accounts[account].filter.price(events)
             if not within(now, charge.reserved):
                 raise LedgerError(
@@ -443,10 +434,6 @@ class Ledger:
             planned=planned,
             parts=MappingProxyType(parts),
         )
-
-    def remaining(self, account: str) -> Spend:
-        """What the account's filter still admits."""
-        return self.account(account).remaining
 
     # ---- the chain ----------------------------------------------------------------------------------------------
 
@@ -496,10 +483,14 @@ class Ledger:
             raise LedgerError(f"account={name!r}: there is none of this name (accounts: {known}). Open it first.")
         return self._accounts[name]
 
-    def _reserved(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
+    def _open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
+        """The account, the id and the charge of a reservation that is not committed."""
+        self._catch_up()
         identity = reservation if isinstance(reservation, str) else reservation.id
         for name, state in self._accounts.items():
             if identity in state.charges:
+                if state.charges[identity].committed:
+                    raise LedgerError(f"reservation={identity!r}: is committed already.")
                 return name, identity, state.charges[identity]
         raise LedgerError(f"reservation={identity!r}: there is none. Was it made in another ledger?")
 

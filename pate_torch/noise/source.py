@@ -7,19 +7,24 @@ void: everything such a run writes says NOT PRIVATE.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
+from pate_torch.core.files import private_folder, replacing
 from pate_torch.noise import discrete
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, Rehearsed
@@ -205,3 +210,41 @@ class Rehearsal(NoiseSource):
 
     def incur(self, events: Iterable[Event]) -> None:
         """Nothing: nobody is charged."""
+
+
+_README = """PRIVATE: do not publish, do not share.
+
+Noise that releases under way go on with, such as the thresholds of sparse vectors: whoever knows it can take it off the
+answers. Keep it together with the privacy ledger beside this folder, which remembers its hash; without it a release
+cannot go on, and stays charged at its worst.
+"""
+
+
+def seal(path: Path, kept: dict[str, float]) -> str:
+    """PRIVATE. Write noise that a suspended release goes on with, whole or not at all.
+
+    Returns:
+        The hash of the file, which the ledger remembers; "" where nothing is kept.
+    """
+    if not kept:
+        path.unlink(missing_ok=True)
+        return ""
+    # Salted: a hash of the noise alone could be tried against all the noise there is.
+    content = json.dumps({"salt": secrets.token_hex(16), "kept": kept}).encode()
+    private_folder(path.parent, _README)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def unseal(path: Path) -> tuple[dict[str, float], str]:
+    """What was kept, and the hash of the file; nothing where there is no file, or a damaged one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}, ""
+    digest = hashlib.sha256(content).hexdigest()
+    try:
+        return json.loads(content)["kept"], digest
+    except (ValueError, KeyError, TypeError):
+        return {}, digest  # which the ledger does not know

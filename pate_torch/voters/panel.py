@@ -262,7 +262,16 @@ def _fit_network(
     teacher: int,
 ) -> Member:
     module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
-    return _network(module, spec, device, recipe.torch_dtype)
+
+    @torch.no_grad()
+    def member(points: Tensor) -> Tensor:
+        parts = [torch.zeros(0, dtype=torch.int64)]
+        for part in points.split(512):
+            logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
+            parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), ABSTAIN).cpu())
+        return torch.cat(parts)
+
+    return member
 
 
 def fit_module(
@@ -329,15 +338,3 @@ def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
         for parameter in params:
             parameter.grad = None
     module.eval()
-
-
-def _network(module: nn.Module, spec: DataSpec, device: torch.device, dtype: torch.dtype) -> Member:
-    @torch.no_grad()
-    def member(points: Tensor) -> Tensor:
-        parts = [torch.zeros(0, dtype=torch.int64)]
-        for part in points.split(512):
-            logits = module(spec.normalize(part.to(device), dtype))
-            parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), ABSTAIN).cpu())
-        return torch.cat(parts)
-
-    return member

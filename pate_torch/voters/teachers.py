@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import checked_id
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
+from pate_torch.protocols import silent
 from pate_torch.sensitive import Sensitive, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
@@ -30,6 +32,9 @@ from pate_torch.voters.description import VotersDescription, each_unit
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
     from pate_torch.context import RunContext
+
+Tally = Callable[[Ensemble], Tensor]
+"""PRIVATE. Some of the teachers -> the counts of their votes on the public points, int32 [P, C]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,10 @@ class Teachers(VotersBase):
             votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
         alias = self.alias or self.stored or run.store.new_alias(stored.identity.fingerprint, stored.id)
-        opened: Sensitive = self._soft(stored.ensemble, run) if self.soft(run.config) else votes
+        opened: Sensitive = votes
+        if self.soft(run.config):
+            progress, device = run.stages("Asking for probabilities"), run.config.device
+            opened = SoftVotes.of(stored.ensemble.probabilities(run.data.pool.x, device=device, progress=progress))
         return FittedVoters(id=alias, sensitive=opened, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
@@ -161,8 +169,8 @@ class Teachers(VotersBase):
                     trunk=trunk,
                     checkpoint_dir=checkpoints,
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
-                    log=run.log_teachers,
-                    losses=run.log_losses,
+                    log=silent if run.board is None else run.board.log,
+                    losses=silent if run.board is None else run.board.losses,
                     try_again=try_again,
                 )
             head = run.ledger.head()
@@ -201,30 +209,18 @@ class Teachers(VotersBase):
 
     # ---- votes --------------------------------------------------------------------------------------------------
 
-    def _votes(
-        self,
-        ensemble: Ensemble,
-        data: Dataset,
-        config: RunConfig,
-        stages: Stages,
-        *,
-        together: bool,
-    ) -> Votes:
+    def _votes(self, ensemble: Ensemble, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Votes:
         """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
-        progress = stages("Counting votes")
-
-        def tally(some: Ensemble) -> Tensor:
-            return some.tally(data.pool.x, device=config.device, progress=progress)
-
+        tally = self._tally(data, config, stages, together=together)
         return distributed.votes(ensemble, tally, len(data.pool), together=together)
+
+    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
+        progress = stages("Counting votes")
+        return lambda some: some.tally(data.pool.x, device=config.device, progress=progress)
 
     def soft(self, config: RunConfig) -> bool:
         """Whether their probabilities are opened, and not their votes."""
         return bool(getattr(config.mechanism, "soft", False))
-
-    def _soft(self, ensemble: Ensemble, run: RunContext) -> SoftVotes:
-        progress = run.stages("Asking for probabilities")
-        return SoftVotes.of(ensemble.probabilities(run.data.pool.x, device=run.config.device, progress=progress))
 
     def _manner(self, config: RunConfig) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
@@ -272,7 +268,16 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
         ValueError: It is unknown, damaged, of other data, or apart from its ledger.
     """
     stored = store.load(name)
-    _same_data(stored.identity, here, name)
+    # Votes of other data, or under another partition, would be charged to the wrong account.
+    for key, fix in (
+        ("dataset", "Set dataset.name to the name they were trained under."),
+        ("num_teachers", "Set num_teachers to theirs."),
+        ("partition", "Use the partition they were trained with."),
+        ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
+    ):
+        if getattr(stored.identity, key) != getattr(here, key):
+            there = "another one" if key == "fingerprint" else repr(getattr(stored.identity, key))
+            raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
     if stored.ledger_head is not None and (ledger is None or not ledger.head_contains(stored.ledger_head)):
         raise checks.fail(
             "teachers",
@@ -281,16 +286,3 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
             "Bring back the ledger.sqlite that lay beside them: it remembers what was released.",
         )
     return stored
-
-
-def _same_data(stored: Identity, here: Identity, name: str) -> None:
-    """Refuse teachers of other data, or under another partition: their votes would be charged to the wrong account."""
-    for key, fix in (
-        ("dataset", "Set dataset.name to the name they were trained under."),
-        ("num_teachers", "Set num_teachers to theirs."),
-        ("partition", "Use the partition they were trained with."),
-        ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
-    ):
-        if getattr(stored, key) != getattr(here, key):
-            there = "another one" if key == "fingerprint" else repr(getattr(stored, key))
-            raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)

@@ -27,11 +27,10 @@ from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
 from pate_torch.protocols import Progress, silent
-from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import Dataset
-from pate_torch.voters.teachers import Teachers
+from pate_torch.voters.teachers import Tally, Teachers
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -79,15 +78,7 @@ class TransductiveTeachers(Teachers):
     def _choices(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
 
-    def _votes(
-        self,
-        ensemble: Ensemble,
-        data: Dataset,
-        config: RunConfig,
-        stages: Stages,
-        *,
-        together: bool,
-    ) -> Votes:
+    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
         """PRIVATE. Over rank 0's features of the pool."""
         feature_PD = None
         if distributed.is_main():
@@ -97,11 +88,7 @@ class TransductiveTeachers(Teachers):
             feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
         jointly = self.among(placed(feature_PD, config.device))
         progress = stages("Counting votes")
-
-        def tally(some: Ensemble) -> Tensor:
-            return jointly.tally(some, data.pool.x, config.device, progress)
-
-        return distributed.votes(ensemble, tally, len(data.pool), together=together)
+        return lambda some: jointly.tally(some, data.pool.x, config.device, progress)
 
     def _manner(self, config: RunConfig) -> str:
         learnt = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}

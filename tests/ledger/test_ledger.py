@@ -81,7 +81,7 @@ def test_releases_compose_by_mu_squared(ledger):
     assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
     assert used(ledger) == pytest.approx(gdp.epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     left = gdp.mu(4.0, 1e-5) ** 2 - 180 * MU**2
-    assert ledger.remaining("svhn").scalar == pytest.approx(left, rel=1e-9)
+    assert ledger.account("svhn").remaining.scalar == pytest.approx(left, rel=1e-9)
     assert ledger.account("svhn").copies([Gaussian(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
 
 
@@ -172,7 +172,7 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDP(epsilon=0.05, count=7), Delta(delta=2e-6)])
     assert ledger.account("mnist").ex_post.route == "rdp"
     assert ledger.account("mnist").ex_post.epsilon >= epsilon([PureDP(epsilon=0.05, count=7)], 1e-5).epsilon
-    assert ledger.remaining("mnist").delta == pytest.approx(3e-6, rel=1e-12)
+    assert ledger.account("mnist").remaining.delta == pytest.approx(3e-6, rel=1e-12)
     with pytest.raises(BudgetExceeded, match="set aside for failures"):
         ledger.reserve("mnist", [Delta(delta=4e-6)], **FACTS)
     ledger.verify()
@@ -390,7 +390,7 @@ def test_two_processes_stop_at_the_cap(path):
     """The same race where the cap is near: some are refused, none passes it."""
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=PLAN)
-        left = ledger.remaining("shared").scalar - 10.5 * 0.02**2
+        left = ledger.account("shared").remaining.scalar - 10.5 * 0.02**2
         ledger.reserve("shared", [Gaussian(mu=math.sqrt(left))], **FACTS)
     admitted, ledger = hammer(path, 2, 20)
     with ledger:
@@ -702,7 +702,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
-    monkeypatch.setattr("pate_torch.ledger.database.WAIT_S", 0.01)
+    monkeypatch.setattr("pate_torch.ledger.chain.WAIT_S", 0.01)
     with Ledger(path) as other, ledger._chain.writing():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
