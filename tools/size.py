@@ -47,7 +47,7 @@ KERNEL = (
     # values and their sensitivity, budget, mechanisms, noise
     *("sensitive.py", "types.py", "protocols.py", "aggregation.py", "budget.py", "mechanisms/", "noise/"),
     # prices, and the ledger with its locks and files
-    *("accounting/", "published_price.py", "ledger/accounts.py", "ledger/chain.py", "ledger/database.py"),
+    *("accounting/", "published_price.py", "ledger/accounts.py", "ledger/chain.py"),
     *("ledger/ledger.py", "core/files.py", "core/locks.py"),
     # from records to units, shards and numbers; votes and other contributions, where no record sees another
     *("data/", "core/rng.py", "core/texts.py", "voters/", "teachers/", "networks/", "features/"),

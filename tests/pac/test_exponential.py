@@ -311,3 +311,18 @@ def test_bad_input_is_refused():
             draw(errors, 1.0, Rehearsal(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
         log_law(np.array([0.0, np.nan]), 1.0)
+
+
+def test_any_loss_is_private_at_its_sensitivity():
+    """Losses in [-1, 1], two records, every neighbor: the range is met exactly at range/n, not at 2 range/n."""
+    epsilon, n, loss_range, table = 0.7, 2, 2.0, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
+    laws = {
+        records: log_law(-np.mean([table[z] for z in records], axis=0), epsilon / (2 * loss_range / n))
+        for records in itertools.product(table, repeat=n)
+    }
+    spans = [
+        np.ptp(laws[one] - laws[other])
+        for one, other in itertools.product(laws, repeat=2)
+        if sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    ]
+    assert 0.99 * epsilon < max(spans) <= epsilon + 1e-9
