@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from pate_torch.accounting.data_dependent import price_of_q, smooth_sensitivity, theorems, vote_rows
+from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
 from pate_torch.accounting.outcomes import Gnmax
 from pate_torch.core.rng import numpy_stream
 
@@ -66,7 +66,7 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """Query by query, order by order, move by move, as the definition reads."""
     total = np.zeros((TEACHERS + 1, len(orders)))
     for i, order in enumerate(orders):
-        of_q, _ = price_of_q.price_parts(Gnmax(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
+        of_q, _ = query_price.price_parts(Gnmax(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
         q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.plateau_A[0]
 
         def log_q_of(row: np.ndarray) -> float:

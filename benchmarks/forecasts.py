@@ -18,7 +18,7 @@ import torch
 from benchmarks.tables import load
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan.pilot import Pilot, learnt, simulate_release
+from pate_torch.planning.pilot import Pilot, learnt, simulate_release
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import numpy_stream
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
 from pate_torch.pac.boosting import high_confidence

@@ -50,11 +50,11 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
     from pate_torch.features.contrastive import ContrastiveFeatures
     from pate_torch.mechanisms.gradient_descent import GradientDescent
     from pate_torch.mechanisms.histogram import Histogram
+    from pate_torch.methods.gradients import Gradients
+    from pate_torch.methods.reverse_knn import ReverseKnn
     from pate_torch.pipeline import run
     from pate_torch.queries.random import Random
     from pate_torch.students.supervised import Supervised
-    from pate_torch.voters.gradients import Gradients
-    from pate_torch.voters.reverse_knn import ReverseKnn
 
     gradients = voters == "gradients"
     config = RunConfig(

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.same_encoder import data, ours
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan import chance
+from pate_torch.planning import feasibility
 from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.queries.random import Random
@@ -93,7 +93,7 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
             noisy_QC = votes_PC[query_Q] + mechanism.sigma * torch.randn(count, split.classes, dtype=torch.float64)
             task = StudentTask(spec, pool, query_Q, noisy_QC.argmax(1))
             counted = replace(task, posterior_QC=label_posterior(NoisyCounts(noisy_QC.round().long(), mechanism.sigma)))
-            lead = chance.break_even(mechanism, split.classes)
+            lead = feasibility.break_even(mechanism, split.classes)
             right = {
                 student: float((algorithm.fit(counted if student in COUNTS else task, seed=split.seed,
                                               device=pool.device).predict(test).numpy() == split.truth).mean())

@@ -27,8 +27,8 @@ from benchmarks.sparse_vector import DELTA, QUESTIONS, load
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.sensitive import SoftVotes, Votes

@@ -25,7 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, Context

@@ -29,8 +29,8 @@ from torch import Tensor
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.sparse_vector import distance
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.sparse_vector_base import distance
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids

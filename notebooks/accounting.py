@@ -34,9 +34,9 @@ import torch
 sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
 
 from benchmarks.fonts.glyphs import Glyphs
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import sanitised_release
+from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.data_dependent.theorems import theorem_rdp
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
@@ -102,11 +102,11 @@ def theorem_epsilon(mechanism, counts_QC=counts_QC):
 
 def sanitised(mechanism, draws=41):
     """Median of what would be published. The plan is chosen on imagined votes, never on those it prices."""
-    imagined = sanitised_release.imagined_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
+    imagined = private_price.imagined_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     model = mechanism.outcome_model()
-    plan = sanitised_release.choose(model, imagined, num_queries=QUESTIONS, delta=DELTA)
+    plan = private_price.choose(model, imagined, num_queries=QUESTIONS, delta=DELTA)
     draws_Z = generator.standard_normal(draws)  # of a seed: nothing here is private
-    published = [sanitised_release.release(plan, model, counts_QC, z, adaptive=False).epsilon(DELTA) for z in draws_Z]
+    published = [private_price.release(plan, model, counts_QC, z, adaptive=False).epsilon(DELTA) for z in draws_Z]
     return np.median(published)
 
 

@@ -32,7 +32,7 @@ from sklearn.semi_supervised import LabelSpreading
 sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
 
 from benchmarks.fonts.glyphs import Glyphs
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.aggregation import RoundState, label
 from pate_torch.budget import Budget
 from pate_torch.data.partition import AddRemove

@@ -37,13 +37,13 @@ from torch import nn
 
 from pate_torch import Pate, PATEClassifier, load_student
 from pate_torch.accounting.calibration import smallest_sigma
-from pate_torch.accounting.shown import show_delta
+from pate_torch.accounting.formatting import show_delta
 from pate_torch.data.digits import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
 from pate_torch.features.whitening import ridge_for
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan.chance import Drowned
+from pate_torch.planning.feasibility import Drowned
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.teachers.recipe import TeacherRecipe
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds

@@ -27,7 +27,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate, load_student
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian

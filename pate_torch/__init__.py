@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pate_torch.classifier import PATEClassifier as PATEClassifier
-    from pate_torch.estimator import Pate as Pate
     from pate_torch.labeler import PrivateLabeler as PrivateLabeler
+    from pate_torch.pate import Pate as Pate
     from pate_torch.students.export import load_student as load_student
 
 _HOMES = {
     "PATEClassifier": "pate_torch.classifier",
-    "Pate": "pate_torch.estimator",
+    "Pate": "pate_torch.pate",
     "PrivateLabeler": "pate_torch.labeler",
     "load_student": "pate_torch.students.export",
 }

@@ -26,7 +26,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
-from pate_torch.accounting.shown import show_delta
+from pate_torch.accounting.formatting import show_delta
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import call_id
@@ -35,12 +35,15 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.roles import origin_of_categories
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
-from pate_torch.estimator import Pate, account_of, name_failed_disk, unmeasured
-from pate_torch.features.encoded import encode_sides, finite_features
+from pate_torch.features.encoded_dataset import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
 from pate_torch.ledger.accounts import refused_refit
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan import method as methods
+from pate_torch.methods import panel
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.pate import Pate, account_of, name_failed_disk, unmeasured
+from pate_torch.planning import autoconfig as methods
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.students.export import load_student
@@ -64,10 +67,7 @@ from pate_torch.types import (
     EncoderCard,
     PublicPool,
 )
-from pate_torch.unfinished import UnfinishedCall
-from pate_torch.voters import panel
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.teachers import Teachers
+from pate_torch.unfinished_calls import UnfinishedCall
 
 CAP = 10.0
 """Of an account that opens here, in epsilon; more where one fit is to cost more."""
@@ -562,7 +562,7 @@ def _trained(
 
 def _descend(pate: Pate, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    from pate_torch.voters.dpsgd import DpSgd  # loads Opacus
+    from pate_torch.methods.dpsgd import DpSgd  # loads Opacus
 
     plan = pate._config(data, Teachers(num_teachers=1), 1, Random())
     plan = replace(

@@ -10,14 +10,16 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from pate_torch.accounting import calibration
-from pate_torch.accounting.data_dependent import sanitised_release
+from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import Event
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
-from pate_torch.features.encoded import Encoded
+from pate_torch.features.encoded_dataset import Encoded
+from pate_torch.methods.base import Voters
 from pate_torch.noise.source import check_delta, check_noise
-from pate_torch.plan import chance
+from pate_torch.planning import feasibility
+from pate_torch.private_epsilon import Sanitiser
 from pate_torch.protocols import (
     Checkable,
     DatasetSource,
@@ -28,11 +30,9 @@ from pate_torch.protocols import (
     QueryStrategy,
     StudentAlgorithm,
 )
-from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import CHOSEN_BY, Dataset
-from pate_torch.voters.base import Voters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class RunConfig:
             return choice
         return choice + self.sanitiser.worst_case(self.publication(num_classes))
 
-    def publication(self, num_classes: int) -> sanitised_release.Plan:
+    def publication(self, num_classes: int) -> private_price.Plan:
         """How the data-dependent price is published.
 
         Raises:
@@ -292,7 +292,7 @@ class RunConfig:
             votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
             if votes is not None:
                 forced = self.privacy.allow_chance
-                chance.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
+                feasibility.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
             self.voters.validate_for(data, self)
             self.voters.description(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records

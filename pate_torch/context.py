@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pate_torch import release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter
 from pate_torch.budget import Budget
@@ -27,23 +27,23 @@ from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Clock, Stages
 from pate_torch.data.units import leave_out_unusable
 from pate_torch.features.contrastive import learn_encoder
-from pate_torch.features.encoded import Encoded
+from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.ledger import Ledger
-from pate_torch.plan import chance
+from pate_torch.methods.base import FittedVoters
+from pate_torch.planning import feasibility
 from pate_torch.protocols import Student
 from pate_torch.reporting import owner_file
 from pate_torch.reporting.curves import link
-from pate_torch.reporting.private import PrivateBoard, make_private_folder
+from pate_torch.reporting.private_writer import PrivateBoard, make_private_folder
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData, Release
-from pate_torch.unfinished import UnfinishedCall
-from pate_torch.voters.base import FittedVoters
+from pate_torch.unfinished_calls import UnfinishedCall
 
 if TYPE_CHECKING:
-    from pate_torch.reporting.tensorboard import ReleaseBoard
+    from pate_torch.reporting.release_writer import ReleaseBoard
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -143,7 +143,7 @@ class RunContext:
     @functools.cached_property
     def release_board(self) -> ReleaseBoard:
         """The TensorBoard that may be published."""
-        from pate_torch.reporting.tensorboard import ReleaseBoard  # loads TensorBoard
+        from pate_torch.reporting.release_writer import ReleaseBoard  # loads TensorBoard
 
         assert self.opened is not None
         private = self.budget is None or self.budget.secret
@@ -175,7 +175,7 @@ class RunContext:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, config: RunConfig, clock: Clock | None = None, remedy: chance.Remedy | None = None
+        cls, config: RunConfig, clock: Clock | None = None, remedy: feasibility.Remedy | None = None
     ) -> Iterator[RunContext]:
         """Load the data, refuse what cannot work, hold the run's folder and open the account.
 
@@ -204,7 +204,7 @@ class RunContext:
                     with Ledger(config.ledger_path) as ledger:
                         known = _caps(ledger)
                 refuse_cap(config, loaded.data.spec.name, planned, known)
-                forecast = chance.foretold(config, loaded.data, config.mechanism, remedy)
+                forecast = feasibility.foretold(config, loaded.data, config.mechanism, remedy)
                 call = _call(config, loaded)
                 config, reused = _resumed(config, loaded.data, call, stages)
                 opened.enter_context(holding(config))

@@ -38,7 +38,7 @@ from pate_torch.label.journal import Journal
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp
-from pate_torch.plan import chance
+from pate_torch.planning import feasibility
 from pate_torch.protocols import HypothesisClass, Mechanism, Progress, Student, StudentAlgorithm, StudentTask, silent
 from pate_torch.sensitive import Votes
 from pate_torch.students import store as student_store
@@ -358,16 +358,16 @@ class PrivateLabeler:
         self.mechanism.check(
             num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
         )
-        chance.refuse(
+        feasibility.refuse(
             self.mechanism,
             num_teachers=votes.num_teachers,
             num_classes=votes.num_classes,
             forced=self.allow_chance,
             force="allow_chance=True",
         )
-        drowns = chance.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
+        drowns = feasibility.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
         if drowns is not None:
-            warnings.warn(f"{drowns} {chance.SMALLER}", chance.Drowned, stacklevel=4)
+            warnings.warn(f"{drowns} {feasibility.SMALLER}", feasibility.Drowned, stacklevel=4)
         return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
 
     def _plan(self) -> dict[str, Any]:

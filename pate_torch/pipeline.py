@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from pate_torch import aggregation, release_store
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext
@@ -24,12 +24,13 @@ from pate_torch.core.files import tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.encoded import ENCODER, Encoded
+from pate_torch.features.encoded_dataset import ENCODER, Encoded
+from pate_torch.methods.base import FittedVoters
 from pate_torch.protocols import Student, StudentAlgorithm
-from pate_torch.reporting import owner
-from pate_torch.reporting.build import build_report
+from pate_torch.reporting import private_metrics
+from pate_torch.reporting.builder import build_report
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.render import write_release
+from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.students.store import save as save_student
@@ -37,7 +38,6 @@ from pate_torch.students.task import student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.types import PublicAsset, Release
-from pate_torch.voters.base import FittedVoters
 
 
 def run(config: RunConfig) -> ReleaseReport | None:
@@ -247,15 +247,15 @@ def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, St
         show_closing(report, places={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
         return report
     name, student = trained
-    owner.save_votes(run, release)
+    private_metrics.save_votes(run, release)
     with run.clock("owner"):
-        figures, nonprivate = owner.look(run, release)
-    report = make_report(run, release, name, student, owner.publishable(run.data, figures))
+        figures, nonprivate = private_metrics.look(run, release)
+    report = make_report(run, release, name, student, private_metrics.publishable(run.data, figures))
     run.release_board.write(report)
     run.release_board.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
-    figures = owner.examine(run, release, student, figures, nonprivate)
-    owner.write_owner_summary(figures, run.private_dir / "summary.json")
+    figures = private_metrics.examine(run, release, student, figures, nonprivate)
+    private_metrics.write_owner_summary(figures, run.private_dir / "summary.json")
     places = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
     show_closing(report, owner=figures.lines(), places=places)
     return report

@@ -26,10 +26,10 @@ from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import file_digest, plain_cell, tensor_digest, write_whole
 from pate_torch.ledger import Ledger
+from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
 from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
-from pate_torch.voters.description import VotersDescription
 
 SCHEMA_VERSION = 1
 _GUIDE = "guide.safetensors"

@@ -39,11 +39,13 @@ from pate_torch.ledger.chain import Chain
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.reporting import owner
+from pate_torch.reporting import private_metrics
 from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
@@ -51,8 +53,6 @@ from pate_torch.teachers import launch
 from pate_torch.teachers.store import ID, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from pate_torch.types import DataSpec
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.reverse_knn import ReverseKnn
 from tests import ROOT
 from tests.run_configs import changed, run_config
 
@@ -156,7 +156,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
         (pipeline, ("fit_student", "write_reports", "show_closing")),
-        (owner, ("save_file", "look", "examine")),
+        (private_metrics, ("save_file", "look", "examine")),
         (aggregation, ("label",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),

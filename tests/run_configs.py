@@ -3,8 +3,8 @@
 import dataclasses
 
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.voters.teachers import Teachers
-from pate_torch.voters.votes_file import VotesFile
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.votes_file import VotesFile
 
 PRIVACY = {field.name for field in dataclasses.fields(PrivacyConfig)}
 

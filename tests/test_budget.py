@@ -115,7 +115,7 @@ RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "ran
 
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
-    among = {"aggregation.py", "students/selection.py", "published_price.py", "labeler.py", "voters/dpsgd.py"}
+    among = {"aggregation.py", "students/selection.py", "private_epsilon.py", "labeler.py", "voters/dpsgd.py"}
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():

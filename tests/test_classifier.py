@@ -27,8 +27,8 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
-from pate_torch.plan import chance
-from pate_torch.plan.method import DELTA, Facts, choose, delta_for
+from pate_torch.planning import feasibility
+from pate_torch.planning.autoconfig import DELTA, Facts, choose, delta_for
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
 from tests.worlds import clouds
@@ -163,7 +163,7 @@ def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
     with pytest.raises(ValueError, match=r"epsilon=0\.3.*mostly noise.*num_records_about=.*spend_anyway=True"):
         make(**HOPELESS).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists()
-    with pytest.warns(chance.Drowned):
+    with pytest.warns(feasibility.Drowned):
         make(**HOPELESS, spend_anyway=True).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
         assert ledger.account("clouds").guarantee.epsilon == pytest.approx(0.3)
@@ -488,7 +488,7 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
     few, many = choose(replace(ROWS, epsilon=0.1), "teachers"), choose(replace(ROWS, epsilon=0.5), "teachers")
     assert 20 < few.num_queries < many.num_queries == 1000
     louder = replace(few.mechanism, sigma=1.5 * few.mechanism.sigma)
-    assert chance.break_even(few.mechanism, 2) <= 3000 / 4 < chance.break_even(louder, 2)
+    assert feasibility.break_even(few.mechanism, 2) <= 3000 / 4 < feasibility.break_even(louder, 2)
 
 
 @pytest.mark.parametrize("method", ["teachers", "gradients"])

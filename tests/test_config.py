@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pate_torch import release_store
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.cli import hydra_config
 from pate_torch.core import checks, run_folders
 from pate_torch.data.tensors import Tensors

@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from pate_torch import pipeline
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command

@@ -143,7 +143,7 @@ def test_the_table_would_catch_a_breach():
     assert violations("accounting.rdp", [("torch", "")])
     assert violations("aggregation", [("hydra.utils", "instantiate")])
     assert violations("reporting.report", [("pate_torch.sensitive", "Votes")])
-    assert violations("reporting.render", [("pate_torch.reporting.owner", "OwnerSummary")])
+    assert violations("reporting.render", [("pate_torch.reporting.private_metrics", "OwnerSummary")])
     assert violations("queries.uncertainty", [("pate_torch.sensitive", "Votes")])
     assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
 

@@ -16,7 +16,7 @@ from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample

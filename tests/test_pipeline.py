@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from pate_torch import pipeline, published_price, release_store
+from pate_torch import pipeline, private_epsilon, release_store
 from pate_torch.accounting import gdp, rdp
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.features.augmentation import Affine
@@ -16,12 +16,12 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.published_price import Sanitiser
+from pate_torch.private_epsilon import Sanitiser
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.reporting import build
+from pate_torch.reporting import builder
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import PrivateData
@@ -231,8 +231,8 @@ def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, mo
         release = release_store.read(one.root, summary(one)["release_id"], data.pool, data.spec, ledger)[0]
 
         def curve(composed):
-            monkeypatch.setattr(build, "COMPOSED", composed)
-            return build.account_curve(ledger, "blobs", release)
+            monkeypatch.setattr(builder, "COMPOSED", composed)
+            return builder.account_curve(ledger, "blobs", release)
 
         exact, coarse = curve(20), curve(4)
     assert len(exact) == len(coarse) == 20 and exact[-1] == coarse[-1] == pytest.approx(spent(one), rel=1e-9)
@@ -242,7 +242,7 @@ def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, mo
 
 def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
     # Each point of the page's curve is a composition of seconds, where a choice lies in the account.
-    monkeypatch.setattr("pate_torch.reporting.build.account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.reporting.builder.account_curve", lambda *_: ())
     pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
@@ -276,7 +276,7 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
 
 def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, monkeypatch):
     """Teachers and account are there from an earlier run: nothing is trained, and nothing may be charged either."""
-    monkeypatch.setattr("pate_torch.reporting.build.account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.reporting.builder.account_curve", lambda *_: ())
     pipeline.run(changed(plan, selection=two_candidates()))
     before = spent(plan)
     dear = changed(again(plan, "dear"), mechanism=Gaussian(sigma=3.0), selection=two_candidates(epsilon=500.0))
@@ -302,13 +302,13 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
 
 
 def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], published_price.publication.release
+    drawn, release = [], private_epsilon.publication.release
 
     def recorded(publication, model, votes, z, *, adaptive):
         drawn.append(z)
         return release(publication, model, votes, z, adaptive=adaptive)
 
-    monkeypatch.setattr(published_price.publication, "release", recorded)
+    monkeypatch.setattr(private_epsilon.publication, "release", recorded)
 
     def sanitised(name, **changes):
         one = changed(

@@ -11,7 +11,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from pate_torch import Pate, PATEClassifier, pipeline
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.voters import dpsgd
+from pate_torch.methods import dpsgd
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
 

@@ -18,6 +18,7 @@ from benchmarks.gpu.workloads import CPU, Options
 from pate_torch import networks
 from pate_torch.core.device import float32
 from pate_torch.core.rng import torch_stream
+from pate_torch.methods.records import map_records_independently
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import silent
 from pate_torch.teachers import launch, stacked
@@ -26,7 +27,6 @@ from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.recipe import MEMORY_GIB
 from pate_torch.teachers.training import train
 from pate_torch.types import DataSpec, PrivateData
-from pate_torch.voters.records import map_records_independently
 from tests.teachers.loop import train_loop
 
 MAX_RELATIVE_ERRORS = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.2, "bf16": 0.5}

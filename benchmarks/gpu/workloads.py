@@ -12,7 +12,7 @@ from benchmarks.gpu.findings import Setup
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.protocols import StudentAlgorithm, StudentTask
-from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.bagging import Ensemble
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.self_training import SelfTraining

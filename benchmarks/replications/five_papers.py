@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.replications.splits import Cell, Mean, Split, SplitStudy, format_share, replace_infinities
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.classifier import PATEClassifier
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
@@ -34,8 +34,8 @@ from pate_torch.core.progress import Stages
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote
 from pate_torch.learn.problem import Choices, problems
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.replications import liu2021_tables as tables
 from benchmarks.replications.liu2021_tables import SplitFacts, Table4Cell
 from benchmarks.replications.splits import Split, SplitStudy
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from scipy.optimize import brentq
 
-from pate_torch.accounting.epsilon import routes
+from pate_torch.accounting.accountant import routes
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 

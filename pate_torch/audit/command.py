@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from scipy import stats
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs

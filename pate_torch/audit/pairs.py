@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.mechanisms.confident import Confident
+from pate_torch.mechanisms.distance_to_instability import SingleStable
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.mechanisms.single_stable import SingleStable
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector_base import SparseVector
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import GRID, ONE_COUNT, CellHistogram, GradientSums, SoftVotes, Votes, one_vector
 

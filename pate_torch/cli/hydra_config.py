@@ -19,6 +19,9 @@ from pate_torch.audit.membership import MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.methods.base import Voters
+from pate_torch.methods.votes_file import VotesFile
+from pate_torch.private_epsilon import Sanitiser
 from pate_torch.protocols import (
     DatasetSource,
     FeatureRecipe,
@@ -28,11 +31,8 @@ from pate_torch.protocols import (
     QueryStrategy,
     StudentAlgorithm,
 )
-from pate_torch.published_price import Sanitiser
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.voters.base import Voters
-from pate_torch.voters.votes_file import VotesFile
 
 
 def run_config(cfg: DictConfig, folder: Path) -> RunConfig:

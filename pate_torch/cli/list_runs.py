@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.core.run_folders import checked_root, home_folder, runs_folder
 
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")

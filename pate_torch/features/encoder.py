@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
 from pate_torch.core.files import content, file_digest
-from pate_torch.features.independently import map_independently
+from pate_torch.features.batch_invariant import map_independently
 from pate_torch.features.runtimes import (
     Points,
     Runtime,

@@ -31,11 +31,11 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.methods.votes_file import VotesFile, read
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism, Partition
 from pate_torch.queries.random import Random
 from pate_torch.types import CLASSES, DECLARED, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
-from pate_torch.voters.votes_file import VotesFile, read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from pate_torch.accounting.events import Delta, Event
 from pate_torch.budget import Door
 from pate_torch.learn.problem import Problem
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import ag_priv_cl, sub_samp, two_thirds_teachers, unv_priv_cl
 from pate_torch.pac.boosting import high_confidence

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import AuditResult, audit_outcomes
 from pate_torch.core import checks
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta

@@ -26,7 +26,7 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.audit.command import AuditResult
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pate_torch import release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter
-from pate_torch.accounting.shown import show_delta
+from pate_torch.accounting.formatting import show_delta
 from pate_torch.budget import Budget, Spending
 from pate_torch.config import RunConfig, refuse_adjacency
 from pate_torch.context import holding, open_budget
@@ -28,17 +28,17 @@ from pate_torch.ledger.accounts import HYPOTHESIS
 from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import Progress, Student
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.build import claims, encoder_asset, pool_asset, student_figures
+from pate_torch.reporting.builder import claims, encoder_asset, pool_asset, student_figures
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
-from pate_torch.reporting.private import make_private_folder
-from pate_torch.reporting.render import write_release
+from pate_torch.reporting.private_metrics import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.private_writer import make_private_folder
+from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.sensitive import Sensitivity
 from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset
-from pate_torch.unfinished import UnfinishedCall, save_model
+from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pate_torch.accounting.epsilon import CAP, Guarantee, epsilon
+from pate_torch.accounting.accountant import CAP, Guarantee, epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, merged, to_json
 from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.accounting.shown import show_delta
+from pate_torch.accounting.formatting import show_delta
 from pate_torch.core import checks
 from pate_torch.ledger.chain import Entry, LedgerError
 

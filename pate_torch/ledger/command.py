@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.epsilon import DELTA_ALONE, Guarantee
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.accountant import DELTA_ALONE, Guarantee
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.ledger.ledger import Account, Ledger, LedgerError, default_path
 
 OK, PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from pate_torch.accounting.epsilon import Guarantee
+from pate_torch.accounting.accountant import Guarantee
 from pate_torch.accounting.events import Event, to_json
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.core import checks, run_folders

@@ -14,7 +14,7 @@ from scipy import stats
 from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
 from pate_torch.budget import Door
 from pate_torch.core import checks
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import erm, error_counts, representatives

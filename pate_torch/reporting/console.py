@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.reporting import statement
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE, Price

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.core import checks
+from pate_torch.methods.description import VotersDescription, group_of, one_unit
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.types import CHOSEN_BY, LABEL_UNIT, EncoderCard, PublicAsset
-from pate_torch.voters.description import VotersDescription, group_of, one_unit
 
 Scalar = bool | int | float | str | None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pate_torch.accounting.shown import show_delta, show_epsilon
+from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.reporting.report import TUNING, UNSTATED_CHOICE, ReleaseReport, show_route
 from pate_torch.types import LABEL_UNIT
 

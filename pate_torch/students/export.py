@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.encoded import ENCODER
+from pate_torch.features.encoded_dataset import ENCODER
 from pate_torch.features.encoder import Encoder
 from pate_torch.protocols import PointEncoder, Student
 from pate_torch.students import store

@@ -12,7 +12,7 @@ from torch import nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.students.opinion import LINEAR, cross_validated, quietly, scale
+from pate_torch.students.label_noise import LINEAR, cross_validated, quietly, scale
 from pate_torch.students.training import prepare
 
 _UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13

@@ -15,7 +15,7 @@ import torch
 
 from pate_torch.core import checks
 from pate_torch.protocols import Checkable, FeatureRecipe, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
-from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.bagging import Ensemble
 from pate_torch.students.label_spreading import ALPHA, most_confident, propagate
 from pate_torch.students.linear_model import linear_student
 from pate_torch.students.training import prepare

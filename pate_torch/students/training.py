@@ -25,7 +25,7 @@ from pate_torch.core.parallel import one_thread
 from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
 from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
-from pate_torch.students.opinion import believable, doubted
+from pate_torch.students.label_noise import believable, doubted
 from pate_torch.types import DataSpec
 
 Objective = Callable[[nn.Module, int], Tensor]

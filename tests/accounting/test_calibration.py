@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.accounting import gdp, rdp
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.calibration import price, smallest_sigma
-from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP, RdpCurve
 from pate_torch.accounting.filters import Filter, Spend
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import get_privacy_spent
 
 from pate_torch.accounting import gdp, pld, rdp
-from pate_torch.accounting.epsilon import Guarantee, delta, epsilon, routes
+from pate_torch.accounting.accountant import Guarantee, delta, epsilon, routes
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, RdpCurve
 
 ROOT2 = math.sqrt(2)

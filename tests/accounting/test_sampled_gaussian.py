@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import rdp as google
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.sampled_gaussian import _divergences, sampled_gaussian
 

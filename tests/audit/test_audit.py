@@ -12,10 +12,10 @@ from scipy import stats
 from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
 from pate_torch.audit.pairs import Pair, Setting, SoftPair, worst_pairs
-from pate_torch.mechanisms import single_stable, stability
+from pate_torch.mechanisms import distance_to_instability, sparse_vector
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import Votes
 from tests import ROOT
@@ -208,11 +208,11 @@ def printed_pair(threshold: float, queries: int) -> Pair:
 
 
 def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
-    mechanism = single_stable.SingleStable(epsilon=1.0, delta=1e-7)
+    mechanism = distance_to_instability.SingleStable(epsilon=1.0, delta=1e-7)
     pair = printed_pair(mechanism.threshold, 1)
     tried = {"runs": 500_000, "independent": True, "confidence": CERTAIN}
     assert audit(mechanism, [pair], **tried).sound
-    monkeypatch.setattr(single_stable, "distance", printed_distance)
+    monkeypatch.setattr(distance_to_instability, "distance", printed_distance)
     result = audit(mechanism, [pair], **tried)
     assert not result.sound and result.proven > 1.5 > result.claimed
 
@@ -221,7 +221,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load("stability", (), 1e-5)
-    monkeypatch.setattr(stability, "distance", printed_distance)
+    monkeypatch.setattr(sparse_vector, "distance", printed_distance)
     pair = printed_pair(mechanism.calibration(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).sound
 

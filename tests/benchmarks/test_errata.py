@@ -11,7 +11,7 @@ from scipy import integrate, special, stats
 
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.theory import sample_sizes as sizes
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.exponential import log_law

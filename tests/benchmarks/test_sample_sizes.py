@@ -13,12 +13,12 @@ import torch
 from scipy import stats
 
 from benchmarks.theory import sample_sizes as sizes
+from pate_torch.accounting.accountant import routes
 from pate_torch.accounting.calibration import smallest_sigma
-from pate_torch.accounting.epsilon import routes
 from pate_torch.accounting.events import Gaussian as Event
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.exponential import gumbel_max
 from pate_torch.sensitive import SoftVotes, Votes

@@ -30,8 +30,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from benchmarks.gpu import check as gpu_check
-from pate_torch.accounting.epsilon import epsilon
-from pate_torch.accounting.shown import show_epsilon
+from pate_torch.accounting.accountant import epsilon
+from pate_torch.accounting.formatting import show_epsilon
 from pate_torch.audit import command as audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import main as cli
@@ -385,8 +385,8 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 
 def test_every_field_of_the_statement_is_explained():
-    from pate_torch.reporting.owner import OwnerSummary
-    from pate_torch.reporting.render import privacy, summary
+    from pate_torch.reporting.private_metrics import OwnerSummary
+    from pate_torch.reporting.renderer import privacy, summary
     from tests.reporting.reporting_demo import demo
 
     page = ROOT / "docs" / "privacy-statement.md"

@@ -14,13 +14,13 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.laplace import Laplace
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.reverse_knn import ReverseKnn
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.reverse_knn import ReverseKnn
-from pate_torch.voters.teachers import Teachers
-from pate_torch.voters.transductive import TransductiveTeachers
 from tests.run_configs import run_config
 
 CLASSES = 1000

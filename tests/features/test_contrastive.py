@@ -17,7 +17,7 @@ from pate_torch.features.augmentation import Affine, View, as_affine, strong_vie
 from pate_torch.features.contrastive import ContrastiveFeatures, contrast, encode, transfer
 from pate_torch.networks import feature_extractor, last_linear, remove_head
 from pate_torch.protocols import StudentTask
-from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.bagging import Ensemble
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import prepare
 from pate_torch.teachers.trunk import PublicStart

@@ -21,7 +21,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
-from pate_torch.features.encoded import Encoded
+from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import Gaussian
 from tests.features import encoder_worlds as worlds

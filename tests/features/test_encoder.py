@@ -16,8 +16,8 @@ from torchvision.transforms.functional import resize
 
 from pate_torch.core import texts
 from pate_torch.features import runtimes
+from pate_torch.features.batch_invariant import map_independently
 from pate_torch.features.encoder import TEXTS, Encoder, located
-from pate_torch.features.independently import map_independently
 from pate_torch.features.runtimes import refuse_external_data
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT

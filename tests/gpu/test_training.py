@@ -16,15 +16,15 @@ from pate_torch.core.device import settled
 from pate_torch.core.rng import torch_stream
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import coordinates, neighbor_graph
+from pate_torch.methods.records import map_records_independently
+from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
-from pate_torch.reporting import tensorboard
-from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.reporting import release_writer
+from pate_torch.reporting.release_writer import ReleaseBoard
 from pate_torch.students.training import LOOKED_AT, Average, GradientStudent
 from pate_torch.teachers.launch import ASKED
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
-from pate_torch.voters.records import map_records_independently
-from pate_torch.voters.transductive import JointVotes
 from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import changed
@@ -66,7 +66,7 @@ def plain_board(monkeypatch):
     """No figures, which are drawn from the report."""
     monkeypatch.setattr(ReleaseBoard, "_figure", lambda *_: None)
     for name in ("confusion_figure", "examples_figure"):
-        monkeypatch.setattr(tensorboard, name, lambda _: None)
+        monkeypatch.setattr(release_writer, name, lambda _: None)
 
 
 def run_on_gpu(home, gpu: SimulatedGpu, **chosen: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.cli import predict
 from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students

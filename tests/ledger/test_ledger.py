@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Gaussian, Laplace, PureDP
 from pate_torch.ledger.chain import Chain
 from pate_torch.ledger.command import main

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.epsilon import total_pure, total_rho
+from pate_torch.accounting.accountant import total_pure, total_rho
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism
@@ -160,7 +160,7 @@ def test_prices_of_the_table():
 
 
 def test_price_oracle_640_asked_286_answered():
-    from pate_torch.accounting.epsilon import epsilon
+    from pate_torch.accounting.accountant import epsilon
 
     mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=200.0, max_answers=286)
     found = epsilon(mechanism.worst_case(640), 1e-5)

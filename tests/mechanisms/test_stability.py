@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from pate_torch.accounting.epsilon import epsilon as accounted
+from pate_torch.accounting.accountant import epsilon as accounted
 from pate_torch.accounting.events import Delta, PureDP
-from pate_torch.mechanisms.single_stable import SingleStable
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.sparse_vector import _lowest_threshold, calibrate, distance, teachers_to_pass
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.distance_to_instability import SingleStable
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.sparse_vector_base import _lowest_threshold, calibrate, distance, teachers_to_pass
 from pate_torch.noise.source import Rehearsal
 from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Context

@@ -12,7 +12,7 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
 from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac.agnostic import (
     RELABEL_FACTOR,

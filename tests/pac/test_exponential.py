@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
-from pate_torch.accounting.epsilon import delta as accounting_delta
+from pate_torch.accounting.accountant import delta as accounting_delta
 from pate_torch.accounting.events import BoundedRange
 from pate_torch.noise.source import Rehearsal
 from pate_torch.pac import exponential

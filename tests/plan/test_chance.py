@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.confident import Confident
@@ -18,10 +18,10 @@ from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.interactive import Interactive
 from pate_torch.mechanisms.laplace import Laplace
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
-from pate_torch.plan import chance, method
-from pate_torch.plan.descent import Descent, calibrated
+from pate_torch.planning import autoconfig, feasibility
+from pate_torch.planning.gradient_budget import Descent, calibrated
 from pate_torch.sensitive import Votes
 from pate_torch.types import Context
 from tests import ROOT
@@ -58,25 +58,25 @@ def test_the_forecast_is_what_the_mechanism_does_with_unanimous_votes(which, cla
     label_Q = mechanism.release(votes, noise, Context(num_queries=ASKED)).label_Q
     given_Q = label_Q >= 0
     right = float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean())
-    expected = chance.right_at(75, mechanism, classes)
+    expected = feasibility.right_at(75, mechanism, classes)
     assert right == pytest.approx(expected, abs=5 * (0.25 / int(given_Q.sum())) ** 0.5)
 
 
 @pytest.mark.parametrize("which", range(len(mechanisms(1.0))))
 def test_noise_that_drowns_unanimous_teachers_is_refused_unless_forced(which):
     asked = {"num_teachers": 75, "num_classes": 10}
-    chance.refuse(mechanisms(11.0)[which], **asked, forced=False)
+    feasibility.refuse(mechanisms(11.0)[which], **asked, forced=False)
     hopeless = mechanisms(5930.0)[which]
     with pytest.raises(ValueError, match=r"mechanism\.sigma=5930.*75 teachers.*guessing is right 10\.0 %"):
-        chance.refuse(hopeless, **asked, forced=False)
-    chance.refuse(hopeless, **asked, forced=True)
+        feasibility.refuse(hopeless, **asked, forced=False)
+    feasibility.refuse(hopeless, **asked, forced=True)
 
 
 @pytest.mark.parametrize("which", range(len(mechanisms(1.0))))
 @pytest.mark.parametrize("classes", [2, 5])
 def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(which, classes):
     mechanism = mechanisms(40.0)[which]
-    lead = chance.break_even(mechanism, classes)
+    lead = feasibility.break_even(mechanism, classes)
     truth_Q = torch.arange(ASKED) % classes
     noise = Rehearsal(mechanism.noise, None if mechanism.discrete else 1)
     right = []
@@ -91,41 +91,47 @@ def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(wh
 
 def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
     mechanism = Gaussian(sigma=71.0)
-    lead = chance.break_even(mechanism, 10)
-    assert chance.drowned(mechanism, math.ceil(2 * lead), 10, 5) is None
-    assert "by 115 of 100 votes, as no teachers can" in chance.drowned(mechanism, 100, 10, 5)
-    assert "by 115 of 200 votes, as few teachers do" in chance.drowned(mechanism, 200, 10, 5)
+    lead = feasibility.break_even(mechanism, 10)
+    assert feasibility.drowned(mechanism, math.ceil(2 * lead), 10, 5) is None
+    assert "by 115 of 100 votes, as no teachers can" in feasibility.drowned(mechanism, 100, 10, 5)
+    assert "by 115 of 200 votes, as few teachers do" in feasibility.drowned(mechanism, 200, 10, 5)
 
 
 @pytest.mark.parametrize("name", ["stability", "soft_stability", "single_stable"])
 def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name):
     """Below it nearly all answers are withheld: the warning names the lead, and comes before anything is charged."""
     mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
-    lead = chance.lead_to_answer(mechanism, 1, 2)
+    lead = feasibility.lead_to_answer(mechanism, 1, 2)
     counts = Votes(torch.tensor([[lead, 0]]), lead)
     draws = [mechanism.release(counts, Rehearsal(), Context(num_queries=1)).label_Q.item() >= 0 for _ in range(400)]
     assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12
-    assert chance.drowned(mechanism, 2 * lead, 2, 1) is None
-    said = chance.drowned(mechanism, 2 * lead - 1, 2, 1)
+    assert feasibility.drowned(mechanism, 2 * lead, 2, 1) is None
+    said = feasibility.drowned(mechanism, 2 * lead - 1, 2, 1)
     assert "a question is left unanswered" in said and f"by {lead} of {2 * lead - 1} votes" in said
 
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
     descent = Descent(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), records=size)
-    said = chance.instead(descent, "HOW")
-    assert ("HOW" in said) == better and (chance.SMALLER in said) != better
+    said = feasibility.instead(descent, "HOW")
+    assert ("HOW" in said) == better and (feasibility.SMALLER in said) != better
 
 
 @pytest.mark.parametrize(("records", "public"), [(300, 500), (12_000, 500), (12_000, 80)])
 def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records, public):
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
     descent = calibrated(**price, records=records, public=public)
-    facts = method.Facts(**price, grouped=False, records=records, public=public, classes=4, images=False, encoded=True)
-    chosen = method.choose(facts)
+    facts = autoconfig.Facts(
+        **price, grouped=False, records=records, public=public, classes=4, images=False, encoded=True
+    )
+    chosen = autoconfig.choose(facts)
     assert (chosen.mechanism, chosen.directions) == (descent.mechanism, descent.directions)
     assert chosen.self_training == descent.self_training(True)
-    assert ("majority" in chosen.outlook) == descent.drowned == (chance.instead(descent, "HOW") == chance.SMALLER)
+    assert (
+        ("majority" in chosen.outlook)
+        == descent.drowned
+        == (feasibility.instead(descent, "HOW") == feasibility.SMALLER)
+    )
     assert epsilon(descent.mechanism.worst_case(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
 
@@ -133,9 +139,9 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
 def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student, tmp_path):
     """Of features: where noise is large, a student of the model's answers."""
     descent = calibrated(epsilon=0.5, delta=1e-5, adjacency="add_remove", records=records, public=500)
-    said = chance.settings(tiny(tmp_path), descent, images=False, encoded=True, questions=500)
+    said = feasibility.settings(tiny(tmp_path), descent, images=False, encoded=True, questions=500)
     assert student in said and ("student.alpha=.5" in said) == descent.self_training(True)
-    assert "student=released_model" in chance.settings(
+    assert "student=released_model" in feasibility.settings(
         tiny(tmp_path), descent, images=False, encoded=False, questions=9
     )
 
@@ -178,14 +184,16 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
     pate = Pate("mine", classes=3, num_teachers=5, mechanism=Gaussian(sigma=4.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
-    with pytest.warns(chance.Drowned, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="):
+    with pytest.warns(
+        feasibility.Drowned, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="
+    ):
         pate.label(x[:20], num_queries=2)
-    with pate.labeler(2) as labeler, pytest.warns(chance.Drowned, match="Ask fewer questions"):
+    with pate.labeler(2) as labeler, pytest.warns(feasibility.Drowned, match="Ask fewer questions"):
         labeler.answer(x[0])
 
 
 def test_exact_answers_have_no_chance_to_lose():
-    assert chance.right_at(5000, Stability(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
+    assert feasibility.right_at(5000, Stability(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
 
 
 def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tmp_path, monkeypatch, capsys):

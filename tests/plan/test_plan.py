@@ -13,8 +13,8 @@ import torch
 from scipy.stats import norm
 
 from benchmarks.fonts.glyphs import Glyphs
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
-from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.events import BoundedRange
 from pate_torch.cli.train import configuration
 from pate_torch.data.digits import Digits
@@ -26,16 +26,16 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.soft_stability import SoftStability
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.methods.gradients import Gradients
 from pate_torch.noise.source import Rehearsal
-from pate_torch.plan import chance
-from pate_torch.plan import command as command
-from pate_torch.plan import report as reports
-from pate_torch.plan.choice import Declared, best
-from pate_torch.plan.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes, trained
+from pate_torch.planning import command as command
+from pate_torch.planning import feasibility
+from pate_torch.planning import report as reports
+from pate_torch.planning.choice import Declared, best
+from pate_torch.planning.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes, trained
 from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
-from pate_torch.voters.gradients import Gradients
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
 
@@ -589,7 +589,7 @@ def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_nu
 
 def test_the_lead_that_labels_need_is_said():
     report = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
-    assert report.choices[0].break_even == chance.break_even(Gaussian(sigma=11.0), 10)
+    assert report.choices[0].break_even == feasibility.break_even(Gaussian(sigma=11.0), 10)
     assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(report).split())
 
 

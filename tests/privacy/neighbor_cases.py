@@ -17,21 +17,21 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import pipeline
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import deal
-from pate_torch.estimator import Pate
 from pate_torch.label import command as label
+from pate_torch.methods.dpsgd import DpSgd
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.votes_file import VotesFile
+from pate_torch.pate import Pate
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
 from pate_torch.types import LABEL_UNIT, Dataset
-from pate_torch.voters.dpsgd import DpSgd
-from pate_torch.voters.teachers import Teachers
-from pate_torch.voters.transductive import TransductiveTeachers
-from pate_torch.voters.votes_file import VotesFile
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_harness as harness
 from tests.privacy import neighbor_worlds as worlds

@@ -30,8 +30,8 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.gradients import Gradients
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.voters.gradients import Gradients
 from tests.privacy import neighbor_harness as harness
 from tests.privacy.neighbor_cases import Tally
 from tests.privacy.neighbor_choices import Spelling

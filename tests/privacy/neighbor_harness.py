@@ -26,21 +26,21 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import classifier, estimator, pipeline, published_price
+from pate_torch import classifier, pate, pipeline, private_epsilon
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import Event
 from pate_torch.core import progress
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.methods import dpsgd
+from pate_torch.methods.dpsgd import EntropyOptimizer
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
-from pate_torch.reporting import build, tensorboard
-from pate_torch.reporting.tensorboard import ReleaseBoard
+from pate_torch.reporting import builder, release_writer
+from pate_torch.reporting.release_writer import ReleaseBoard
 from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
 from pate_torch.students import selection
-from pate_torch.voters import dpsgd
-from pate_torch.voters.dpsgd import EntropyOptimizer
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
 
@@ -113,7 +113,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, gradient, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
     publish, add_noise, errors = (
-        published_price.publication.release,
+        private_epsilon.publication.release,
         EntropyOptimizer.add_noise,
         exponential.error_counts,
     )
@@ -172,21 +172,21 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(GradientSums, "gradient_sum", of_records)
         patch.setattr(selection, "draw", of_students)
-        patch.setattr(published_price.publication, "release", of_price)
+        patch.setattr(private_epsilon.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "error_counts", of_hypotheses)
         for name in ("gaussian", "laplace", "gumbel", "uniform"):
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
-        for module in (build, dpsgd):
+        for module in (builder, dpsgd):
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         calls = itertools.count(1)
-        for module in (estimator, classifier):
+        for module in (pate, classifier):
             patch.setattr(module, "call_id", lambda: f"{next(calls)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
-        patch.setattr(tensorboard, "confusion_figure", lambda _: None)
-        patch.setattr(tensorboard, "examples_figure", lambda _: None)
+        patch.setattr(release_writer, "confusion_figure", lambda _: None)
+        patch.setattr(release_writer, "examples_figure", lambda _: None)
         yield
 
 

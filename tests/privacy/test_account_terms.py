@@ -26,15 +26,15 @@ from pate_torch.ledger.ledger import CHOICE, LABELS, Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.records import RecordVoters
+from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
 from pate_torch.types import Context
-from pate_torch.voters.dpsgd import DpSgd, EntropyOptimizer
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.records import RecordVoters
-from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.command_runs import ledger_entries, train
 from tests.killed_runs import blobs, plan
 from tests.run_configs import changed
@@ -59,7 +59,9 @@ def nothing_runs(monkeypatch):
 
     def forbid():
         monkeypatch.setattr(GradientStudent, "fit", lambda *_, **__: pytest.fail("a student was trained"))
-        monkeypatch.setattr("pate_torch.voters.teachers.train", lambda *_, **__: pytest.fail("teachers were trained"))
+        monkeypatch.setattr(
+            "pate_torch.methods.teacher_votes.train", lambda *_, **__: pytest.fail("teachers were trained")
+        )
         monkeypatch.setattr(NoiseSource, "_blocks", lambda *_: pytest.fail("noise was drawn"))
 
     return forbid
@@ -412,7 +414,7 @@ def _label(home, monkeypatch):
 
 
 def _api(home, monkeypatch):
-    monkeypatch.setattr("pate_torch.estimator.call_id", lambda: "one")
+    monkeypatch.setattr("pate_torch.pate.call_id", lambda: "one")
     one = Pate("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.label import command as label
 from pate_torch.ledger.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
@@ -21,16 +21,16 @@ from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.dpsgd import DpSgd
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
-from pate_torch.published_price import Sanitiser
+from pate_torch.private_epsilon import Sanitiser
 from pate_torch.queries.random import Random
-from pate_torch.reporting.build import claims
+from pate_torch.reporting.builder import claims
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.voters.dpsgd import DpSgd
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
 from tests.reporting.json_schema import faults, privacy_schema

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pate_torch import pipeline, release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.ledger import Ledger, LedgerError
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import NoiseSource
@@ -342,7 +342,7 @@ def full_disk(*_, **__):
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
         ("pate_torch.release_store.write_whole", 1),
-        ("pate_torch.reporting.owner.save_file", 1),
+        ("pate_torch.reporting.private_metrics.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),
         ("pate_torch.pipeline.write_release", 1),
     ],
@@ -430,7 +430,7 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         raise ArithmeticError("the accountant is broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr("pate_torch.reporting.build.accounting.epsilon", crash)
+        broken.setattr("pate_torch.reporting.builder.accounting.epsilon", crash)
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()

@@ -28,10 +28,10 @@ from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.mechanisms.laplace import Laplace
+from pate_torch.methods import teacher_votes
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
-from pate_torch.voters import teachers
 from tests import ROOT, command_runs, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations
@@ -344,13 +344,13 @@ def test_overlapping_shards_stop_the_run(tmp_path):
 def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeypatch):
     """Redrawn shards would let one record reach many teachers over time: each run, each round, the same shards."""
     seen = []
-    real = teachers.train
+    real = teacher_votes.train
 
     def spy(private, spec, shards, *args, **options):
         seen.append(shards)
         return real(private, spec, shards, *args, **options)
 
-    monkeypatch.setattr(teachers, "train", spy)
+    monkeypatch.setattr(teacher_votes, "train", spy)
     pipeline.run(plan(tmp_path, "a"))
     pipeline.run(plan(tmp_path, "b", mechanism=Gaussian(sigma=3.0)))  # the same teachers: not trained again
     pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").teacher, steps=6)))

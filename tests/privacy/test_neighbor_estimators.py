@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import estimator
+from pate_torch import pate
 from pate_torch.core import rng
 from pate_torch.data import tensors, units
-from pate_torch.estimator import Pate
 from pate_torch.features.encoder import Encoder
+from pate_torch.methods import panel
+from pate_torch.pate import Pate
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.voters import panel
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
 from tests.privacy.neighbor_cases import Tally, judged, unreached
@@ -178,5 +178,5 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
             print(f"{sum(dropped.values())} records cannot be used")
         return private, dropped
 
-    monkeypatch.setattr(estimator.tensors, "records", counting)
+    monkeypatch.setattr(pate.tensors, "records", counting)
     assert "said.txt differs" in faults(case(door="Pate"), most=None, times=1)

@@ -15,8 +15,8 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting.events import Gaussian
 from pate_torch.mechanisms import gaussian, gradient_descent
+from pate_torch.methods.records import RecordVoters
 from pate_torch.sensitive import Sensitivity
-from pate_torch.voters.records import RecordVoters
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_worlds as worlds
@@ -103,7 +103,7 @@ def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
     monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
-    monkeypatch.setattr("pate_torch.voters.reverse_knn.of_each_record", lambda shards, said: said)
+    monkeypatch.setattr("pate_torch.methods.reverse_knn.of_each_record", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
 
@@ -113,7 +113,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 
     case = GRADIENTS | {"partition": "replace_one"}
     assert not faults(case)
-    monkeypatch.setattr("pate_torch.voters.gradients.one_vector", short)
+    monkeypatch.setattr("pate_torch.methods.gradients.one_vector", short)
     monkeypatch.setattr(gradient_descent, "one_vector", short)
     assert "L2" in faults(case, times=4)
 
@@ -121,7 +121,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
-    for module in ("pate_torch.data.units", "pate_torch.voters.reverse_knn"):
+    for module in ("pate_torch.data.units", "pate_torch.methods.reverse_knn"):
         monkeypatch.setattr(f"{module}.unit_names", lambda private, adjacency: private.unit_id)
     assert "where it says" in faults(case, times=12)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pate_torch import aggregation, pipeline
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit_outcomes
 from pate_torch.budget import Budget
 from pate_torch.data.partition import ReplaceOne

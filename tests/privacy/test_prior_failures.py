@@ -19,8 +19,8 @@ import torch
 from scipy import stats
 
 from pate_torch.accounting import rdp
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.data_dependent.theorems import gnmax_valid, pure_curve, theorem_rdp
-from pate_torch.accounting.epsilon import epsilon
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
 from pate_torch.accounting.outcomes import Gnmax
 from pate_torch.noise.source import Rehearsal

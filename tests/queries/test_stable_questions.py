@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.stable_questions import QUESTIONS, Settled, asked, lost, tally
-from pate_torch.mechanisms.stability import Stability
+from pate_torch.mechanisms.sparse_vector import Stability
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import QueryState
 from pate_torch.queries.random import Random

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
+from pate_torch.methods.teacher_votes import describe
 from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 from pate_torch.types import PublicAsset
-from pate_torch.voters.teachers import describe
 
 QUERIES = 286
 EPSILON = 2.4353597494239

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.owner import OwnerSummary
-from pate_torch.reporting.render import card, page
+from pate_torch.reporting.private_metrics import OwnerSummary
+from pate_torch.reporting.renderer import card, page
 from pate_torch.reporting.report import Baseline
 from pate_torch.reporting.statement import prices
 from tests.reporting.reporting_demo import demo

@@ -10,7 +10,7 @@ from pate_torch.audit.command import main as audit
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.ledger import Ledger
 from pate_torch.reporting import owner_file, statement
-from pate_torch.reporting.render import card, privacy
+from pate_torch.reporting.renderer import card, privacy
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.types import PublicAsset
 from pate_torch.verify.command import verified

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.reporting import build, figures
+from pate_torch.reporting import builder, figures
 from pate_torch.reporting.figures import MAX_POINTS, Scale, picture, thinned
-from pate_torch.reporting.render import page
+from pate_torch.reporting.renderer import page
 from pate_torch.reporting.report import Baseline, Examples
 from tests.reporting.reporting_demo import confusion, demo, examples
 
@@ -182,9 +182,9 @@ def test_many_classes_are_listed_by_their_commonest_confusions():
 
 def test_confusions_of_too_many_classes_are_not_counted():
     label = torch.tensor([0, 1023, 1023])
-    counts = build.confusion(label, label.clamp(max=5), 1024)
+    counts = builder.confusion(label, label.clamp(max=5), 1024)
     assert (counts[0][0], counts[1023][5], sum(map(sum, counts))) == (1, 2, 3)
-    assert build.confusion(label, label, 2**15) == () and page(demo(confusion=())).count("class by class") == 0
+    assert builder.confusion(label, label, 2**15) == () and page(demo(confusion=())).count("class by class") == 0
 
 
 def test_answers_that_are_none_are_called_so():

@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pate_torch.accounting.outcomes import Gnmax, Lnmax
 from pate_torch.audit.membership import Attack, Membership
-from pate_torch.reporting import owner
-from pate_torch.reporting.owner import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
-from pate_torch.reporting.private import PrivateBoard, make_private_folder
+from pate_torch.reporting import private_metrics
+from pate_torch.reporting.private_metrics import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
+from pate_torch.reporting.private_writer import PrivateBoard, make_private_folder
 from pate_torch.sensitive import Votes
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 
@@ -138,7 +138,7 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
 
 
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
-    monkeypatch.setattr(owner.rdp, "to_epsilon", lambda *_: math.inf)
+    monkeypatch.setattr(private_metrics.rdp, "to_epsilon", lambda *_: math.inf)
     summary = looked_at(VOTES.counts_QC.numpy(), Gnmax(sigma=2.0))
     assert summary.epsilon_pate2018 is None
     assert len(summary.not_computed) == 1

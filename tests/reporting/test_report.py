@@ -11,13 +11,13 @@ import pytest
 import torch
 from jinja2 import nodes
 
+from pate_torch.methods import gradients, reverse_knn, teacher_votes
+from pate_torch.methods.description import VotersDescription
 from pate_torch.reporting import figures, statement
-from pate_torch.reporting.render import card, page, plain, privacy, strict_json, summary, write_release
+from pate_torch.reporting.renderer import card, page, plain, privacy, strict_json, summary, write_release
 from pate_torch.reporting.report import Baseline, Examples
 from pate_torch.sensitive import Votes
 from pate_torch.types import LABEL_UNIT, PrivateData
-from pate_torch.voters import gradients, reverse_knn, teachers
-from pate_torch.voters.description import VotersDescription
 from tests.reporting.json_schema import faults, privacy_schema
 from tests.reporting.reporting_demo import EPSILON, demo, examples
 
@@ -230,8 +230,8 @@ def test_templates_name_nothing_that_is_not_there(name):
 
 
 VOTERS = {
-    "teachers": lambda unit: teachers.describe(250, unit),
-    "teachers who were tried": lambda unit: teachers.describe(250, unit, counts=True, tried=True),
+    "teachers": lambda unit: teacher_votes.describe(250, unit),
+    "teachers who were tried": lambda unit: teacher_votes.describe(250, unit, counts=True, tried=True),
     "gradients": lambda unit: gradients.describe(unit, 5),
     "reverse_knn": reverse_knn.describe,
     "nobody": lambda unit: None,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
+from pate_torch.accounting.formatting import show_delta, show_epsilon, show_noise
 from pate_torch.reporting import statement
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.intervals import wilson
-from pate_torch.reporting.render import card, page, privacy
+from pate_torch.reporting.renderer import card, page, privacy
 from pate_torch.reporting.report import ChargedRelease
 from pate_torch.reporting.statement import attack_bound
 from tests.reporting.reporting_demo import demo

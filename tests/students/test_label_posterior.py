@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from pate_torch import pipeline, release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.ledger import Ledger

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from pate_torch import pipeline, release_store
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.soft_stability import SoftStability
+from pate_torch.mechanisms.soft_sparse_vector import SoftStability
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes
 from pate_torch.students.logistic import Logistic

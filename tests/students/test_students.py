@@ -21,12 +21,12 @@ from pate_torch.cli import train as command
 from pate_torch.core.rng import derive
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.adaboost import AdaBoost
-from pate_torch.students.ensemble import Ensemble
+from pate_torch.students.bagging import Ensemble
 from pate_torch.students.fixmatch import Alignment, FixMatch
+from pate_torch.students.label_noise import doubted
 from pate_torch.students.label_spreading import LabelSpreading, most_confident
 from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.logistic import Logistic
-from pate_torch.students.opinion import doubted
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import Average, batches, label_loss, prepare
 from pate_torch.students.vat import Vat, frozen_statistics

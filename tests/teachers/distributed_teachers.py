@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from pate_torch.features.neighbors import coordinates
+from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
-from pate_torch.voters.transductive import TransductiveTeachers
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from pate_torch.features.neighbors import coordinates
+from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
-from pate_torch.voters.transductive import TransductiveTeachers
 from tests import ROOT
 from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 

@@ -10,7 +10,7 @@ import pytest
 from mpmath import mp, mpf
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.epsilon import epsilon
+from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP, RdpCurve, to_json
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
 from pate_torch.verify.ledger import dominating_mu

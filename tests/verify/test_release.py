@@ -16,10 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pate_torch import pipeline
-from pate_torch.accounting.shown import show_epsilon
+from pate_torch.accounting.formatting import show_epsilon
 from pate_torch.cli.main import main as pate
 from pate_torch.reporting import report
-from pate_torch.reporting.render import plain
+from pate_torch.reporting.renderer import plain
 from pate_torch.verify import release as verified_files
 from pate_torch.verify.command import main, verified
 from pate_torch.verify.prices import bounds

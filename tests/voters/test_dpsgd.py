@@ -8,17 +8,17 @@ import torch
 from opacus import GradSampleModule
 from scipy import stats
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.config import Study
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.noise.source import Rehearsal
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.voters.dpsgd import DpSgd, EntropyOptimizer
 from tests.run_configs import changed, run_config
 from tests.worlds import benchmark_clouds
 

@@ -14,7 +14,7 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate, networks, pipeline, release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import Gaussian
 from pate_torch.audit.pairs import worst_pairs
@@ -26,6 +26,8 @@ from pate_torch.features.whitening import Whitening
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.networks import ConcatFeatures
 from pate_torch.noise.source import NoiseSource, Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask
@@ -47,8 +49,6 @@ from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.types import Context, Dataset, Evaluation, LinearModel, PrivateData, PublicPool
-from pate_torch.voters.gradients import Gradients
-from pate_torch.voters.reverse_knn import ReverseKnn
 from tests.mechanisms.vote_laws import TINY, Recorder
 from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder, gradient_sums

@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.methods import panel
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData
-from pate_torch.voters import panel
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(

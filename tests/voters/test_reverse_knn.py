@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from scipy import stats
 
 from pate_torch import Pate, networks, pipeline, release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
 from pate_torch.audit.pairs import Pair
@@ -25,6 +25,8 @@ from pate_torch.features.neighbors import neighbor_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.records import map_records_independently
+from pate_torch.methods.reverse_knn import Records, ReverseKnn, cells, describe
 from pate_torch.networks import feature_extractor, remove_head
 from pate_torch.noise.source import Rehearsal
 from pate_torch.protocols import Mechanism, StudentTask, silent
@@ -36,8 +38,6 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import class_proportions
 from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
-from pate_torch.voters.records import map_records_independently
-from pate_torch.voters.reverse_knn import Records, ReverseKnn, cells, describe
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.reporting.reporting_demo import demo
 from tests.tensor_sizes import Largest

@@ -12,11 +12,11 @@ from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
-from pate_torch.voters.teachers import Teachers
-from pate_torch.voters.transductive import TransductiveTeachers
 from tests import killed_runs
 from tests.run_configs import changed
 from tests.teachers.teacher_world import recipe, records, shards_of, spec

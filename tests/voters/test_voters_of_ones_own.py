@@ -15,8 +15,8 @@ from pate_torch import Pate
 from pate_torch.audit import membership
 from pate_torch.label import command as label
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan import command as plan
-from pate_torch.voters.base import Voters
+from pate_torch.methods.base import Voters
+from pate_torch.planning import command as plan
 from tests.command_runs import train
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
@@ -30,8 +30,8 @@ import torch
 
 from pate_torch.data.partition import deal
 from pate_torch.teachers.voting import count
-from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.description import VotersDescription
+from pate_torch.methods.base import FittedVoters, VotersBase
+from pate_torch.methods.description import VotersDescription
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from hydra import initialize_config_dir
 from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.methods.gradients import Gradients
 from pate_torch.networks import remove_head
 from pate_torch.sensitive import GradientSums
 from pate_torch.types import Dataset, Evaluation, PrivateData, PublicPool
-from pate_torch.voters.gradients import Gradients
 from tests import ROOT
 from tests.worlds import IMAGES, images
 

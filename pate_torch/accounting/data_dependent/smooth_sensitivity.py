@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate_torch.accounting.data_dependent import vote_rows
-from pate_torch.accounting.data_dependent.price_of_q import PriceOfQ, PriceOfTop, price_parts
+from pate_torch.accounting.data_dependent.query_price import PriceOfQ, PriceOfTop, price_parts
 from pate_torch.accounting.data_dependent.vote_rows import Array, VoteRows
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks

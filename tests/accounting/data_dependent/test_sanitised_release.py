@@ -11,15 +11,15 @@ import torch
 from scipy import special
 from scipy.stats import kstest, norm
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import sanitised_release, smooth_sensitivity, theorems
-from pate_torch.accounting.data_dependent.sanitised_release import Plan
+from pate_torch.accounting.data_dependent import private_price, smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.private_price import Plan
 from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
 from pate_torch.mechanisms.gaussian import Gaussian
 from pate_torch.noise.source import Rehearsal
-from pate_torch.published_price import Sanitiser
+from pate_torch.private_epsilon import Sanitiser
 from pate_torch.sensitive import Votes
 
 PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
@@ -49,7 +49,7 @@ def closed_divergence(order, gap, scale, other_scale) -> float:
 )
 def test_cost_is_the_worst_pair_of_normals(order, decay, sigma, shift):
     """By search over every ratio of smooth sensitivities and every difference of prices that neighbors may have."""
-    cost = sanitised_release.sanitised_release_cost(order, decay, sigma, shift)
+    cost = private_price.sanitised_release_cost(order, decay, sigma, shift)
     worst = 0.0
     for x in np.linspace(-decay, decay, 41):
         ratio = math.exp(x)
@@ -68,12 +68,12 @@ def printed(order, decay, sigma) -> float:
 
 def test_the_printed_formula_is_too_small():
     assert printed(20, 0.02, 10) == pytest.approx(0.2715684156920066, rel=1e-12)
-    assert sanitised_release.sanitised_release_cost(20, 0.02, 10) == pytest.approx(0.4645, abs=5e-5)
+    assert private_price.sanitised_release_cost(20, 0.02, 10) == pytest.approx(0.4645, abs=5e-5)
 
 
 @pytest.mark.parametrize(("order", "decay"), [(1.5, 0.1), (4, 0.05), (12, 0.02), (20, 0.01)])
 def test_cost_is_at_most_the_simple_corrections(order, decay):
-    cost = sanitised_release.sanitised_release_cost(order, decay, 10)
+    cost = private_price.sanitised_release_cost(order, decay, 10)
     first = order / (2 * 10**2 * (1 - 2 * order * decay))
     assert cost <= first + printed(order, decay, 10) - order * math.exp(2 * decay) / 10**2
     if order <= 1 / (4 * decay):
@@ -107,8 +107,8 @@ def test_published_is_an_upper_bound_exactly_as_often_as_promised():
     model = Gnmax(sigma=40)
     plan = Plan(order=6.0, decay=0.02, sigma=2.0, confidence=0.95)
     price = smooth_sensitivity.published_price(model, VOTES, [6.0])[0]
-    below = sanitised_release.release(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
-    above = sanitised_release.release(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
+    below = private_price.release(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
+    above = private_price.release(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
     assert below.rdp < price < above.rdp
     assert price >= theorems.theorem_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
 
@@ -118,12 +118,12 @@ def test_noise_has_the_accounted_scale():
     plan = Plan(order=6.0, decay=0.02, sigma=2.0)
     local = smooth_sensitivity.local_sensitivity(model, VOTES, [6.0])
     smooth = smooth_sensitivity.smooth_sensitivity(local, 0.02)[0]
-    values = [sanitised_release.release(plan, model, VOTES, z, adaptive=False).rdp for z in (-0.5, 0.0, 0.5)]
+    values = [private_price.release(plan, model, VOTES, z, adaptive=False).rdp for z in (-0.5, 0.0, 0.5)]
     assert np.diff(values) == pytest.approx(smooth, rel=1e-9)
 
 
 def test_epsilon_includes_the_publication():
-    priced = sanitised_release.release(PLAN, Gnmax(sigma=40), VOTES, 0.3, adaptive=False)
+    priced = private_price.release(PLAN, Gnmax(sigma=40), VOTES, 0.3, adaptive=False)
     assert dict(zip(priced.cost.orders, priced.cost.rdp, strict=True))[PLAN.order] == PLAN.cost
     assert priced.epsilon(1e-5) == pytest.approx(rdp.to_epsilon([PLAN.order], [priced.rdp + PLAN.cost], 1e-5))
     assert priced.epsilon(1e-5) > rdp.to_epsilon([PLAN.order], [priced.rdp], 1e-5)
@@ -143,8 +143,8 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
             if (gap := part * min(1, ratio) + plan.shift * (1 - ratio)) is not None
         )
         assert cost == pytest.approx(worst, rel=1e-6)
-    guesses = sanitised_release.imagined_votes(5000, 10, Sanitiser().agreement)
-    plan = sanitised_release.choose(Gnmax(sigma=100), guesses, num_queries=2000, delta=1e-6)
+    guesses = private_price.imagined_votes(5000, 10, Sanitiser().agreement)
+    plan = private_price.choose(Gnmax(sigma=100), guesses, num_queries=2000, delta=1e-6)
     labels = Gaussian(sigma=100.0).worst_case(2000)
     total = accounting.epsilon([*labels, *Sanitiser.worst_case(plan)], 1e-6).epsilon
     alone = accounting.epsilon([*labels, RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="")], 1e-6).epsilon
@@ -214,19 +214,19 @@ def test_a_publication_that_costs_more_than_it_saves_is_refused():
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])
 def test_published_stays_between_public_ends(z, end):
-    priced = sanitised_release.release(PLAN, Gnmax(sigma=40), VOTES, z, adaptive=False)
+    priced = private_price.release(PLAN, Gnmax(sigma=40), VOTES, z, adaptive=False)
     assert priced.rdp == pytest.approx(end)
 
 
 def test_choice_is_from_public_votes_and_near_the_best():
-    example = sanitised_release.imagined_votes(250, 10, [0.99, 0.97, 0.9, 0.7])
+    example = private_price.imagined_votes(250, 10, [0.99, 0.97, 0.9, 0.7])
     assert (example.sum(1) == 250).all() and example[0, 0] == 248
     model = Gnmax(sigma=40)
-    plan = sanitised_release.choose(model, example, num_queries=1000, delta=1e-5)
+    plan = private_price.choose(model, example, num_queries=1000, delta=1e-5)
     votes = np.repeat(example, 250, axis=0)
 
     def median_epsilon(candidate):
-        return sanitised_release.release(candidate, model, votes, 0.0, adaptive=False).epsilon(1e-5)
+        return private_price.release(candidate, model, votes, 0.0, adaptive=False).epsilon(1e-5)
 
     best = median_epsilon(plan)
     for order, decay, sigma in itertools.product((0.8, 1, 1.25), repeat=3):
@@ -238,9 +238,9 @@ def test_choice_is_from_public_votes_and_near_the_best():
 
 def test_refusals():
     with pytest.raises(ValueError, match="adaptive"):
-        sanitised_release.release(PLAN, Gnmax(sigma=40), VOTES, 0.0, adaptive=True)
+        private_price.release(PLAN, Gnmax(sigma=40), VOTES, 0.0, adaptive=True)
     with pytest.raises(ValueError, match="z="):
-        sanitised_release.release(PLAN, Gnmax(sigma=40), VOTES, math.nan, adaptive=False)
+        private_price.release(PLAN, Gnmax(sigma=40), VOTES, math.nan, adaptive=False)
     with pytest.raises(ValueError, match="decay"):
         Plan(order=20, decay=0.03, sigma=10)
     with pytest.raises(ValueError, match="order"):
@@ -249,6 +249,6 @@ def test_refusals():
         Plan(order=2, decay=0.03, sigma=10, confidence=1.0)
     with pytest.raises(ValueError, match="orders"):
         plan = Plan(order=60, decay=0.001, sigma=10)
-        sanitised_release.release(plan, Gnmax(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
+        private_price.release(plan, Gnmax(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
     with pytest.raises(ValueError, match="usable"):
-        sanitised_release.choose(Gnmax(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5, orders=[60.0])
+        private_price.choose(Gnmax(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5, orders=[60.0])

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from pate_torch.accounting.data_dependent import price_of_q, smooth_sensitivity, theorems, vote_rows
+from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
 from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
 
 
@@ -42,7 +42,7 @@ def test_published_values_at_sigma_40():
     assert local.max() == pytest.approx(8.1819863428e-4, rel=1e-6)
     smooth = smooth_sensitivity.smooth_sensitivity(local[:, None], 0.02)
     assert smooth == pytest.approx([2.2416720052e-4], rel=1e-6)
-    of_q, _ = price_of_q.price_parts(Gnmax(sigma=40), np.array([20.0]), 250, 10)
+    of_q, _ = query_price.price_parts(Gnmax(sigma=40), np.array([20.0]), 250, 10)
     assert of_q.log_q0_A == pytest.approx([-3.1568730493512733], rel=1e-12)
 
 
@@ -107,13 +107,13 @@ def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay)
 @pytest.mark.parametrize("teachers, classes", [(9, 3), (12, 2), (6, 4)])
 @pytest.mark.parametrize("model", [Gnmax(sigma=2.0), Lnmax(scale=1.0)], ids=str)
 def test_reachable_q_by_enumeration(model, teachers, classes):
-    of_q, _ = price_of_q.price_parts(model, np.array([2.0]), teachers, classes)
+    of_q, _ = query_price.price_parts(model, np.array([2.0]), teachers, classes)
     rows = histograms(teachers, classes)
     log_q = {row: of_q_log(model, row) for row in rows}
     for row in rows:
         if list(row) != sorted(row, reverse=True):
             continue
-        lowest, highest = price_of_q._reachable(np.array([row]), of_q.log_tail)
+        lowest, highest = query_price._reachable(np.array([row]), of_q.log_tail)
         for d in range(teachers + 1):
             within = [log_q[other] for other in rows if distance(row, other) <= d]
             assert lowest[0, d] == pytest.approx(min(within), rel=1e-12)
@@ -214,7 +214,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
 
 
 def test_lnmax_tail_and_its_inverse():
-    of_q, _ = price_of_q.price_parts(Lnmax(scale=3.0), np.array([2.0]), 50, 4)
+    of_q, _ = query_price.price_parts(Lnmax(scale=3.0), np.array([2.0]), 50, 4)
     gaps = np.concatenate([[-40.0, -2.0, -1e-3, 0.0, 1e-3, 0.5], np.geomspace(1, 3000, 30)])
     assert of_q.gap_of_log_tail(of_q.log_tail(gaps)) == pytest.approx(gaps, rel=1e-9, abs=1e-6)
     for gap in (-7.5, 0.0, 7.5):
@@ -227,7 +227,7 @@ def test_lnmax_tail_and_its_inverse():
 @pytest.mark.parametrize("model", [Gnmax(sigma=40.0), Lnmax(scale=20.0)], ids=str)
 def test_moved_q_bounds_every_single_move(model):
     """[B_L, B_U] holds the q of every neighbor of random rows."""
-    of_q, _ = price_of_q.price_parts(model, np.array([2.0]), 250, 10)
+    of_q, _ = query_price.price_parts(model, np.array([2.0]), 250, 10)
     rng = np.random.default_rng(3)
     for row in rng.multinomial(250, rng.dirichlet(np.full(10, 0.2)), 20):
         log_q = of_q_log(model, row)
@@ -245,7 +245,7 @@ def test_moved_q_bounds_every_single_move(model):
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():
     model, order = Confident(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
-    _, (screen,) = price_of_q.price_parts(model, np.array([order]), 30, 3)
+    _, (screen,) = query_price.price_parts(model, np.array([order]), 30, 3)
     price = {n: screen.price_NA[n, 0] for n in range(10, 31)}  # 30 votes among 3: the winner has at least 10
     for top in range(10, 31):
         row = np.array([[top, 30 - top, 0]]) if top >= 15 else np.array([[top, top, 30 - 2 * top]])
@@ -283,7 +283,7 @@ def test_orders_without_a_proved_bound_are_refused():
     usable = smooth_sensitivity.usable_orders(Gnmax(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10)
     assert usable.tolist() == [True, False]
     # At order 60 the rise of the price is not monotone: it is larger at some smaller q.
-    of_q, _ = price_of_q.price_parts(Gnmax(sigma=40), np.array([60.0]), 250, 10)
+    of_q, _ = query_price.price_parts(Gnmax(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
     rise = (of_q(of_q.moved(log_q, -2)) - of_q(log_q))[:, 0]
     assert rise.max() > of_q.plateau_A[0] * 1.01

@@ -16,7 +16,7 @@ from pate_torch.core import checks
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.plan import chance, descent
+from pate_torch.planning import feasibility, gradient_budget
 from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy
 from pate_torch.queries.clusters import Medoids
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -146,12 +146,12 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
     for queries in (num_queries,) if num_queries else _QUESTIONS:
         queries = min(queries, facts.public)
         gaussian = _gaussian(facts, queries)
-        lead = chance.break_even(gaussian, facts.classes)
+        lead = feasibility.break_even(gaussian, facts.classes)
         assert lead is not None
         if lead <= _LEAD * teachers:
             break
     whose = "the number of public points" if facts.records is None else "the declared number of records"
-    drowned = chance.drowned(gaussian, teachers, facts.classes, queries)
+    drowned = feasibility.drowned(gaussian, teachers, facts.classes, queries)
     return Method(
         name="teachers",
         num_teachers=teachers,
@@ -179,7 +179,7 @@ def _gradients(facts: Facts, why: str) -> Method:
     if facts.records is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
         raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
-    steps = descent.calibrated(
+    steps = gradient_budget.calibrated(
         epsilon=facts.epsilon,
         delta=facts.delta,
         adjacency=facts.adjacency,

@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from torch import nn
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import Event
 from pate_torch.accounting.filters import Filter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
-from pate_torch.plan import chance
-from pate_torch.plan.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
+from pate_torch.planning import feasibility
+from pate_torch.planning.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
 from pate_torch.types import Dataset
 
 MOST_QUERIES = 10**7
@@ -229,7 +229,7 @@ class PlanEvaluator:
             sigma_for_target=self._sigma_for_target(plan),
             outcome=None if problem is not None else self._rehearse(plan),
             problem=problem,
-            break_even=chance.break_even(mechanism, self.num_classes),
+            break_even=feasibility.break_even(mechanism, self.num_classes),
             settings=settings,
         )
 

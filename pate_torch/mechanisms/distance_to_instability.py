@@ -11,7 +11,7 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.sparse_vector import distance, teachers_to_pass
+from pate_torch.mechanisms.sparse_vector_base import distance, teachers_to_pass
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, Answers, Context

@@ -30,8 +30,8 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from pate_torch import networks, release_store
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
-from pate_torch.accounting import epsilon as accounting
 from pate_torch.accounting.sampled_gaussian import sampled_gaussian
 from pate_torch.config import RunConfig, refuse_adjacency
 from pate_torch.context import holding, open_budget
@@ -43,16 +43,16 @@ from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.build import claims, encoder_asset, student_figures
+from pate_torch.reporting.builder import claims, encoder_asset, student_figures
 from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.owner import OwnerSummary, count_records, withheld_figures, write_owner_summary
-from pate_torch.reporting.private import make_private_folder
-from pate_torch.reporting.render import write_release
+from pate_torch.reporting.private_metrics import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.private_writer import make_private_folder
+from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import OwnerFacts, ReleaseReport
 from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, DataSpec, PrivateData
-from pate_torch.unfinished import UnfinishedCall, save_model
+from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
 class EntropyOptimizer(DPOptimizer):

@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.methods import teacher_votes
+from pate_torch.methods.base import FittedVoters, Voters, VotersBase
+from pate_torch.methods.description import VotersDescription
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count
 from pate_torch.types import Dataset, PrivateData
-from pate_torch.voters import teachers
-from pate_torch.voters.base import FittedVoters, Voters, VotersBase
-from pate_torch.voters.description import VotersDescription
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -66,7 +66,7 @@ class VotesFile(VotersBase):
         return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
-        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
+        return teacher_votes.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers

@@ -20,10 +20,10 @@ from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax,
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
+from pate_torch.mechanisms.distance_to_instability import SingleStable
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.single_stable import SingleStable
-from pate_torch.mechanisms.sparse_vector import SparseVector, teachers_to_pass
-from pate_torch.plan.descent import Descent, calibrated
+from pate_torch.mechanisms.sparse_vector_base import SparseVector, teachers_to_pass
+from pate_torch.planning.gradient_budget import Descent, calibrated
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.data.partition import deal
 from pate_torch.data.units import take
+from pate_torch.features.batch_invariant import map_independently
 from pate_torch.features.contrastive import embed, encode, mean_shift
-from pate_torch.features.independently import map_independently
 from pate_torch.features.neighbors import placed
+from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import Progress, Student, silent
 from pate_torch.sensitive import SensitiveRecords
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
-from pate_torch.voters.base import FittedVoters, VotersBase
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -18,6 +18,8 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import checked_id
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
+from pate_torch.methods.base import FittedVoters, VotersBase
+from pate_torch.methods.description import VotersDescription, each_unit
 from pate_torch.protocols import silent
 from pate_torch.sensitive import Sensitive, SoftVotes, Votes
 from pate_torch.teachers import distributed
@@ -26,8 +28,6 @@ from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.store import Identity, Stored, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset
-from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.description import VotersDescription, each_unit
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -26,11 +26,11 @@ from pate_torch.core.device import brought
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
+from pate_torch.methods.teacher_votes import Tally, Teachers
 from pate_torch.protocols import Progress, silent
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import Dataset
-from pate_torch.voters.teachers import Tally, Teachers
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

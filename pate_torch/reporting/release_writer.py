@@ -24,7 +24,7 @@ from pate_torch.core.files import SHARED_FILE, replacing
 from pate_torch.core.run_folders import make_folders
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
-from pate_torch.reporting.render import card
+from pate_torch.reporting.renderer import card
 from pate_torch.reporting.report import ReleaseReport
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
 from pate_torch.core.device import settled
+from pate_torch.methods import teacher_votes
+from pate_torch.methods.base import FittedVoters, VotersBase
+from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import independence, voting
 from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
-from pate_torch.voters import teachers
-from pate_torch.voters.base import FittedVoters, VotersBase
-from pate_torch.voters.description import VotersDescription
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -50,7 +50,9 @@ class PanelVoters(VotersBase):
         return len(self.panel)
 
     def description(self, unit: str, config: RunConfig) -> VotersDescription:
-        return teachers.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), tried=True)
+        return teacher_votes.describe(
+            self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), tried=True
+        )
 
     def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers

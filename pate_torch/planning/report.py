@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.shown import show_delta, show_epsilon, show_noise
+from pate_torch.accounting.formatting import show_delta, show_epsilon, show_noise
 from pate_torch.ledger import Account
-from pate_torch.plan.choice import MOST_QUERIES, VERDICTS, Choice
+from pate_torch.planning.choice import MOST_QUERIES, VERDICTS, Choice
 
 WIDTH = 80
 

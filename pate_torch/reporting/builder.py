@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from pate_torch import release_store
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import Event, to_json
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import CHOICE, Account, Ledger
+from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Student
 from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
-from pate_torch.voters.description import VotersDescription
 
 EXAMPLES = 12
 COMPOSED = 12

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Student, silent
 from pate_torch.sensitive import Sensitive, Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
-from pate_torch.voters.description import VotersDescription
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -38,15 +38,19 @@ from pate_torch.data.schema import TableSchema
 from pate_torch.data.units import leave_out_unusable
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
+from pate_torch.methods.base import Voters
+from pate_torch.methods.panel import Panel, PanelVoters, fit_estimators, fit_modules
+from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.pipeline import fit_student, make_report, release_labels
-from pate_torch.plan import chance
-from pate_torch.plan.descent import Descent
+from pate_torch.planning import feasibility
+from pate_torch.planning.gradient_budget import Descent
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.owner import attack_student
-from pate_torch.reporting.private import make_private_folder
-from pate_torch.reporting.render import write_release
+from pate_torch.reporting.private_metrics import attack_student
+from pate_torch.reporting.private_writer import make_private_folder
+from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
@@ -68,11 +72,7 @@ from pate_torch.types import (
     PublicPool,
     Release,
 )
-from pate_torch.unfinished import UnfinishedCall
-from pate_torch.voters.base import Voters
-from pate_torch.voters.panel import Panel, PanelVoters, fit_estimators, fit_modules
-from pate_torch.voters.teachers import Teachers
-from pate_torch.voters.transductive import TransductiveTeachers
+from pate_torch.unfinished_calls import UnfinishedCall
 
 STUDENTS: dict[str, type[GradientStudent]] = {
     "fixmatch": FixMatch,
@@ -319,7 +319,7 @@ class Pate:
         )
         with name_failed_disk(self.home, self.name), RunContext.open(config, self._clock, _remedy) as run:
             if run.forecast is not None:
-                warnings.warn(run.forecast, chance.Drowned, stacklevel=3)
+                warnings.warn(run.forecast, feasibility.Drowned, stacklevel=3)
             run.stages.say(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
             release = run.reused or release_labels(run)
         self._call = run.call

@@ -42,15 +42,15 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data import locations
 from pate_torch.data.embeddings import Embeddings
-from pate_torch.features.encoded import Encoded
+from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import Confident
 from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.plan import chance
-from pate_torch.plan import report as reports
-from pate_torch.plan.choice import Choice, Declared, PlanEvaluator, best, takes_probabilities
-from pate_torch.plan.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
-from pate_torch.plan.report import PlanReport
+from pate_torch.planning import feasibility
+from pate_torch.planning import report as reports
+from pate_torch.planning.choice import Choice, Declared, PlanEvaluator, best, takes_probabilities
+from pate_torch.planning.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
+from pate_torch.planning.report import PlanReport
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import Dataset
 
@@ -274,12 +274,12 @@ def _offered(
     if chosen is None or judge.declared.size is None:
         return {}
     plan = by_choice[chosen]
-    descent = chance.same_price(plan, plan.calibrated().mechanism, judge.declared.size, judge.declared.pool)
+    descent = feasibility.same_price(plan, plan.calibrated().mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
     encoded = isinstance(plan.dataset, Encoded | Embeddings)
     images = False if encoded else None
-    offered = chance.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
+    offered = feasibility.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
     replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
     kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):

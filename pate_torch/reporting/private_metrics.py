@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from pate_torch.accounting import epsilon as accounting
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent.theorems import theorem_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
@@ -27,10 +27,10 @@ from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
 from pate_torch.data.partition import deal
 from pate_torch.protocols import Student
-from pate_torch.reporting.build import accuracy_of, student_figures
+from pate_torch.reporting.builder import accuracy_of, student_figures
 from pate_torch.reporting.intervals import Share, percent
-from pate_torch.reporting.private import OWNER_ONLY_FILE
-from pate_torch.reporting.render import strict_json
+from pate_torch.reporting.private_writer import OWNER_ONLY_FILE
+from pate_torch.reporting.renderer import strict_json
 from pate_torch.reporting.report import Baseline
 from pate_torch.reporting.statement import advantage_bound
 from pate_torch.sensitive import Votes

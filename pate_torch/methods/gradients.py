@@ -27,11 +27,11 @@ from torch import nn
 from pate_torch.core import checks
 from pate_torch.data.units import one_per_unit
 from pate_torch.features.whitening import Whitening
+from pate_torch.methods.description import VotersDescription, group_of
+from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import GradientSums, of_each_record, one_vector, quantize
 from pate_torch.types import Dataset, Shards
-from pate_torch.voters.description import VotersDescription, group_of
-from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
-from pate_torch.mechanisms.sparse_vector import Blocks, SparseVector, distance
+from pate_torch.mechanisms.sparse_vector_base import Blocks, SparseVector, distance
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import NO_ANSWER, Answers, Context

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.data.units import unit_names
+from pate_torch.methods.description import VotersDescription, every_unit, group_of
+from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
 from pate_torch.protocols import Progress, silent
 from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, of_each_record
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
-from pate_torch.voters.description import VotersDescription, every_unit, group_of
-from pate_torch.voters.records import RecordVoters, encode_public, map_records_independently
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from pate_torch.accounting import epsilon as accounting
-from pate_torch.accounting.data_dependent import sanitised_release as publication
+from pate_torch.accounting import accountant as accounting
+from pate_torch.accounting.data_dependent import private_price as publication
 from pate_torch.accounting.events import Event
-from pate_torch.accounting.shown import show_epsilon
+from pate_torch.accounting.formatting import show_epsilon
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.core.files import write_whole
