@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from pate_torch.core.rng import torch_stream
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -52,8 +52,8 @@ def main() -> None:
     array_KQ = prediction_KQ.numpy()
     votes: Votes = count(prediction_KQ, args.classes)
     counts_QC = votes.counts_QC[:sample].numpy().astype(np.float64)
-    draw, source = np.random.default_rng(), Rehearsal()
-    mechanism, context = Gaussian(sigma=40.0), Context(num_queries=args.queries)
+    draw, source = np.random.default_rng(), DryRunNoise()
+    mechanism, context = GNMax(sigma=40.0), MechanismContext(num_queries=args.queries)
 
     # In turn, so that both find the machine in the same state, and before the loop's 64-bit copy fills the memory.
     words = prediction_KQ.flatten()[: prediction_KQ.numel() // 8 * 8].view(torch.int64)

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.tables import load
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.pilot import Pilot, learnt, simulate_release
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
@@ -70,11 +70,11 @@ def main() -> None:
             few_KQ, rest = said_KQ[:PILOT, :half], count(said_KQ[PILOT:, half:], classes)
             model = learnt(few_KQ.numpy(), truth_Q[:half].numpy(), classes, seed=0)
             told = simulate_release(
-                Gaussian(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0
+                GNMax(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0
             )
             assert told.interval is not None
             low, high = told.interval
-            real = float((rest.plurality() == truth_Q[half:]).double().mean())
+            real = float((rest.compute_plurality() == truth_Q[half:]).double().mean())
             held.append(low <= real <= high)
             width.append(high - low)
             shown = f"{100 * low:.1f} to {100 * high:.1f}, came {100 * real:.1f}{'' if held[-1] else '  outside'}"

@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import numpy_stream
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
 from pate_torch.pac.boosting import high_confidence
 from pate_torch.pac.classes import Stump, Stumps, Thresholds, erm, error_counts, representatives
@@ -33,7 +33,7 @@ from pate_torch.protocols import HypothesisClass
 
 EPSILON = 1.0
 TARGET = 0.37
-NOISE = Rehearsal(insecure_seed=1)  # a benchmark on synthetic data: repeatable, not private
+NOISE = DryRunNoise(insecure_seed=1)  # a benchmark on synthetic data: repeatable, not private
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
                 sample = Sample(x, (x >= TARGET) ^ (generator.random(n) < 0.3))
                 truth, best = (q[:, 0] >= TARGET).astype(float), 0.0
             plan = plan_ag_priv_cl(n, 40, 1, **asked, constants="sharp", resample=False)
-            mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=plan.mechanism.max_failures)
+            mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=plan.mechanism.max_failures)
             many = min(n, two_thirds_teachers(mechanism, 40, asked["beta"]))
             plain = sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, noise=NOISE)
             rows = {"plain": plain}

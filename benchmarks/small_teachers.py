@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.same_encoder import data, ours
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning import feasibility
 from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
 from pate_torch.queries.clusters import Medoids, Prototypes
@@ -79,14 +79,14 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
     asked: dict[tuple[str, int], torch.Tensor] = {}
     for records in RECORDS:
         num_teachers = max(2, split.about // records)
-        with ours.asked(split, num_teachers, Gaussian(sigma=1.0), TEACHER, split.scale) as pate:
+        with ours.asked(split, num_teachers, GNMax(sigma=1.0), TEACHER, split.scale) as pate:
             votes_PC = pate._stored.ensemble.votes(ours.floats(split.public)).counts_QC.double()
         for epsilon, a_class, name in itertools.product(EPSILONS, QUESTIONS_A_CLASS, QUERIES):
             count = min(a_class * split.classes, len(pool))
-            mechanism = Gaussian(sigma=ours.calibrated(lambda sigma: Gaussian(sigma=sigma), count, epsilon))
+            mechanism = GNMax(sigma=ours.calibrated(lambda sigma: GNMax(sigma=sigma), count, epsilon))
             if (name, count) not in asked:
                 state = QueryState(
-                    spec, pool, asked_Q=_NONE, label_Q=_NONE, remaining=count, rounds_left=1, seed=split.seed
+                    spec, pool, query_Q=_NONE, label_Q=_NONE, num_remaining=count, num_rounds_left=1, seed=split.seed
                 )
                 asked[name, count] = QUERIES[name].select(state)
             query_Q = asked[name, count]

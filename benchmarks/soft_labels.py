@@ -26,14 +26,14 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.sparse_vector import DELTA, QUESTIONS, load
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.students.logistic import Logistic
-from pate_torch.types import NO_ANSWER, Context, DataSpec
+from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 TEACHERS = [400, 1600, 6400]
 BINS = [2, 4, 10]
@@ -80,7 +80,7 @@ class Judge:
         task = StudentTask(self._spec, self._ask, given, label_Q[given], share, soft=share is not None)
         student = Logistic(ridge=1.0).fit(task, seed=0, device=CPU)
         right = float((label_Q[given].numpy() == self._truth[given.numpy()]).mean())
-        test = float((student.probabilities(self._test_x).argmax(1) == self._test_y).double().mean())
+        test = float((student.compute_probabilities(self._test_x).argmax(1) == self._test_y).double().mean())
         return {"answered": answered, "right": right, "student": test}
 
 
@@ -98,17 +98,17 @@ def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, obje
     for teachers in (count for count in args.teachers if count <= len(private) // 4):
         chance_KQC = probabilities(x[private], y[private], x[ask], teachers, classes)
         counts_QC = torch.nn.functional.one_hot(chance_KQC.argmax(2), classes).sum(0)
-        votes, soft = Votes(counts_QC, teachers), SoftVotes.of(chance_KQC)
+        votes, soft = Votes(counts_QC, teachers), SoftVotes.from_probabilities(chance_KQC)
         facts: dict[str, object] = {"data": name, "split": seed, "teachers": teachers}
         mean_QC = chance_KQC.mean(0)
         none = {"epsilon": float("inf")}
-        rows.append(facts | none | {"by": "no noise, hard"} | judge(votes.plurality()))
+        rows.append(facts | none | {"by": "no noise, hard"} | judge(votes.compute_plurality()))
         rows.append(facts | none | {"by": "no noise, soft"} | judge(mean_QC.argmax(1), mean_QC))
         for epsilon in args.epsilons:
             for by, mechanism, opened in mechanisms(epsilon, teachers, classes, votes, soft):
                 found = defaultdict[str, list[float]](list)
                 for _ in range(args.draws):
-                    answers = mechanism.release(opened, Rehearsal(), Context(num_queries=QUESTIONS))
+                    answers = mechanism.release(opened, DryRunNoise(), MechanismContext(num_queries=QUESTIONS))
                     figures = judge(answers.label_Q, answers.score_QC)
                     if answers.score_QC is not None:  # the same answers learnt as hard labels
                         figures |= {"as_hard": judge(answers.label_Q)["student"]}
@@ -125,14 +125,14 @@ def mechanisms(
 ) -> list[tuple[str, Mechanism, Votes | SoftVotes]]:
     """Name, mechanism and what it opens, all of one price."""
     sigma = calibration.smallest_sigma(
-        lambda sigma: Gaussian(sigma=sigma).worst_case(QUESTIONS), epsilon=epsilon, delta=DELTA
+        lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=epsilon, delta=DELTA
     )
-    found: list[tuple[str, Mechanism, Votes | SoftVotes]] = [("GNMax", Gaussian(sigma=sigma), votes)]
+    found: list[tuple[str, Mechanism, Votes | SoftVotes]] = [("GNMax", GNMax(sigma=sigma), votes)]
     for T in FAILURES:
-        hard = Stability(epsilon=epsilon, delta=DELTA, max_failures=T)
-        if 2 * hard.calibration(QUESTIONS, classes).teachers_needed <= teachers:
+        hard = SparseVector(epsilon=epsilon, delta=DELTA, max_failures=T)
+        if 2 * hard.compute_scales(QUESTIONS, classes).min_teachers <= teachers:
             found.append(("hard", hard, votes))
-            scored = (SoftStability(epsilon=epsilon, delta=DELTA, max_failures=T, bins=bins) for bins in BINS)
+            scored = (SoftSparseVector(epsilon=epsilon, delta=DELTA, max_failures=T, bins=bins) for bins in BINS)
             found += [(f"soft, {each.bins} bins", each, soft) for each in scored]
     return found
 

@@ -24,11 +24,11 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Context
+from pate_torch.types import NO_ANSWER, MechanismContext
 
 QUESTIONS, DELTA = 200, 1e-5
 TEACHERS = [round(100 * 2 ** (i / 2)) for i in range(12)]  # 100 to 4,525
@@ -91,9 +91,9 @@ def measure(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
     ask, classes = public[:QUESTIONS], int(y.max()) + 1
     rows, left = [], list(FAILURES)
 
-    def released(mechanism: Gaussian | Stability, votes: Votes) -> list[np.ndarray]:
+    def released(mechanism: GNMax | SparseVector, votes: Votes) -> list[np.ndarray]:
         return [
-            mechanism.release(votes, Rehearsal(), Context(num_queries=QUESTIONS)).label_Q.numpy()
+            mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=QUESTIONS)).label_Q.numpy()
             for _ in range(args.draws)
         ]
 
@@ -107,15 +107,15 @@ def measure(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
         }
 
     sigma = calibration.smallest_sigma(
-        lambda sigma: Gaussian(sigma=sigma).worst_case(QUESTIONS), epsilon=args.epsilon, delta=DELTA
+        lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=args.epsilon, delta=DELTA
     )
     for teachers in (count for count in TEACHERS if count <= len(private) // 4):
         votes = tally(x[private], y[private], x[ask], teachers, classes)
-        gap = float(votes.gap().double().median())
+        gap = float(votes.compute_gaps().double().median())
         facts = {"data": name, "teachers": teachers, "median_gap": gap}
-        rows.append(facts | {"by": f"GNMax, sigma {sigma:.3g}"} | judged(released(Gaussian(sigma=sigma), votes)))
+        rows.append(facts | {"by": f"GNMax, sigma {sigma:.3g}"} | judged(released(GNMax(sigma=sigma), votes)))
         for failures in list(left):
-            mechanism = Stability(epsilon=args.epsilon, delta=DELTA, max_failures=failures)
+            mechanism = SparseVector(epsilon=args.epsilon, delta=DELTA, max_failures=failures)
             answers = released(mechanism, votes)
             if np.median([len(a) for a in answers]) == QUESTIONS:
                 rows.append(facts | {"by": f"sparse vector, T {failures}"} | judged(answers))

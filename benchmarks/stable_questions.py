@@ -28,16 +28,16 @@ from torch import Tensor
 
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import numpy_stream
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.mechanisms.sparse_vector_base import distance
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.disagreement import Disagreement, bordered
 from pate_torch.queries.random import Random, features, open_points, share, shuffled
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Context, DataSpec
+from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 PUBLIC, QUESTIONS, DELTA = 800, 200, 1e-5
 DRAWS = 5  # of the sparse vector's noise
@@ -67,12 +67,12 @@ class Settled:
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]; the doubtful part last."""
         count, points = share(state), shuffled(open_points(state), state, self.name)
-        if len(state.asked_Q) == 0:
+        if len(state.query_Q) == 0:
             return Medoids().select(replace(state, remaining=count, rounds_left=1))
         if len(state.label_Q[state.label_Q != NO_ANSWER].unique()) < 2:
             return points[:count]
         x_PD = bordered(features(state, 128))
-        x_QD, sign_Q = x_PD[state.asked_Q], (2.0 * state.label_Q - 1).double()
+        x_QD, sign_Q = x_PD[state.query_Q], (2.0 * state.label_Q - 1).double()
         sign_Q[state.label_Q == NO_ANSWER] = 0
         ridge_DD = torch.eye(x_PD.shape[1], dtype=torch.float64)
         sure_P = (x_PD @ torch.linalg.solve(x_QD.T @ x_QD + ridge_DD, x_QD.T @ sign_Q)).abs()
@@ -120,10 +120,10 @@ def tally(x: Tensor, y: Tensor, ask: Tensor, teachers: int, steps: int = 15) -> 
     return Votes(torch.stack([teachers - ones_Q, ones_Q], 1), teachers)
 
 
-def asked(strategy: QueryStrategy, x: Tensor, votes: Votes, mechanism: Gaussian | Stability | None, seed: int) -> tuple:
+def asked(strategy: QueryStrategy, x: Tensor, votes: Votes, mechanism: GNMax | SparseVector | None, seed: int) -> tuple:
     """Which public points are asked, in order, and their answers; None: the votes' own winners."""
     none = torch.zeros(0, dtype=torch.int64)
-    point_Q, label_Q, noise = none, none, Rehearsal()
+    point_Q, label_Q, noise = none, none, DryRunNoise()
     spec = DataSpec(
         name="public",
         num_classes=2,
@@ -134,20 +134,20 @@ def asked(strategy: QueryStrategy, x: Tensor, votes: Votes, mechanism: Gaussian 
     )
     for turn in range(strategy.rounds):
         state = QueryState(spec, x, point_Q, label_Q, QUESTIONS - len(point_Q), strategy.rounds - turn, seed)
-        ask = strategy.select(state) if state.remaining else none
+        ask = strategy.select(state) if state.num_remaining else none
         if len(ask) == 0:
             break
-        here = votes.take(ask)
+        here = votes.select(ask)
         failed, answered = int((label_Q == NO_ANSWER).sum()), int((label_Q != NO_ANSWER).sum())
-        context = Context(QUESTIONS, strategy.rounds, turn, failed, answered)
-        label = here.plurality() if mechanism is None else mechanism.release(here, noise, context).label_Q
+        context = MechanismContext(QUESTIONS, strategy.rounds, turn, failed, answered)
+        label = here.compute_plurality() if mechanism is None else mechanism.release(here, noise, context).label_Q
         point_Q, label_Q = torch.cat([point_Q, ask[: len(label)]]), torch.cat([label_Q, label])
-        if len(label) < len(ask) or (isinstance(mechanism, Stability) and failed_all(mechanism, label_Q)):
+        if len(label) < len(ask) or (isinstance(mechanism, SparseVector) and failed_all(mechanism, label_Q)):
             break
     return point_Q, label_Q
 
 
-def failed_all(mechanism: Stability, label_Q: Tensor) -> bool:
+def failed_all(mechanism: SparseVector, label_Q: Tensor) -> bool:
     """Whether the sparse vector has stopped."""
     return int((label_Q == NO_ANSWER).sum()) >= mechanism.max_failures
 
@@ -162,11 +162,15 @@ def accuracy(x: Tensor, label: Tensor, test_x: Tensor, test_y: Tensor) -> float:
     return float((test_y == label[0]).float().mean()) if len(label) else 0.5
 
 
-def lost(votes: Votes, mechanism: Stability, draws: int = 2000) -> np.ndarray:
+def lost(votes: Votes, mechanism: SparseVector, draws: int = 2000) -> np.ndarray:
     """For every question the chance that a fresh threshold fails it, [P]."""
-    scales, stream = mechanism.calibration(QUESTIONS), numpy_stream(0, "lost")
-    bar = scales.threshold + stream.laplace(0, scales.scale, draws) - stream.laplace(0, 2 * scales.scale, draws)
-    return 1 - np.searchsorted(np.sort(bar), distance(votes.counts_QC).numpy()) / draws
+    scales, stream = mechanism.compute_scales(QUESTIONS), numpy_stream(0, "lost")
+    bar = (
+        scales.threshold
+        + stream.laplace(0, scales.noise_scale, draws)
+        - stream.laplace(0, 2 * scales.noise_scale, draws)
+    )
+    return 1 - np.searchsorted(np.sort(bar), compute_instability_distance(votes.counts_QC).numpy()) / draws
 
 
 def measure(name: str, split: int, data: Path, only: list[str]) -> list[dict[str, Any]]:
@@ -177,9 +181,9 @@ def measure(name: str, split: int, data: Path, only: list[str]) -> list[dict[str
     pool, rows = x[public], []
     for teachers in TEACHERS[name]:
         votes = tally(x[private], y[private], pool, teachers)
-        gap = votes.gap().double()
+        gap = votes.compute_gaps().double()
         at = {"data": name, "split": split, "teachers": teachers}
-        plurality = float((votes.plurality() == y[public]).double().mean())
+        plurality = float((votes.compute_plurality() == y[public]).double().mean())
         for ask in only:
             strategy = STRATEGIES[ask]
             point, label = asked(strategy, pool, votes, None, split)
@@ -195,18 +199,18 @@ def measure(name: str, split: int, data: Path, only: list[str]) -> list[dict[str
             }
             for epsilon in EPSILONS:
                 for failures in FAILURES:
-                    chance = lost(votes, Stability(epsilon=epsilon, delta=DELTA, max_failures=failures))
+                    chance = lost(votes, SparseVector(epsilon=epsilon, delta=DELTA, max_failures=failures))
                     row[f"lost_asked {epsilon:g} T{failures}"] = float(chance[point].mean())
                     row[f"lost_all {epsilon:g} T{failures}"] = float(chance.mean())
             rows.append(at | {"ask": ask, "by": "no noise"} | row)
         for epsilon in EPSILONS:
             sigma = calibration.smallest_sigma(
-                lambda sigma: Gaussian(sigma=sigma).worst_case(QUESTIONS), epsilon=epsilon, delta=DELTA
+                lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=epsilon, delta=DELTA
             )
-            ways: dict[str, Gaussian | Stability] = {"GNMax": Gaussian(sigma=sigma)}
+            ways: dict[str, GNMax | SparseVector] = {"GNMax": GNMax(sigma=sigma)}
             for failures in FAILURES:
-                vector = Stability(epsilon=epsilon, delta=DELTA, max_failures=failures)
-                if teachers >= vector.calibration(QUESTIONS).teachers_needed:
+                vector = SparseVector(epsilon=epsilon, delta=DELTA, max_failures=failures)
+                if teachers >= vector.compute_scales(QUESTIONS).min_teachers:
                     ways[f"T{failures}"] = vector
             for by, mechanism in ways.items():
                 for ask in only:

@@ -61,9 +61,9 @@ def sequential(
     """Seconds for one teacher, the mean of ``teachers`` after one for warming up."""
     marks = []
     for k in range(teachers + 1):
-        x = private.x[shards.of(k)].float() / 255
+        x = private.x[shards.get_indices(k)].float() / 255
         x = x if recipe.augment else SPEC.normalize(x)
-        y = private.y[shards.of(k)]
+        y = private.y[shards.get_indices(k)]
         module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes, **recipe.options)
         optimizer = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
         marks.append(clock())

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from pate_torch import Pate
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.teachers.recipe import TeacherRecipe
 
 
@@ -38,7 +38,7 @@ scans = Pate(
     name,  # the account
     classes=["normal", "pneumonia"],
     num_teachers=20,
-    mechanism=Gaussian(sigma=5.0),  # votes
+    mechanism=GNMax(sigma=5.0),  # votes
     delta=1e-4,
     budget_epsilon=10.0,  # the cap on all releases from these patients, fixed when the account opens
     teacher=TeacherRecipe(network="logistic", steps=100, batch_size=8, learning_rate=0.02),

@@ -41,7 +41,7 @@ from pate_torch.accounting.data_dependent.theorems import theorem_rdp
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.data.partition import AddRemove
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.teachers.training import TeacherRecipe, train
 
 torch.set_num_threads(1)
@@ -70,11 +70,11 @@ votes = train(data.private, data.spec, shards, recipe, seed=0).votes(data.pool.x
 counts_QC, truth_Q = votes.counts_QC.numpy(), data.evaluation.pool_y.numpy()
 
 single = counts_QC[np.arange(QUESTIONS), truth_Q].mean() / TEACHERS
-together = (votes.plurality().numpy() == truth_Q).mean()
+together = (votes.compute_plurality().numpy() == truth_Q).mean()
 print(f"one teacher is right {single:.0%} of the time, the plurality {together:.0%}")
 
 fig, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
-axes.hist(votes.gap().numpy(), bins=np.arange(0, TEACHERS + 5, 5), color=INK["theorem"])
+axes.hist(votes.compute_gaps().numpy(), bins=np.arange(0, TEACHERS + 5, 5), color=INK["theorem"])
 axes.set(xlabel="gap between winner and runner-up (votes)", ylabel="questions", title="Most questions are not close")
 plt.show()
 
@@ -96,14 +96,14 @@ generator = np.random.default_rng(0)
 
 
 def theorem_epsilon(mechanism, counts_QC=counts_QC):
-    curve_A = theorem_rdp(mechanism.outcome_model(), counts_QC, rdp.ORDERS)
+    curve_A = theorem_rdp(mechanism.make_outcome_model(), counts_QC, rdp.ORDERS)
     return rdp.to_epsilon(rdp.ORDERS, curve_A, DELTA)
 
 
 def sanitised(mechanism, draws=41):
     """Median of what would be published. The plan is chosen on imagined votes, never on those it prices."""
     imagined = private_price.imagined_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
-    model = mechanism.outcome_model()
+    model = mechanism.make_outcome_model()
     plan = private_price.choose(model, imagined, num_queries=QUESTIONS, delta=DELTA)
     draws_Z = generator.standard_normal(draws)  # of a seed: nothing here is private
     published = [private_price.release(plan, model, counts_QC, z, adaptive=False).epsilon(DELTA) for z in draws_Z]
@@ -112,9 +112,9 @@ def sanitised(mechanism, draws=41):
 
 rows = {}
 for sigma in SIGMAS:
-    mechanism = Gaussian(sigma=sigma)
+    mechanism = GNMax(sigma=sigma)
     rows[sigma] = {
-        "data-independent": accounting.epsilon(mechanism.worst_case(QUESTIONS), DELTA).epsilon,
+        "data-independent": accounting.epsilon(mechanism.privacy_events(QUESTIONS), DELTA).epsilon,
         "sanitised": sanitised(mechanism),
         "theorem": theorem_epsilon(mechanism),
     }
@@ -145,8 +145,8 @@ plt.show()
 
 # %%
 sigma, order = 8, 10.0
-model = Gaussian(sigma=sigma).outcome_model()
-gap_Q = votes.gap().numpy()
+model = GNMax(sigma=sigma).make_outcome_model()
+gap_Q = votes.compute_gaps().numpy()
 price_Q = [theorem_rdp(model, row[None], [order])[0] for row in counts_QC]
 
 fig, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
@@ -174,7 +174,7 @@ neighbor_QC = counts_QC.copy()
 for row in neighbor_QC:
     row[generator.choice(len(row), p=row / row.sum())] -= 1
     row[generator.integers(len(row))] += 1
-mechanism = Gaussian(sigma=16)
+mechanism = GNMax(sigma=16)
 for name, counts in (("with the person", counts_QC), ("without", neighbor_QC)):
     print(f"{name:>16}: epsilon by the theorem {theorem_epsilon(mechanism, counts):.6f}")
 print(f"{'either way':>16}: data-independent {table.loc[16, 'data-independent']:.6f}")
@@ -190,17 +190,17 @@ print(f"{'either way':>16}: data-independent {table.loc[16, 'data-independent']:
 
 # %%
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slipped(Gaussian):
+class Slipped(GNMax):
     """NOT what it claims to be."""
 
     def draw(self, votes, noise, context):
-        answers = Gaussian(sigma=self.sigma / 4).draw(votes, noise, context)
-        return dataclasses.replace(answers, events=self.worst_case(len(votes)))
+        answers = GNMax(sigma=self.sigma / 4).draw(votes, noise, context)
+        return dataclasses.replace(answers, events=self.privacy_events(len(votes)))
 
 
 found = {}
 for sigma in (2, 4, 8):
-    for kind in (Gaussian, Slipped):
+    for kind in (GNMax, Slipped):
         mechanism = kind(sigma=sigma)
         result = audit(mechanism, worst_pairs(mechanism, 2), runs=50_000, delta=DELTA, independent=True)
         found[sigma, kind.__name__] = (result.claimed, result.proven, "sound" if result.sound else "REFUTED")

@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folde
 
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting.accountant import epsilon
-from pate_torch.aggregation import RoundState, label
+from pate_torch.aggregation import RoundState, answer_queries
 from pate_torch.budget import Budget
 from pate_torch.data.partition import AddRemove
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.random import Random
@@ -56,7 +56,7 @@ STRATEGIES = {
     "committee": (Committee(), "#b8860b"),
 }
 SIGMA, DELTA, TEACHERS, REPEATS = 12.0, 1e-5, 80, 10
-mechanism = Gaussian(sigma=SIGMA)
+mechanism = GNMax(sigma=SIGMA)
 
 # %% [markdown]
 # ## Eighty teachers
@@ -73,11 +73,11 @@ votes = train(glyphs.private, glyphs.spec, shards, recipe, seed=0).votes(pool.x)
 
 ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite")
 terms = {"budget_epsilon": 1000.0, "delta": DELTA, "adjacency": "add_remove", "unit": "record"}
-ledger.open_account("glyphs", **terms, planned_events=mechanism.worst_case(60))
+ledger.open_account("glyphs", **terms, planned_events=mechanism.privacy_events(60))
 print(
     f"one teacher is right on {float((votes.counts_QC[torch.arange(600), truth] / TEACHERS).mean()):.0%} of the pool,"
 )
-print(f"their plurality on {float((votes.plurality() == truth).float().mean()):.0%}")
+print(f"their plurality on {float((votes.compute_plurality() == truth).float().mean()):.0%}")
 
 # %% [markdown]
 # ## A quick student
@@ -107,13 +107,13 @@ def opinion(so_far: Release) -> RoundState:
 
 def ask(name: str, num_queries: int, seed: int):
     """One release: charged, then drawn."""
-    return label(
+    return answer_queries(
         sensitive=votes,
         pool=pool,
         spec=glyphs.spec,
         mechanism=mechanism,
         strategy=STRATEGIES[name][0],
-        budget=Budget.of(ledger, "glyphs", run=f"{name}-{num_queries}-{seed}"),
+        budget=Budget.from_account(ledger, "glyphs", run=f"{name}-{num_queries}-{seed}"),
         num_queries=num_queries,
         seed=seed,
         next_round=opinion,
@@ -149,7 +149,7 @@ plt.show()
 # standard errors.
 
 # %%
-prices = [epsilon(mechanism.worst_case(size), DELTA).epsilon for size in SIZES]
+prices = [epsilon(mechanism.privacy_events(size), DELTA).epsilon for size in SIZES]
 
 
 def shares(name: str, size: int) -> tuple[list[float], list[float]]:
@@ -207,9 +207,9 @@ for name, (_, ink) in STRATEGIES.items():
         noisy = counts + sigma * torch.randn(100, *counts.shape, generator=draw, dtype=torch.float64)
         correct.append(float((noisy.argmax(2) == truth[asked]).double().mean()))
     left.plot(
-        [epsilon(Gaussian(sigma=s).worst_case(30), DELTA).epsilon for s in sigmas], correct, color=ink, label=name
+        [epsilon(GNMax(sigma=s).privacy_events(30), DELTA).epsilon for s in sigmas], correct, color=ink, label=name
     )
-    right.plot(np.linspace(0, 1, len(asked)), np.sort(votes.gap()[asked].numpy())[::-1], color=ink)
+    right.plot(np.linspace(0, 1, len(asked)), np.sort(votes.compute_gaps()[asked].numpy())[::-1], color=ink)
 left.set(xlabel=f"epsilon of 30 questions at delta = {DELTA:g}", xscale="log", title="labels expected to be right")
 left.set_xticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
 left.minorticks_off()
@@ -221,4 +221,4 @@ right.set(xlabel="share of the questions", title="votes between winner and runne
 for axis in (left, right):
     axis.grid(alpha=0.25)
 plt.show()
-print(f"charged by this notebook, all releases together: epsilon = {ledger.spent('glyphs').epsilon:.1f}")
+print(f"charged by this notebook, all releases together: epsilon = {ledger.get_guarantee('glyphs').epsilon:.1f}")

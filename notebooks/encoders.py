@@ -42,7 +42,7 @@ from pate_torch.data.digits import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
 from pate_torch.features.whitening import ridge_for
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.feasibility import Drowned
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -147,12 +147,12 @@ class Teachers:
     """75 teachers, twenty questions; labels spread among the public points."""
 
     def __init__(self, split, epsilon, questions=20):
-        sigma = smallest_sigma(lambda s: Gaussian(sigma=s).worst_case(questions), epsilon=epsilon, delta=DELTA)
+        sigma = smallest_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)
         pate = Pate(
             "digits",
             classes=10,
             num_teachers=75,
-            mechanism=Gaussian(sigma=sigma),
+            mechanism=GNMax(sigma=sigma),
             delta=DELTA,
             home=tempfile.mkdtemp(),
             teacher=TeacherRecipe(network="logistic", steps=200),

@@ -18,7 +18,7 @@
 # of public size $n$ (neighbors differ in one replaced record), charges a budget before it draws, and returns its
 # answer with the events it incurred.
 #
-# The data here are synthetic, so a `Rehearsal` stands in for the budget: it charges nobody, and its seed makes this
+# The data here are synthetic, so a `DryRunNoise` stands in for the budget: it charges nobody, and its seed makes this
 # notebook repeatable. With real data give `Budget.of(ledger, "account")` in its place, or nothing is charged and
 # nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in `PYTHONPATH`.
 
@@ -30,8 +30,8 @@ import numpy as np
 
 from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import exponential_mechanism, log_law
@@ -44,7 +44,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
 warnings.simplefilter("ignore", BelowGuarantee)  # shown once, on purpose, further down
-generator, budget = np.random.default_rng(0), Rehearsal(insecure_seed=0)
+generator, budget = np.random.default_rng(0), DryRunNoise(insecure_seed=0)
 
 # %% [markdown]
 # ## Dichotomies
@@ -67,7 +67,7 @@ for name, hypotheses, features in [
 axes[0].set(xlabel="points", ylabel="dichotomies", title="counted, and the bound (dotted)")
 axes[0].legend(frameon=False, fontsize=8)
 few = generator.random((7, 2))
-labelings, found = HalfPlanes().dichotomies(few)
+labelings, found = HalfPlanes().enumerate_dichotomies(few)
 axes[1].set(title=f"7 points, half-planes: one of {len(found)}", xlim=(0, 1), ylim=(0, 1))
 pick = int(np.argmin(np.abs(labelings.sum(1) - 3)))
 side = np.linspace(0, 1, 120)
@@ -90,7 +90,7 @@ n = 400
 x = generator.random(n)
 sample = Sample(x, (x > 0.6) ^ (generator.random(n) < 0.15))
 public = generator.random(40)
-cuts = Thresholds().representatives(public[:, None])
+cuts = Thresholds().enumerate_representatives(public[:, None])
 wrong = Thresholds().errors(cuts, sample.x, sample.y)
 fig, axis = plt.subplots(figsize=(6, 3), layout="constrained")
 for epsilon in (0.05, 0.2, 1.0):
@@ -137,9 +137,9 @@ grid = np.linspace(0, 1, 101)[:, None]
 
 def stable_law(subset, gamma):
     """P(answer = 1) on the grid, given the subset of the sample."""
-    candidates = Thresholds().representatives(sample.x[subset])
+    candidates = Thresholds().enumerate_representatives(sample.x[subset])
     law = np.exp(log_law(-Thresholds().errors(candidates, sample.x, sample.y), gamma / 2))
-    return law @ Thresholds().labelings(candidates, grid)
+    return law @ Thresholds().compute_labelings(candidates, grid)
 
 
 fig, axis = plt.subplots(figsize=(6, 3), layout="constrained")
@@ -178,7 +178,7 @@ big = Sample(generator.integers(0, 4, 200_000).astype(float), np.ones(200_000))
 corners = np.arange(4.0)
 asked = {"epsilon": 1.0, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
 plan = plan_ag_priv_cl(big.n, 4, 1, **asked, constants="sharp", resample=False)
-mechanism = Stability(epsilon=1.0, delta=1e-3, max_failures=1)
+mechanism = SparseVector(epsilon=1.0, delta=1e-3, max_failures=1)
 plain = sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, budget=budget)
 better = ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp", resample=False)
 for name, answers in (("sub-sample and aggregate", plain), ("AgPrivCl", better)):

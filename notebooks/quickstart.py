@@ -26,7 +26,7 @@ import numpy as np
 from pate_torch import Pate, load_student
 from pate_torch.data.digits import Digits
 from pate_torch.ledger import BudgetExceeded
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.reporting.statement import headline, plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -47,7 +47,7 @@ pate = Pate(
     "digits",
     classes=10,
     num_teachers=75,
-    mechanism=Gaussian(sigma=11),  # votes
+    mechanism=GNMax(sigma=11),  # votes
     delta=1e-4,
     budget_epsilon=2.5,
     home=tempfile.mkdtemp(),

@@ -29,8 +29,8 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import Pate, load_student
 from pate_torch.accounting.accountant import epsilon
 from pate_torch.data.tabular import Csv
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.reporting.statement import headline
 
 folder = Path(tempfile.mkdtemp())  # real records need a folder that lasts: the ledger is in it
@@ -87,7 +87,7 @@ pate = Pate(
     "clinic",
     classes=clinic.spec.class_names,
     num_teachers=40,
-    mechanism=Gaussian(sigma=7.0),
+    mechanism=GNMax(sigma=7.0),
     delta=1e-5,
     budget_epsilon=8.0,
     home=folder / "home",
@@ -113,14 +113,14 @@ print(f"the student is right on {report.student_accuracy:.1%} of the test visits
 # %%
 questions = np.arange(5, 205, 5)
 fig, axis = plt.subplots(figsize=(9, 3.4), layout="constrained")
-frugal = Confident(sigma=7.0, screen_sigma=20.0, threshold=30.0, max_answers=20)
+frugal = ConfidentGNMax(sigma=7.0, screen_sigma=20.0, threshold=30.0, max_answers=20)
 for mechanism, name, style in (
-    (Gaussian(sigma=5.0), "sigma = 5", "-"),
-    (Gaussian(sigma=7.0), "sigma = 7", "-"),
-    (Gaussian(sigma=14.0), "sigma = 14", "-"),
+    (GNMax(sigma=5.0), "sigma = 5", "-"),
+    (GNMax(sigma=7.0), "sigma = 7", "-"),
+    (GNMax(sigma=14.0), "sigma = 14", "-"),
     (frugal, "sigma = 7, at most 20 answers, checks at 20", "--"),
 ):
-    prices = [epsilon(mechanism.worst_case(int(q)), 1e-5).epsilon for q in questions]
+    prices = [epsilon(mechanism.privacy_events(int(q)), 1e-5).epsilon for q in questions]
     axis.plot(questions, prices, style, label=name)
 axis.axhline(8, color="black", linewidth=0.8, linestyle=":")
 axis.text(200, 8, "the account's cap", va="bottom", ha="right")
@@ -141,7 +141,9 @@ with pate.labeler(num_queries=10) as labeler:
     first = [labeler.answer(point).item() for point in public.x[:3]]
     again = labeler.answer(public.x[:3]).tolist()
     print("answers:", first, "| asked again:", again, "| equal and free")
-print(f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {pate.account.ex_post.epsilon:.3f}")
+print(
+    f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {pate.account.ex_post_guarantee.epsilon:.3f}"
+)
 
 # %% [markdown]
 # ## Use the student elsewhere
@@ -151,7 +153,7 @@ print(f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {
 # %%
 published = load_student(pate.folder)
 somebody = torch.tensor([[71.0, 160.0, 130.0], [25.0, 105.0, 80.0]])
-for row, share in zip(somebody.tolist(), published.probabilities(somebody), strict=True):
+for row, share in zip(somebody.tolist(), published.compute_probabilities(somebody), strict=True):
     print(dict(zip(("age", "pressure", "sugar"), row, strict=True)), {
         name: round(p, 3) for name, p in zip(clinic.spec.class_names, share.tolist(), strict=True)
     })  # fmt: skip

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, silent
-from pate_torch.sensitive import CellHistogram, Sensitive, Sensitivity, Votes, refuse_unpriced
+from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, do_nothing
+from pate_torch.sensitive import CellHistogram, SensitiveValue, Sensitivity, Votes, check_sensitivity
 from pate_torch.types import DataSpec, PublicPool, Release
 
 
@@ -34,20 +34,20 @@ class RoundState:
     """
 
     student_PC: Tensor | None = None
-    sensitive: Sensitive | None = None
+    sensitive: SensitiveValue | None = None
     feature_PD: Tensor | None = None
 
 
 NextRound = Callable[[Release], RoundState]
 """Called between rounds with the answers so far."""
 
-Write = Callable[[Release], Mapping[str, str]]
+WriteRelease = Callable[[Release], Mapping[str, str]]
 """Writes a release to disk, and returns the SHA-256 of its files, by name; called before the ledger commits them."""
 
 
-def label(
+def answer_queries(
     *,
-    sensitive: Sensitive,
+    sensitive: SensitiveValue,
     pool: PublicPool,
     spec: DataSpec,
     mechanism: Mechanism,
@@ -57,9 +57,9 @@ def label(
     seed: int,
     next_round: NextRound | None = None,
     feature_PD: Tensor | None = None,
-    write: Write | None = None,
-    on_votes: Callable[[Votes | CellHistogram], None] = silent,
-    progress: Progress = silent,
+    write: WriteRelease | None = None,
+    on_votes: Callable[[Votes | CellHistogram], None] = do_nothing,
+    progress: Progress = do_nothing,
 ) -> Release:
     """Ask at most ``num_queries`` public points, and release the answers.
 
@@ -86,53 +86,56 @@ def label(
         ValueError: The plan cannot work, or does not keep the account's terms. Nothing has been drawn or charged.
         BudgetExceeded: The cap would be passed. Nothing has been drawn or charged.
     """
-    rounds = _rounds(sensitive, pool, mechanism, strategy, num_queries)
-    refuse_early(sensitive.sensitivity, mechanism, budget)
-    with budget.spend(mechanism.worst_case(num_queries, rounds), mechanism=mechanism.name) as spending:
-        spending.incur(())  # a strategy may ask nothing
+    rounds = _check_plan(sensitive, pool, mechanism, strategy, num_queries)
+    check_before_charge(sensitive.sensitivity, mechanism, budget)
+    with budget.spend(mechanism.privacy_events(num_queries, rounds), mechanism=mechanism.name) as spending:
+        spending.record_cost(())  # a strategy may ask nothing
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
-        release, state = Release.empty(spending.id, spending.reserved), RoundState(feature_PD=feature_PD)
-        opened: list[Votes | CellHistogram] = []
-        for turn in range(rounds):
+        release, state = (
+            Release.from_reservation(spending.id, spending.reserved_events),
+            RoundState(feature_PD=feature_PD),
+        )
+        opened_votes: list[Votes | CellHistogram] = []
+        for round_index in range(rounds):
             if len(release.query_Q) == num_queries:
                 break
-            if turn and next_round is not None:
-                state = _next(next_round(release), state, sensitive, mechanism, budget)
+            if round_index and next_round is not None:
+                state = _check_next_round(next_round(release), state, sensitive, mechanism, budget)
                 sensitive = sensitive if state.sensitive is None else state.sensitive
-            query_Q = _select(strategy, release, state, pool, spec, num_queries, rounds, seed)
+            query_Q = _select_queries(strategy, release, state, pool, spec, num_queries, rounds, seed)
             if len(query_Q) == 0:
                 break
-            asked = sensitive.take(query_Q)
-            context = release.context(
+            round_values = sensitive.select(query_Q)
+            context = release.make_context(
                 num_queries, rounds, None if state.student_PC is None else state.student_PC[query_Q]
             )
-            answers = spending.admit(mechanism.release(asked, spending.noise, context))
-            spending.incur(answers.events)
-            cell_P = len(release.query_Q) + asked.cell_P if isinstance(asked, CellHistogram) else None
-            release = release.extended(query_Q, answers, spending.incurred or (), cell_P)
-            if isinstance(asked, Votes | CellHistogram):
+            answers = spending.accept(mechanism.release(round_values, spending.noise, context))
+            spending.record_cost(answers.events)
+            cell_P = len(release.query_Q) + round_values.cell_P if isinstance(round_values, CellHistogram) else None
+            release = release.append_round(query_Q, answers, spending.incurred_events or (), cell_P)
+            if isinstance(round_values, Votes | CellHistogram):
                 # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
-                opened.append(asked.take(torch.arange(release.rounds[-1])))
+                opened_votes.append(round_values.select(torch.arange(release.queries_per_round[-1])))
             progress(len(release.query_Q), num_queries)
-        if opened:
-            on_votes(_together(opened))
+        if opened_votes:
+            on_votes(_merge_votes(opened_votes))
         if write is not None:
-            spending.wrote(write(release))
+            spending.record_files(write(release))
         return release
 
 
-def _next(
-    state: RoundState, before: RoundState, sensitive: Sensitive, mechanism: Mechanism, budget: Budget
+def _check_next_round(
+    state: RoundState, previous_state: RoundState, sensitive: SensitiveValue, mechanism: Mechanism, budget: Budget
 ) -> RoundState:
     """The next round's, with what it leaves as it was; its values held to the price."""
     if state.sensitive is not None:
         if state.sensitive.num_teachers != sensitive.num_teachers or len(state.sensitive) != len(sensitive):
             raise ValueError("votes: others must answer for as many teachers, on the same points")
-        refuse_early(state.sensitive.sensitivity, mechanism, budget)
-    return state if state.feature_PD is not None else replace(state, feature_PD=before.feature_PD)
+        check_before_charge(state.sensitive.sensitivity, mechanism, budget)
+    return state if state.feature_PD is not None else replace(state, feature_PD=previous_state.feature_PD)
 
 
-def _select(
+def _select_queries(
     strategy: QueryStrategy,
     release: Release,
     state: RoundState,
@@ -144,40 +147,40 @@ def _select(
 ) -> Tensor:
     """The next round's questions, int64 [Q]: public."""
     remaining = num_queries - len(release.query_Q)
-    known = QueryState(
+    query_state = QueryState(
         spec=spec,
         pool_x=pool.x,
-        asked_Q=release.query_Q,
+        query_Q=release.query_Q,
         label_Q=release.label_Q,
-        remaining=remaining,
-        rounds_left=rounds - len(release.rounds),
+        num_remaining=remaining,
+        num_rounds_left=rounds - len(release.queries_per_round),
         seed=seed,
         student_PC=state.student_PC,
         feature_PD=state.feature_PD,
     )
-    return _checked(strategy.select(known), release.query_Q, remaining, len(pool))
+    return _check_queries(strategy.select(query_state), release.query_Q, remaining, len(pool))
 
 
-def refuse_early(stated: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:
+def check_before_charge(sensitivity: Sensitivity, mechanism: Mechanism, budget: Budget) -> None:
     """Raise ValueError, before anything is charged, for what the mechanism would refuse to open."""
-    budget.covers(stated)
-    kind = getattr(mechanism, "noise", budget.kind)
-    if kind != budget.kind:
-        raise checks.fail("noise", budget.kind, f"must be {kind!r}, the kind {mechanism.name} was priced for")
-    refuse_unpriced(stated, mechanism.priced_for, mechanism.name)
+    budget.check_adjacency(sensitivity)
+    noise_kind = getattr(mechanism, "noise", budget.kind)
+    if noise_kind != budget.kind:
+        raise checks.fail("noise", budget.kind, f"must be {noise_kind!r}, the kind {mechanism.name} was priced for")
+    check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)
 
 
-def _together(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram:
+def _merge_votes(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram:
     """PRIVATE. The votes of all rounds in one table."""
     counts_QC = torch.cat([part.counts_QC for part in parts])
-    last = parts[-1]
-    if isinstance(last, CellHistogram):
-        return CellHistogram(counts_QC, last.sensitivity, last.cell_P)
-    return Votes(counts_QC, last.num_teachers, last.sensitivity)
+    last_part = parts[-1]
+    if isinstance(last_part, CellHistogram):
+        return CellHistogram(counts_QC, last_part.sensitivity, last_part.cell_P)
+    return Votes(counts_QC, last_part.num_teachers, last_part.sensitivity)
 
 
-def _rounds(
-    sensitive: Sensitive, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
+def _check_plan(
+    sensitive: SensitiveValue, pool: PublicPool, mechanism: Mechanism, strategy: QueryStrategy, num_queries: int
 ) -> int:
     """Check the plan before anything is charged; how many rounds it takes."""
     checks.integer(
@@ -193,13 +196,13 @@ def _rounds(
     return rounds
 
 
-def _checked(ask: Tensor, asked_Q: Tensor, remaining: int, pool_size: int) -> Tensor:
+def _check_queries(new_query_Q: Tensor, query_Q: Tensor, remaining: int, pool_size: int) -> Tensor:
     """The questions a strategy chose, held to the protocol: a repeat or an overrun would be answered uncharged."""
-    ask = ask.to("cpu", torch.int64)
-    if len(ask) > remaining:
-        raise ValueError(f"query strategy: asked {len(ask)} questions where {remaining} remain")
-    if len(ask) and (int(ask.min()) < 0 or int(ask.max()) >= pool_size):
+    new_query_Q = new_query_Q.to("cpu", torch.int64)
+    if len(new_query_Q) > remaining:
+        raise ValueError(f"query strategy: asked {len(new_query_Q)} questions where {remaining} remain")
+    if len(new_query_Q) and (int(new_query_Q.min()) < 0 or int(new_query_Q.max()) >= pool_size):
         raise ValueError("query strategy: asked for a point outside the public pool")
-    if len(torch.unique(ask)) < len(ask) or bool(torch.isin(ask, asked_Q).any()):
+    if len(torch.unique(new_query_Q)) < len(new_query_Q) or bool(torch.isin(new_query_Q, query_Q).any()):
         raise ValueError("query strategy: asked for the same point twice")
-    return ask
+    return new_query_Q

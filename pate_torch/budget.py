@@ -6,7 +6,7 @@
         ...                                                        # written down
                                                                    # left without an error: committed
 
-Left by an error, the reservation stays spent. Noise is had nowhere else (but in a ``Rehearsal``, which releases
+Left by an error, the reservation stays spent. Noise is had nowhere else (but in a ``DryRunNoise``, which releases
 nothing), and the ledger is charged nowhere else. What outlives a ``with`` is suspended in it and resumed later:
 
     with budget.spend(events, mechanism="stability") as spending:
@@ -29,50 +29,60 @@ from typing import Any, Protocol
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
-from pate_torch.ledger.accounts import refused_refit
-from pate_torch.ledger.ledger import LABELS, Ledger, Reservation
-from pate_torch.noise.source import KINDS, NoiseSource, Rehearsal, check_delta, check_noise, seal, unseal
-from pate_torch.protocols import silent
+from pate_torch.ledger.accounts import account_charged_error
+from pate_torch.ledger.ledger import PURPOSE_LABELS, Ledger, Reservation
+from pate_torch.noise.source import (
+    NOISE_KINDS,
+    DryRunNoise,
+    NoiseSource,
+    check_delta,
+    check_noise,
+    load_noise_state,
+    save_noise_state,
+)
+from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import Sensitivity
-from pate_torch.types import Answers, Rehearsed
+from pate_torch.types import Answers, DryRunAnswers
 
-BY = "by "
+LIBRARY_NOISE_PREFIX = "by "
 """The kind of noise that a library draws itself: "by opacus"."""
 
 
-class Door(Protocol):
-    """Where noise is had: a ``Budget``, or a ``Rehearsal`` in its place."""
+class NoiseProvider(Protocol):
+    """Where noise is had: a ``Budget``, or a ``DryRunNoise`` in its place."""
 
     @property
     def kind(self) -> str:
         """Kind of the noise."""
         ...
 
-    def covers(self, sensitivity: Sensitivity) -> None:
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Refuse a value under another adjacency than the account's."""
         ...
 
-    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> AbstractContextManager[Any]:
+    def spend(
+        self, events: Iterable[Event], *, mechanism: str, purpose: str = PURPOSE_LABELS
+    ) -> AbstractContextManager[Any]:
         """A ``Spending``, or the rehearsal itself: with ``noise`` to draw and ``incur`` to say what it cost."""
         ...
 
 
-class _Charged(NoiseSource):
+class _ChargedNoise(NoiseSource):
     """Noise that a spending has paid for, as long as it lasts."""
 
     def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
         super().__init__(kind, insecure_seed)
         self._spending = spending
 
-    def marked(self, answers: Answers) -> Answers:
+    def stamp(self, answers: Answers) -> Answers:
         """The answers, with the reservation that paid for them."""
         if type(answers) is not Answers:
             raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
-        return replace(answers, spent=self._spending.id)
+        return replace(answers, reservation_id=self._spending.id)
 
     def _permit(self) -> None:
-        self._spending.live()
-        self._spending.drew()
+        self._spending._check_active()
+        self._spending._mark_drawn()
 
 
 class Spending:
@@ -80,19 +90,20 @@ class Spending:
 
     Attributes:
         id: Id of the reservation.
-        reserved: The events it pays for at worst.
-        incurred: The events that came out so far; None: nothing was said of it, and all that was reserved is charged.
+        reserved_events: The events it pays for at worst.
+        incurred_events: The events that came out so far; None: nothing was said of it, and all that was reserved is
+            charged.
         secret: Whether its noise is: else nothing it draws is private.
     """
 
     def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
-        self.id, self.reserved = reservation.id, reservation.events
-        self.incurred: tuple[Event, ...] | None = reservation.incurred
-        self._state: str | None = None
+        self.id, self.reserved_events = reservation.id, reservation.reserved_events
+        self.incurred_events: tuple[Event, ...] | None = reservation.incurred_events
+        self._suspended_state: str | None = None
         self._digests: dict[str, str] = {}
-        self._live = True
-        self._unsaid = self._admissible = False
-        self._noise = None if kind.startswith(BY) else _Charged(self, kind, insecure_seed)
+        self._is_active = True
+        self._has_unrecorded_noise = self._has_fresh_noise = False
+        self._noise = None if kind.startswith(LIBRARY_NOISE_PREFIX) else _ChargedNoise(self, kind, insecure_seed)
         self._kind = kind
         self.secret = insecure_seed is None
 
@@ -103,70 +114,72 @@ class Spending:
         Raises:
             RuntimeError: A library draws its own, or the ``with`` has been left.
         """
-        self.live()
+        self._check_active()
         if self._noise is None:
             raise RuntimeError(f"noise: this release's is drawn {self._kind}")
         return self._noise
 
     @property
-    def kept(self) -> dict[str, float]:
+    def noise_state(self) -> dict[str, float]:
         """PRIVATE. What the noise is to go on with when the release is resumed."""
-        return {} if self._noise is None else self._noise.kept
+        return {} if self._noise is None else self._noise.state
 
-    def admit(self, answers: Answers) -> Answers:
+    def accept(self, answers: Answers) -> Answers:
         """The answers, if this spending paid for them.
 
         Raises:
             ValueError: Any others, which are not released.
         """
-        self.live()
-        if type(answers) is not Answers or answers.spent != self.id:
-            rehearsed = "of a rehearsal" if isinstance(answers, Rehearsed) else "not drawn with this release's noise"
+        self._check_active()
+        if type(answers) is not Answers or answers.reservation_id != self.id:
+            origin = "of a rehearsal" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
             fix = "A mechanism answers by draw(), from the noise it is given."
-            raise checks.fail("mechanism", type(answers).__name__, f"its answers are {rehearsed}", fix)
-        if len(answers.label_Q) and not self._admissible:
+            raise checks.fail("mechanism", type(answers).__name__, f"its answers are {origin}", fix)
+        if len(answers.label_Q) and not self._has_fresh_noise:
             fix = "A mechanism draws from the noise it is given."
             raise checks.fail("mechanism", type(answers).__name__, "no noise was drawn for its answers", fix)
-        self._admissible = False
+        self._has_fresh_noise = False
         return answers
 
-    def incur(self, events: Iterable[Event]) -> None:
+    def record_cost(self, events: Iterable[Event]) -> None:
         """Count what a part of the release cost as it came out, after its noise was drawn; the rest returns on commit.
 
         Where noise was drawn after the last such word, all that was reserved is charged.
         """
-        self.live()
-        self._unsaid = False
-        self.incurred = (self.incurred or ()) + tuple(events)
+        self._check_active()
+        self._has_unrecorded_noise = False
+        self.incurred_events = (self.incurred_events or ()) + tuple(events)
 
-    def wrote(self, digests: Mapping[str, str]) -> None:
+    def record_files(self, digests: Mapping[str, str]) -> None:
         """Remember the SHA-256 of what was written down, by a name each: an edit of it shows against the ledger."""
-        self.live()
+        self._check_active()
         self._digests |= digests
 
     def suspend(self, state: str) -> None:
         """Leave the release open when the ``with`` is left, to be resumed where ``state``, a hash, says it stands."""
-        self.live()
+        self._check_active()
         if not state:
             raise checks.fail("state", state, "must be a hash of what is needed to go on")
-        self._state = state
+        self._suspended_state = state
 
-    def drew(self) -> None:
+    def _mark_drawn(self) -> None:
         """Note that noise was drawn, of which nothing was said yet."""
-        self._unsaid = self._admissible = True
+        self._has_unrecorded_noise = self._has_fresh_noise = True
 
     @property
-    def cost(self) -> tuple[Event, ...]:
+    def charged_events(self) -> tuple[Event, ...]:
         """What the release is charged when the ``with`` is left: all that was reserved, unless less was said."""
-        return self.reserved if self._unsaid or self.incurred is None else self.incurred
+        return (
+            self.reserved_events if self._has_unrecorded_noise or self.incurred_events is None else self.incurred_events
+        )
 
-    def live(self) -> None:
+    def _check_active(self) -> None:
         """Refuse to go on once the ``with`` has been left: noise drawn afterwards would not be charged.
 
         Raises:
             RuntimeError: It has been left.
         """
-        if not self._live:
+        if not self._is_active:
             raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
 
 
@@ -185,8 +198,8 @@ class Budget:
         kind: Kind of noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account
             of its own.
         insecure_seed: Makes noise repeatable, and the run not private.
-        remember: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
-        only_first: Whether a charge is refused where the account has any reservation.
+        on_charge: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
+        first_charge_only: Whether a charge is refused where the account has any reservation.
     """
 
     ledger: Ledger
@@ -198,35 +211,35 @@ class Budget:
     run: str
     kind: str = "torch"
     insecure_seed: int | None = None
-    remember: Callable[[str], object] = silent
-    only_first: bool = False
+    on_charge: Callable[[str], object] = do_nothing
+    first_charge_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind.startswith(BY):
-            if self.kind == BY or self.insecure_seed is not None:
+        if self.kind.startswith(LIBRARY_NOISE_PREFIX):
+            if self.kind == LIBRARY_NOISE_PREFIX or self.insecure_seed is not None:
                 raise checks.fail("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
         else:
             check_noise(self.kind, self.insecure_seed)
         check_delta(self.kind, self.delta)
 
     @classmethod
-    def of(
+    def from_account(
         cls, ledger: Ledger, account: str, *, fingerprint: str = "", run: str = "", insecure_seed: int | None = None
     ) -> Budget:
         """A budget on the account's own terms and of its kind of noise.
 
         The caller vouches that what is asked is on these terms.
         """
-        terms = ledger.account(account)
+        account_terms = ledger.get_account(account)
         return cls(
             ledger=ledger,
             account=account,
-            delta=terms.delta,
-            adjacency=terms.adjacency,
-            unit=terms.unit,
+            delta=account_terms.delta,
+            adjacency=account_terms.adjacency,
+            unit=account_terms.unit,
             fingerprint=fingerprint,
             run=run,
-            kind=terms.noise,
+            kind=account_terms.noise,
             insecure_seed=insecure_seed,
         )
 
@@ -235,26 +248,26 @@ class Budget:
         """Whether no outsider could know the noise; else nothing drawn is private."""
         return self.insecure_seed is None
 
-    def check(self, events: Iterable[Event]) -> None:
+    def check_events(self, events: Iterable[Event]) -> None:
         """Raise what ``spend`` would raise now; nothing is charged."""
-        self._same_terms()
-        account, events = self.ledger.account(self.account), tuple(events)
-        if self.only_first and account.is_charged:
-            raise refused_refit(account, account.filter.to_epsilon(account.filter.price(events)))
-        self.ledger.check(self.account, events)
+        self._check_terms()
+        account, events = self.ledger.get_account(self.account), tuple(events)
+        if self.first_charge_only and account.is_charged:
+            raise account_charged_error(account, account.filter.to_epsilon(account.filter.price(events)))
+        self.ledger.check_events(self.account, events)
 
-    def covers(self, sensitivity: Sensitivity) -> None:
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Refuse a value under another adjacency than the account's.
 
         Raises:
             ValueError: Says which partition to use.
         """
         if sensitivity.adjacency not in (None, self.adjacency):
-            what = f"is not the account's ({self.adjacency}), for which alone its charges hold"
-            raise checks.fail("adjacency", sensitivity.adjacency, what, f"Use partition={self.adjacency}.")
+            message = f"is not the account's ({self.adjacency}), for which alone its charges hold"
+            raise checks.fail("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
 
     @contextmanager
-    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = LABELS) -> Iterator[Spending]:
+    def spend(self, events: Iterable[Event], *, mechanism: str, purpose: str = PURPOSE_LABELS) -> Iterator[Spending]:
         """Reserve these events, a whole release at its worst, and hand out noise; commit what was incurred at the end.
 
         A release that says nothing of what it incurred is charged in full.
@@ -262,7 +275,7 @@ class Budget:
         Args:
             events: Events of the worst case.
             mechanism: What draws the noise, in words.
-            what: What the reservation pays for, in words.
+            purpose: What the reservation pays for, in words.
 
         Raises:
             ValueError: The account was opened on other terms or of another kind of noise; nothing has been drawn or
@@ -275,13 +288,13 @@ class Budget:
             fingerprint=self.fingerprint,
             mechanism=mechanism,
             run=self.run,
-            what=what,
+            purpose=purpose,
             noise=self.kind,
             insecure=not self.secret,
-            only_first=self.only_first,
+            first_charge_only=self.first_charge_only,
             terms=self._terms,
         )
-        with self._within(reservation) as spending:
+        with self._open_spending(reservation) as spending:
             yield spending
 
     @contextmanager
@@ -291,50 +304,55 @@ class Budget:
         Raises:
             LedgerError: A state that the ledger does not know.
         """
-        self._same_terms()
-        charge = self.ledger.claim(self.account, [reservation]).parts[reservation]
+        self._check_terms()
+        charge = self.ledger.make_claim(self.account, [reservation]).charges[reservation]
         if charge.insecure is self.secret:
             raise checks.fail("reservation", reservation, "was made with noise that was seeded where this is not")
-        kept, digest = unseal(self._sealed(reservation))
-        resumed = self.ledger.resume(reservation, state=state + digest)
-        with self._within(resumed, kept) as spending:
+        noise_state, digest = load_noise_state(self._get_state_path(reservation))
+        resumed_reservation = self.ledger.resume(reservation, state=state + digest)
+        with self._open_spending(resumed_reservation, noise_state) as spending:
             yield spending
 
-    def stands(self, reservation: str, state: str) -> bool:
+    def can_resume(self, reservation: str, state: str) -> bool:
         """Whether a suspended release could be resumed from this state."""
-        charge = self.ledger.charges(self.account)[reservation]
-        return charge.suspended and charge.state == state + unseal(self._sealed(reservation))[1]
+        charge = self.ledger.get_charges(self.account)[reservation]
+        return (
+            charge.is_suspended
+            and charge.state_digest == state + load_noise_state(self._get_state_path(reservation))[1]
+        )
 
-    def _sealed(self, reservation: str) -> Path:
+    def _get_state_path(self, reservation: str) -> Path:
         """PRIVATE. Where what a suspended release goes on with lies."""
         return self.ledger.path.with_name("suspended") / f"{reservation}.json"
 
     @contextmanager
-    def _within(self, reservation: Reservation, kept: Mapping[str, float] | None = None) -> Iterator[Spending]:
-        self.remember(self.ledger.head())
+    def _open_spending(
+        self, reservation: Reservation, noise_state: Mapping[str, float] | None = None
+    ) -> Iterator[Spending]:
+        self.on_charge(self.ledger.get_head())
         spending = Spending(reservation, self.kind, self.insecure_seed)
-        if kept:
-            spending.noise.kept.update(kept)
+        if noise_state:
+            spending.noise.state.update(noise_state)
         try:
             yield spending
         finally:
-            spending._live = False
+            spending._is_active = False
         # Only here, where nothing was raised: else the reservation stays as it is, charged at its worst.
-        sealed = self._sealed(spending.id)
-        if spending._state is not None:
-            digest = seal(sealed, spending.kept)
-            self.ledger.record(reservation, spending.cost, state=spending._state + digest)
+        state_path = self._get_state_path(spending.id)
+        if spending._suspended_state is not None:
+            digest = save_noise_state(state_path, spending.noise_state)
+            self.ledger.record(reservation, spending.charged_events, state=spending._suspended_state + digest)
         else:
-            self.ledger.commit(reservation, spending.cost, release_id=spending.id, digests=spending._digests)
-            sealed.unlink(missing_ok=True)
-        self.remember(self.ledger.head())
+            self.ledger.commit(reservation, spending.charged_events, release_id=spending.id, digests=spending._digests)
+            state_path.unlink(missing_ok=True)
+        self.on_charge(self.ledger.get_head())
 
     @property
     def _terms(self) -> dict[str, Any]:
         return {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "noise": self.kind}
 
-    def _same_terms(self) -> None:
-        self.ledger.same_terms(self.account, **self._terms)
+    def _check_terms(self) -> None:
+        self.ledger.check_terms(self.account, **self._terms)
 
 
-__all__ = ["BY", "KINDS", "Budget", "Door", "Rehearsal", "Spending"]
+__all__ = ["LIBRARY_NOISE_PREFIX", "NOISE_KINDS", "Budget", "DryRunNoise", "NoiseProvider", "Spending"]

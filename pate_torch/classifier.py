@@ -37,8 +37,8 @@ from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
 from pate_torch.data.units import name_units
 from pate_torch.features.encoded_dataset import encode_sides, finite_features
 from pate_torch.features.encoder import TEXTS, Encoder
-from pate_torch.ledger.accounts import refused_refit
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.ledger.accounts import account_charged_error
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import panel
 from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.teacher_votes import Teachers
@@ -57,11 +57,11 @@ from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import (
     CATEGORIES,
     CLASSES,
-    CONSTANTS,
-    DECLARED,
-    OF_PRIVATE_LABELS,
-    OF_PUBLIC_POINTS,
-    SIZE,
+    FROM_OWNER,
+    FROM_PRIVATE_LABELS,
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
+    NUMBER_OF_RECORDS,
     Dataset,
     DataSpec,
     EncoderCard,
@@ -305,7 +305,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             private, dropped = tensors.records(x, torch.from_numpy(label_N), names, pate.unit, facts.classes)
             evaluation = replace(unmeasured(spec, x), public=False)
             declared = pate.declared
-            data = Dataset(spec, private, PublicPool(pool), evaluation, dropped=dropped, declared=declared)
+            data = Dataset(
+                spec, private, PublicPool(pool), evaluation, num_dropped_by_reason=dropped, provenance=declared
+            )
             self.student_, self.release_ = _descend(pate, data, facts)
         else:
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=names, public_x=pool)
@@ -325,7 +327,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             X = finite_features(self.encoder.encode(X, TEXTS, device=self.device)).numpy()
         x = self._points(self._validated(X, reset=False))
         if isinstance(self.student_, Student):
-            return self.student_.probabilities(x).double().numpy()
+            return self.student_.compute_probabilities(x).double().numpy()
         return _as_columns(self.student_, self._normalized(x), len(self.classes_))
 
     def save_release(self, folder: Path | str) -> Path:
@@ -444,9 +446,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         assert self.account is not None
         known = account_of(home, self.account)
         charged = known is not None and known.is_charged
-        if charged and not self.allow_refit and not UnfinishedCall.exist(TeacherStore(home), self.account):
+        if charged and not self.allow_refit and not UnfinishedCall.has_any(TeacherStore(home), self.account):
             assert known is not None
-            raise refused_refit(known, facts.epsilon)  # before anything is trained; the charge itself checks it again
+            raise account_charged_error(
+                known, facts.epsilon
+            )  # before anything is trained; the charge itself checks it again
         return {
             "name": self.account,
             "classes": [str(value) for value in self.classes_],
@@ -480,16 +484,19 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _declared(self, points: _Points) -> dict[str, str]:
         """Where the values come from that are taken to be public, for the statement."""
-        found = {CLASSES: OF_PRIVATE_LABELS if self.classes is None else DECLARED, CONSTANTS: OF_PUBLIC_POINTS}
+        found = {
+            CLASSES: FROM_PRIVATE_LABELS if self.classes is None else FROM_OWNER,
+            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
+        }
         if points.schema is not None:
             found[CATEGORIES] = origin_of_categories(points.schema, self.categories or ())
-        return found if self.num_records_about is None else found | {SIZE: DECLARED}
+        return found if self.num_records_about is None else found | {NUMBER_OF_RECORDS: FROM_OWNER}
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
         if method.name == "dpsgd":  # which draws noise of its own
-            return Pate(mechanism=Gaussian(sigma=1.0), num_teachers=1, **terms)
+            return Pate(mechanism=GNMax(sigma=1.0), num_teachers=1, **terms)
         assert method.mechanism is not None
         if method.name == "gradients":
             who: dict[str, Any] = {"teacher": Gradients(size=facts.records, directions=method.directions)}

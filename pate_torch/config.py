@@ -19,7 +19,7 @@ from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.methods.base import Voters
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.planning import feasibility
-from pate_torch.private_epsilon import Sanitiser
+from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.protocols import (
     Checkable,
     DatasetSource,
@@ -32,7 +32,7 @@ from pate_torch.protocols import (
 )
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import CHOSEN_BY, Dataset
+from pate_torch.types import SELECTION_BASES, Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PrivacyConfig:
         allow_duplicate_account: Whether the same records may be charged to an account of another name, too.
         allow_chance: Whether labels may be bought that would be no better than chance.
         only_first: Whether the charge is refused where the account has any reservation.
-        chosen_by: How this release is chosen among several settings (``types.CHOSEN_BY``); None: not stated.
+        chosen_by: How this release is chosen among several settings (``types.SELECTION_BASES``); None: not stated.
 
     Raises:
         ValueError: A value is out of its range.
@@ -76,7 +76,7 @@ class PrivacyConfig:
         checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
         checks.boolean("privacy.allow_chance", self.allow_chance)
         if self.chosen_by is not None:
-            checks.one_of("privacy.chosen_by", self.chosen_by, CHOSEN_BY)
+            checks.one_of("privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,7 +124,7 @@ class RunConfig:
     features: FeatureRecipe | None = None
     encoder: PointEncoder | None = None
     selection: Selection | None = None
-    sanitiser: Sanitiser | None = None
+    sanitiser: PrivateEpsilon | None = None
     membership: MembershipTest | None = None
     labels: str | None = None
     seed: int = 0
@@ -197,7 +197,11 @@ class RunConfig:
     @property
     def is_guided(self) -> bool:
         """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
-        lookers = (getattr(self.query, "guided", True), getattr(self.mechanism, "guided", False), self.voters.guided)
+        lookers = (
+            getattr(self.query, "guided", True),
+            getattr(self.mechanism, "guided", False),
+            self.voters.uses_guide,
+        )
         return self.num_rounds > 1 and any(lookers)
 
     def for_data(self, data: Dataset, stages: Stages) -> RunConfig:
@@ -232,7 +236,7 @@ class RunConfig:
             return cast(Mechanism, dataclasses.replace(knobs, **knob))
 
         def events(scale: float) -> tuple[Event, ...]:
-            return with_noise(scale).worst_case(self.num_queries, self.num_rounds)
+            return with_noise(scale).privacy_events(self.num_queries, self.num_rounds)
 
         # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
         whole = "sigma" not in names and 1 - 1e-6 <= calibration.price(events(1 / target), delta) / target <= 1
@@ -241,15 +245,15 @@ class RunConfig:
 
     def worst_case_events(self, num_classes: int) -> tuple[Event, ...]:
         """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""
-        labels = () if self.labels is not None else self.mechanism.worst_case(self.num_queries, self.num_rounds)
+        labels = () if self.labels is not None else self.mechanism.privacy_events(self.num_queries, self.num_rounds)
         return labels + self.events_beside_labels(num_classes)
 
     def events_beside_labels(self, num_classes: int) -> tuple[Event, ...]:
         """What this run may charge for the choice of a student and the publication of the labels' price."""
-        choice = () if self.selection is None else self.selection.worst_case()
+        choice = () if self.selection is None else self.selection.privacy_events()
         if self.sanitiser is None or self.labels is not None:
             return choice
-        return choice + self.sanitiser.worst_case(self.publication(num_classes))
+        return choice + self.sanitiser.privacy_events(self.publication(num_classes))
 
     def publication(self, num_classes: int) -> private_price.Plan:
         """How the data-dependent price is published.
@@ -258,7 +262,7 @@ class RunConfig:
             ValueError: It cannot be.
         """
         assert self.sanitiser is not None
-        return self.sanitiser.plan(
+        return self.sanitiser.make_plan(
             self.mechanism,
             num_queries=self.num_queries,
             num_teachers=self.num_teachers,

@@ -160,7 +160,7 @@ class RunContext:
             ValueError: It does not keep the account's terms.
         """
         if self.budget is not None:
-            self.budget.check(self.config.worst_case_events(self.data.spec.num_classes))
+            self.budget.check_events(self.config.worst_case_events(self.data.spec.num_classes))
 
     def finish(self) -> None:
         """Note that the call has ended: the same call makes a new release from now on."""
@@ -235,7 +235,7 @@ class RunContext:
                 content = by_records if config.labels else config.voters.fingerprint(run.store, run.everyone)
                 run.budget = open_budget(config, ledger, loaded.data, planned, content)
                 if not run.paid:
-                    run.budget.check(planned)
+                    run.budget.check_events(planned)
             if forecast is not None:
                 stages.say(forecast)
             if config.trains_student:
@@ -363,14 +363,14 @@ def open_budget(
         run=config.folder.name,
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
-        only_first=privacy.only_first,
-        remember=records.remember,
+        first_charge_only=privacy.only_first,
+        on_charge=records.remember,
     )
 
 
 def _caps(ledger: Ledger) -> dict[str, float]:
     """The caps of the accounts that were charged: the others have no fixed terms."""
-    return {account.name: account.budget_epsilon for account in ledger.accounts() if account.is_charged}
+    return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
 
 
 def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Mapping[str, float]) -> None:
@@ -403,7 +403,7 @@ def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Ma
 def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
     """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
     for file, head in TeacherStore(config.root).heads(name).items():
-        if not ledger.head_contains(head):
+        if not ledger.contains_head(head):
             raise checks.fail(
                 "dataset.name",
                 name,
@@ -417,8 +417,8 @@ def _refuse_duplicate_account(config: RunConfig, records: AccountRecords, finger
     """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
     if config.privacy.allow_duplicate_account:
         return
-    others = [account.name for account in ledger.accounts() if account.name != records.account]
-    same = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.charges(n).values()))
+    others = [account.name for account in ledger.list_accounts() if account.name != records.account]
+    same = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values()))
     if other := next(same, None) or records.find_duplicate(others):
         what = f"shares a tenth or more of the units with account {other!r}, which was charged: no total covers both"
         fix = f"Use account {other!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import Event, from_json, to_json
-from pate_torch.aggregation import refuse_early
+from pate_torch.aggregation import check_before_charge
 from pate_torch.budget import Budget, Spending
 from pate_torch.core import checks
 from pate_torch.label import journal
@@ -39,11 +39,19 @@ from pate_torch.pac.classes import representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import sspp
 from pate_torch.planning import feasibility
-from pate_torch.protocols import HypothesisClass, Mechanism, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import (
+    HypothesisClass,
+    Mechanism,
+    Progress,
+    Student,
+    StudentAlgorithm,
+    StudentTask,
+    do_nothing,
+)
 from pate_torch.sensitive import Votes
 from pate_torch.students import store as student_store
 from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.types import NO_ANSWER, Context, DataSpec
+from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 VoteFunction = Callable[[Tensor], Votes]
 """PRIVATE. Public points [Q, ...] -> the teachers' votes on them."""
@@ -144,7 +152,7 @@ class PrivateLabeler:
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self._owns_ledger = owns_ledger
-        budget.check(())  # raises where there is no such account, or it is on other terms
+        budget.check_events(())  # raises where there is no such account, or it is on other terms
         self._journal = Journal(journal, account=self.account, spec=self.spec)
         self._block: _Block | None = None
         self._answers: dict[str, int] = {}
@@ -174,7 +182,7 @@ class PrivateLabeler:
         """
         points, single = self._points(x)
         keys = [journal.key(point) for point in points]
-        with self.ledger.alone():
+        with self.ledger.exclusive_access():
             if self._classifier is None:
                 fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
                 if fresh:
@@ -187,7 +195,7 @@ class PrivateLabeler:
     @property
     def history(self) -> History:
         """Everything answered by the mechanism so far, in order. Releasable (unless ``private`` is False)."""
-        with self.ledger.alone():
+        with self.ledger.exclusive_access():
             x = torch.stack(self._asked) if self._asked else self._points(self._none())[0]
             return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
 
@@ -195,9 +203,10 @@ class PrivateLabeler:
     def epsilon(self) -> float:
         """The guarantee of all of the account's releases, at its delta: what blocks reserved, composed, or the cap.
 
-        The smaller of the two; infinite once noise was seeded. What was used of it: ``ledger.account(...).ex_post``.
+        The smaller of the two; infinite once noise was seeded. What was used of it:
+        ``ledger.account(...).ex_post_guarantee``.
         """
-        guarantee = self.ledger.spent(self.account)
+        guarantee = self.ledger.get_guarantee(self.account)
         return math.inf if guarantee is None else guarantee.epsilon
 
     @property
@@ -216,7 +225,7 @@ class PrivateLabeler:
         Args:
             settle: False leaves the block open, to go on with at the next start.
         """
-        with self.ledger.alone():
+        with self.ledger.exclusive_access():
             if settle:
                 self._settle()
             self._journal.close()
@@ -233,7 +242,7 @@ class PrivateLabeler:
         at_least: int = 1,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> Student:
         """Train a student on the answers so far, save it beside the journal, and answer by it from now on, for free.
 
@@ -254,7 +263,7 @@ class PrivateLabeler:
         pool = past.x if pool_x is None else torch.cat([past.x, self._points(pool_x)[0]])
         task = StudentTask(self.spec, pool, answered.nonzero().squeeze(1), past.label[answered])
         student = algorithm.fit(task, seed=seed, device=torch.device(device), progress=progress)
-        with self.ledger.alone():
+        with self.ledger.exclusive_access():
             student_store.save(student, self.student_path)
             self._settle()
             self._journal.append("student", file=self.student_path.name, answers=len(past))
@@ -282,9 +291,9 @@ class PrivateLabeler:
         Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
         """
-        if self.ledger.account(self.account).adjacency != "replace_one":
+        if self.ledger.get_account(self.account).adjacency != "replace_one":
             raise checks.fail("account", self.account, "must be of adjacency replace_one for a hypothesis class")
-        with self.ledger.alone():
+        with self.ledger.exclusive_access():
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
                 points = self._rows(self.history.x)
@@ -308,7 +317,7 @@ class PrivateLabeler:
                 f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
-        refuse_early(votes.sensitivity, self.mechanism, self.budget)
+        check_before_charge(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.fits(len(votes)):
             self._settle()
         try:
@@ -320,14 +329,14 @@ class PrivateLabeler:
                     )
                     self._block = _Block(spending.id, size, self.calls)
                 block = self._block
-                context = Context(
+                context = MechanismContext(
                     num_queries=block.num_queries,
                     rounds=block.calls,
-                    turn=block.turns,
-                    failures=block.failures,
-                    answered=block.answered,
+                    round_index=block.turns,
+                    num_failures=block.failures,
+                    num_answered=block.answered,
                 )
-                answers = spending.admit(self.mechanism.release(votes, spending.noise, context))
+                answers = spending.accept(self.mechanism.release(votes, spending.noise, context))
                 label_Q = answers.label_Q.cpu()
                 shown = points[: len(label_Q)]
                 self._journal.append(
@@ -338,7 +347,7 @@ class PrivateLabeler:
                     asked=len(points),
                     events=json.loads(to_json(answers.events)),
                 )
-                spending.incur(answers.events)
+                spending.record_cost(answers.events)
                 block.take(label_Q, answers.events, len(points))
                 if block.fits(1):
                     spending.suspend(self._journal.state)
@@ -368,7 +377,7 @@ class PrivateLabeler:
         drowns = feasibility.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
         if drowns is not None:
             warnings.warn(f"{drowns} {feasibility.SMALLER}", feasibility.Drowned, stacklevel=4)
-        return self.budget.spend(self.mechanism.worst_case(size, self.calls), mechanism=self.mechanism.name)
+        return self.budget.spend(self.mechanism.privacy_events(size, self.calls), mechanism=self.mechanism.name)
 
     def _plan(self) -> dict[str, Any]:
         """How a block is asked, as its line in the journal says."""
@@ -415,16 +424,16 @@ class PrivateLabeler:
                         self._answer_by(student_store.load(self.student_path))
         except (KeyError, TypeError) as error:
             raise self._bad(f"is damaged ({error!r})", "Restore a backup, or begin another journal.") from error
-        charges = self.ledger.charges(self.account) if blocks else {}
+        charges = self.ledger.get_charges(self.account) if blocks else {}
         for reservation, block in blocks.items():
             if reservation not in charges:
                 raise self._bad(
                     "holds answers that were charged to another ledger", f"{self.ledger.path} does not know them."
                 )
             charge = charges[reservation]
-            if charge.committed and reservation not in closed:
+            if charge.is_committed and reservation not in closed:
                 self._journal.append("close", reservation=reservation)
-            elif self.budget.stands(reservation, self._journal.state):
+            elif self.budget.can_resume(reservation, self._journal.state):
                 self._block = block
                 if reservation not in asked_like_now:
                     self._settle()
@@ -439,7 +448,7 @@ class PrivateLabeler:
             self._asked.append(point)
 
     def _answer_by(self, student: Student) -> None:
-        self._classifier = lambda x: student.probabilities(x).argmax(1)
+        self._classifier = lambda x: student.compute_probabilities(x).argmax(1)
 
     # ---- points -------------------------------------------------------------------------------------------------
 

@@ -61,9 +61,9 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Stored, TeacherStore
 from pate_torch.types import (
     CLASSES,
-    CONSTANTS,
-    DECLARED,
-    OF_PUBLIC_POINTS,
+    FROM_OWNER,
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
     Dataset,
     DataSpec,
     EncoderCard,
@@ -209,7 +209,7 @@ class Pate:
         self.only_first = checks.boolean("only_first", only_first)
         self.allow_chance = checks.boolean("allow_chance", allow_chance)
         self.chosen_by = chosen_by
-        here = {CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if mean is None else DECLARED}
+        here = {CLASSES: FROM_OWNER, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if mean is None else FROM_OWNER}
         self.declared = here if declared is None else dict(declared)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
@@ -254,7 +254,9 @@ class Pate:
         private, self._dropped = tensors.records(x, y, unit_id, self.unit, len(self.class_names))
         public = private.x[:0] if public_x is None else tensors.points("public_x", public_x)
         spec = self._describe(private.x, public)
-        data = Dataset(spec, private, PublicPool(public), unmeasured(spec, private.x), dropped=self._dropped)
+        data = Dataset(
+            spec, private, PublicPool(public), unmeasured(spec, private.x), num_dropped_by_reason=self._dropped
+        )
         data = leave_out_unusable(data, self.partition.adjacency)
         private = data.private
         self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
@@ -309,7 +311,7 @@ class Pate:
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         evaluation = unmeasured(spec, private.x)
-        data = Dataset(spec, private, pool, evaluation, dropped=self._dropped, declared=self.declared)
+        data = Dataset(spec, private, pool, evaluation, num_dropped_by_reason=self._dropped, provenance=self.declared)
         config = replace(
             self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
             features=features,
@@ -415,7 +417,7 @@ class Pate:
             sides,
             student=self._student[1],
             nonprivate=None,
-            events=done.release.labels.planned,
+            events=done.release.labels.reserved_events,
             delta=self.delta,
             seed=self.seed,
             secret=done.release.facts["private"],
@@ -441,12 +443,12 @@ class Pate:
         data = Dataset(spec, private, PublicPool(private.x[:0]), unmeasured(spec, private.x))
         checks.integer("num_queries", num_queries, low=1)
         config = self._config(data, Teachers(num_teachers=self.num_teachers), num_queries, Random())
-        planned = self.mechanism.worst_case(num_queries, rounds)
+        planned = self.mechanism.privacy_events(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
         budget = open_budget(config, ledger, data, planned, store.content_fingerprint(private))
         if self._stored is not None:
-            store.set_ledger_head(self._stored.id, ledger.head())
+            store.set_ledger_head(self._stored.id, ledger.get_head())
         voters = self._stored.ensemble if self._stored is not None else self._panel
         assert voters is not None
         return PrivateLabeler(
@@ -602,7 +604,7 @@ def account_of(home: Path, name: str) -> Account | None:
     if not path.exists():
         return None
     with Ledger(path, create=False) as ledger:
-        return next((account for account in ledger.accounts() if account.name == name), None)
+        return next((account for account in ledger.list_accounts() if account.name == name), None)
 
 
 @contextmanager

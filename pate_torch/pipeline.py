@@ -85,7 +85,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept, data.pool.names))
             return release_store.digests(written)
 
-        labels = aggregation.label(
+        labels = aggregation.answer_queries(
             sensitive=voters.sensitive,
             pool=data.pool,
             spec=data.spec,
@@ -100,7 +100,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             on_votes=raw_votes.append,
             progress=run.stages("Asking the voters"),
         )
-    voters.remember(run.ledger.head())
+    voters.remember(run.ledger.get_head())
     run.paid.append(labels.id)
     return LabelRelease(
         labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=next(iter(raw_votes), None)
@@ -130,7 +130,7 @@ class _Guide:
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
         now = self.voters.for_round(self.student)
         sensitive = None if now is self.voters else now.sensitive
-        return RoundState(self.student.probabilities(data.pool.x), sensitive, now.feature_PD)
+        return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, now.feature_PD)
 
 
 def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     declared = config.voters.declared(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
     # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
-    moved = {norm: getattr(config.mechanism.priced_for, norm) for norm in ("l1", "l2", "linf")}
+    moved = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
     bounded = {norm: value if math.isfinite(value) else None for norm, value in moved.items()}
     # A switch that is off is left out of the record.
     named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
@@ -161,9 +161,9 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         "delta": config.privacy.delta,
         "adjacency": config.partition.adjacency,
         "unit": data.private.unit,
-        **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.without_points.to_dict()}),
+        **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.card_without_points.to_dict()}),
         **({} if declared is None else {"declared_size": declared}),
-        "sensitivity": {**bounded, "per": getattr(config.mechanism, "per", "question")},
+        "sensitivity": {**bounded, "per": getattr(config.mechanism, "sensitivity_unit", "question")},
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
         "answered_by": config.voters.description(data.private.unit, config).facts(),
     }
@@ -175,11 +175,11 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
     if config.sanitiser is None or release.labels.id not in run.paid:
         return None
     assert run.budget is not None and release.voters is not None and isinstance(release.voters.sensitive, Votes)
-    votes = release.voters.sensitive.take(release.labels.query_Q)
+    votes = release.voters.sensitive.select(release.labels.query_Q)
     publication, delta = config.publication(run.data.spec.num_classes), config.privacy.delta
     epsilon, paid = config.sanitiser.publish(publication, config.mechanism, votes, run.budget, delta, run.release_dir)
     run.paid.append(paid)
-    release.voters.remember(run.ledger.head())
+    release.voters.remember(run.ledger.get_head())
     return (
         f"  Sanitised price  epsilon = {show_epsilon(epsilon)} at delta = {show_delta(delta)}"
         f" with confidence {publication.confidence:g} (forward, {config.partition.adjacency},\n"

@@ -22,25 +22,25 @@ from pate_torch.accounting.formatting import show_epsilon
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.core.files import write_whole
-from pate_torch.ledger.ledger import PRICE
+from pate_torch.ledger.ledger import PURPOSE_PRICE
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sanitiser:
+class PrivateEpsilon:
     """How a run's data-dependent price is published.
 
     Attributes:
         agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
         confidence: Probability that what is published is at least the true price.
-        at_a_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than the
-            labels alone.
+        allow_net_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than
+            the labels alone.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
-    at_a_loss: bool = False
+    allow_net_loss: bool = False
     _plans: dict[Any, publication.Plan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class Sanitiser:
         for share in self.agreement:
             checks.between("sanitiser.agreement", share, 0, 1)
         checks.between("sanitiser.confidence", self.confidence, 0.5, 0.999999)
-        checks.boolean("sanitiser.at_a_loss", self.at_a_loss)
+        checks.boolean("sanitiser.at_a_loss", self.allow_net_loss)
 
-    def plan(
+    def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
     ) -> publication.Plan:
         """Public parameters of the publication.
@@ -67,7 +67,7 @@ class Sanitiser:
         Raises:
             ValueError: The price cannot be sanitised; the message says why.
         """
-        model = mechanism.outcome_model()
+        model = mechanism.make_outcome_model()
         fix = "Set sanitiser=none: the data-independent price is published in any case."
         if model is None:
             raise checks.fail("sanitiser", "set", f"{mechanism.name} has no data-dependent price", fix)
@@ -82,25 +82,27 @@ class Sanitiser:
         if key not in self._plans:
             guesses = publication.imagined_votes(num_teachers, num_classes, self.agreement)
             try:
-                chosen = publication.choose(
+                new_plan = publication.choose(
                     model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
                 )
             except ValueError as error:
                 raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
-            expected = publication.forecast(chosen, model, guesses, num_queries=num_queries, delta=delta)
-            alone = accounting.epsilon(mechanism.worst_case(num_queries), delta).epsilon
-            if expected >= alone and not self.at_a_loss:
-                what = (
+            expected_epsilon = publication.forecast(new_plan, model, guesses, num_queries=num_queries, delta=delta)
+            labels_epsilon = accounting.epsilon(mechanism.privacy_events(num_queries), delta).epsilon
+            if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
+                message = (
                     f"would cost more than it saves: for votes like sanitiser.agreement epsilon "
-                    f"{show_epsilon(expected)} in the median, its own price included, where the labels alone "
-                    f"cost {show_epsilon(alone)} whatever the votes"
+                    f"{show_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
+                    f"cost {show_epsilon(labels_epsilon)} whatever the votes"
                 )
-                raise checks.fail("sanitiser", "set", what, f"{fix} To publish all the same: sanitiser.at_a_loss=true.")
-            self._plans[key] = chosen
+                raise checks.fail(
+                    "sanitiser", "set", message, f"{fix} To publish all the same: sanitiser.at_a_loss=true."
+                )
+            self._plans[key] = new_plan
         return self._plans[key]
 
     @staticmethod
-    def worst_case(plan: publication.Plan) -> tuple[Event, ...]:
+    def privacy_events(plan: publication.Plan) -> tuple[Event, ...]:
         """Events of the publication."""
         return (plan.event,)
 
@@ -118,14 +120,14 @@ class Sanitiser:
         Returns:
             Epsilon of labels and publication together, and the reservation's id.
         """
-        model = mechanism.outcome_model()
+        model = mechanism.make_outcome_model()
         assert model is not None
-        with budget.spend(self.worst_case(plan), mechanism="sanitised price", what=PRICE) as spending:
-            z = float(spending.noise.gaussian((1,), 1.0, torch.device("cpu"))[0])
-            price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), z, adaptive=False)
+        with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
+            standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
+            price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False)
             # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.
-            price = replace(price, rdp=_up(price.rdp))
-            epsilon = _up(price.epsilon(delta))
+            price = replace(price, rdp=_round_up(price.rdp))
+            epsilon = _round_up(price.epsilon(delta))
             record = {
                 "epsilon": epsilon,
                 "delta": delta,
@@ -143,5 +145,5 @@ class Sanitiser:
         return epsilon, spending.id
 
 
-def _up(value: float) -> float:
+def _round_up(value: float) -> float:
     return math.ceil(value * 1000) / 1000

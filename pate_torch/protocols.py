@@ -15,7 +15,7 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.sensitive import Sensitivity
-from pate_torch.types import Answers, Context, Dataset, DataSpec, EncoderCard, LinearModel, PrivateData, Shards
+from pate_torch.types import Answers, Dataset, DataSpec, EncoderCard, LinearModel, MechanismContext, PrivateData, Shards
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) by everything that takes long."""
@@ -24,7 +24,7 @@ Log = Callable[[str, float, int], None]
 """Called as log(tag, value, step); what is private is decided by who passes it."""
 
 
-def silent(*_: object) -> None:
+def do_nothing(*_: object) -> None:
     """A Progress and a Log that shows nothing."""
 
 
@@ -55,7 +55,7 @@ class Partition(Protocol):
         """The neighboring relation that its shards justify: ``add_remove`` or ``replace_one``."""
         ...
 
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+    def make_shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
         """Disjoint shards, one for each teacher."""
         ...
 
@@ -70,7 +70,13 @@ class FeatureRecipe(Protocol):
         ...
 
     def learn(
-        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: torch.device | str = "cpu", progress: Progress = silent
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> nn.Module:
         """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
@@ -108,11 +114,11 @@ class PointEncoder(Protocol):
         """What decides the features beside the card's ``identity``, for finding encoded points again."""
         ...
 
-    def published(self) -> Mapping[str, Path]:
+    def get_published_files(self) -> Mapping[str, Path]:
         """The files that are put beside the student, by the names that they get there; none unless the owner agrees."""
         ...
 
-    def card(self, points: DataSpec) -> EncoderCard:
+    def make_card(self, points: DataSpec) -> EncoderCard:
         """What a release says of it.
 
         Raises:
@@ -120,17 +126,22 @@ class PointEncoder(Protocol):
         """
         ...
 
-    def read(self, x: Any, points: DataSpec) -> Tensor:
+    def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
         """Points, as whoever has them gives them, as a tensor."""
         ...
 
     def encode(
-        self, x: Any, points: DataSpec | None = None, *, device: torch.device | str = "cpu", progress: Progress = silent
+        self,
+        x: Any,
+        points: DataSpec | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> Tensor:
         """Features [N, D], float32 on the CPU: of each point by itself, bit for bit."""
         ...
 
-    def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
         """Raise ValueError where one public point's features follow from another."""
         ...
 
@@ -139,9 +150,9 @@ class PointEncoder(Protocol):
 class Mechanism(Protocol):
     """A noisy answer to votes: a frozen keyword-only dataclass, every method pure but for the noise drawn.
 
-    ``worst_case`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is charged
-    before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls. One that looks at
-    ``context.student_QC`` says so by a class attribute ``guided = True``.
+    ``privacy_events`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is
+    charged before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls. One that looks
+    at ``context.student_QC`` says so by a class attribute ``guided = True``.
     """
 
     @property
@@ -158,15 +169,15 @@ class Mechanism(Protocol):
         ...
 
     @property
-    def priced_for(self) -> Sensitivity:
-        """Sensitivity of the values that ``worst_case`` prices; ``release`` opens no value that says more of itself."""
+    def max_sensitivity(self) -> Sensitivity:
+        """Sensitivity of the values that ``privacy_events`` prices; ``release`` opens no value that says more of itself."""
         ...
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Events of a whole release at its worst."""
         ...
 
-    def release(self, sensitive: Any, noise: Any, context: Context, /) -> Answers:
+    def release(self, sensitive: Any, noise: Any, context: MechanismContext, /) -> Answers:
         """Answers of one round, marked by the source of the noise (``NoiseSource.marked``): others are not released.
 
         Args:
@@ -176,7 +187,7 @@ class Mechanism(Protocol):
         """
         ...
 
-    def outcome_model(self) -> OutcomeModel | None:
+    def make_outcome_model(self) -> OutcomeModel | None:
         """What each query releases, as a categorical law of the votes; None where there is no such law."""
         ...
 
@@ -188,10 +199,10 @@ class QueryState:
     Attributes:
         spec: Public facts about the data.
         pool_x: Public points, [P, ...] as loaded.
-        asked_Q: Pool indices already asked, in order.
+        query_Q: Pool indices already asked, in order.
         label_Q: Their released labels; -1: none.
-        remaining: Queries still allowed.
-        rounds_left: Including this one.
+        num_remaining: Queries still allowed.
+        num_rounds_left: Including this one.
         seed: Names the strategy's own stream.
         student_PC: The current student's class probabilities on the whole pool; None: before the first round.
         feature_PD: Features learnt from public points without labels, on the run's device, or None.
@@ -199,10 +210,10 @@ class QueryState:
 
     spec: DataSpec
     pool_x: Tensor
-    asked_Q: Tensor
+    query_Q: Tensor
     label_Q: Tensor
-    remaining: int
-    rounds_left: int
+    num_remaining: int
+    num_rounds_left: int
     seed: int
     student_PC: Tensor | None = None
     feature_PD: Tensor | None = None
@@ -294,8 +305,8 @@ class Student:
         Raises:
             ValueError: Points of another shape, or a table that does not fit; names the columns and values.
         """
-        if self.spec.encoder is not None and not self._encoded(points):
-            return self._features(points, self.spec.encoder)
+        if self.spec.encoder is not None and not self._is_encoded(points):
+            return self._encode_features(points, self.spec.encoder)
         if isinstance(points, Mapping) or hasattr(points, "columns"):
             if self.spec.schema is None:
                 fix = f"Give an array of shape (N, {', '.join(map(str, self.spec.input_shape))})."
@@ -303,9 +314,9 @@ class Student:
             return torch.from_numpy(self.spec.schema.encode(points, unknown=unknown))
         x = torch.as_tensor(points)
         if tuple(x.shape[1:]) != tuple(self.spec.input_shape):
-            want = ", ".join(map(str, self.spec.input_shape))
+            expected_shape = ", ".join(map(str, self.spec.input_shape))
             fix = "" if self.spec.schema is None else "Or give a DataFrame."
-            raise checks.fail("points", tuple(x.shape), f"must have the shape (N, {want})", fix)
+            raise checks.fail("points", tuple(x.shape), f"must have the shape (N, {expected_shape})", fix)
         return x
 
     def with_encoder(self, encoder: PointEncoder) -> Student:
@@ -314,35 +325,37 @@ class Student:
         Raises:
             ValueError: Another one: names both hashes.
         """
-        needed = self.spec.encoder
-        if needed is None or needed.points is None:
+        needed_card = self.spec.encoder
+        if needed_card is None or needed_card.points is None:
             raise checks.fail("encoder", encoder.name, "is not needed: the student takes points as they are")
-        given = encoder.card(needed.points)
-        for key, value in needed.identity.items():
-            if given.identity[key] != value:
-                fix = f"Use {needed.name}, weights {needed.file} with SHA-256 {needed.sha256}."
-                raise checks.fail(f"encoder {key}", given.identity[key], f"must be the student's, {value!r}", fix)
+        given_card = encoder.make_card(needed_card.points)
+        for key, value in needed_card.identity.items():
+            if given_card.identity[key] != value:
+                fix = f"Use {needed_card.name}, weights {needed_card.file} with SHA-256 {needed_card.sha256}."
+                raise checks.fail(f"encoder {key}", given_card.identity[key], f"must be the student's, {value!r}", fix)
         return replace(self, encoder=encoder)
 
-    def _encoded(self, points: Any) -> bool:
+    def _is_encoded(self, points: Any) -> bool:
         """Whether points are features already: float rows of the right width."""
         shape = tuple(getattr(points, "shape", ()))
-        floats = "float" in str(getattr(points, "dtype", ""))
-        return floats and len(shape) == 2 and shape[1:] == tuple(self.spec.input_shape)
+        is_float = "float" in str(getattr(points, "dtype", ""))
+        return is_float and len(shape) == 2 and shape[1:] == tuple(self.spec.input_shape)
 
-    def _features(self, points: Any, card: EncoderCard) -> Tensor:
+    def _encode_features(self, points: Any, card: EncoderCard) -> Tensor:
         if card.points is None:
-            made = f"features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
-            raise checks.fail("points", type(points).__name__, f"must be {made}", "Encode them as the data were.")
+            expected_input = f"features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
+            raise checks.fail(
+                "points", type(points).__name__, f"must be {expected_input}", "Encode them as the data were."
+            )
         if self.encoder is None:
-            what = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
+            message = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
-            raise checks.fail("student", self.spec.name, what, fix)
+            raise checks.fail("student", self.spec.name, message, fix)
         device = next(self.module.parameters()).device
-        return self.encoder.encode(self.encoder.read(points, card.points), card.points, device=device)
+        return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
 
     @torch.no_grad()
-    def logits(self, x: Any, batch: int = 1024) -> Tensor:
+    def compute_logits(self, x: Any, batch: int = 1024) -> Tensor:
         """Logits, float32 [Q, C], of raw points, as ``encode`` takes them."""
         self.module.eval()
         device = next(self.module.parameters()).device
@@ -350,17 +363,17 @@ class Student:
         parts = [self.module(self.spec.normalize(part.to(device))).float() for part in x.split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
 
-    def probabilities(self, x: Any, batch: int = 1024) -> Tensor:
+    def compute_probabilities(self, x: Any, batch: int = 1024) -> Tensor:
         """Class probabilities on the CPU, float32 [Q, C], of raw points."""
-        return self.logits(x, batch).softmax(1).cpu()
+        return self.compute_logits(x, batch).softmax(1).cpu()
 
     def predict_proba(self, x: Any, batch: int = 1024) -> Tensor:
-        """The same as ``probabilities``, by the name that scikit-learn gives it."""
-        return self.probabilities(x, batch)
+        """The same as ``compute_probabilities``, by the name that scikit-learn gives it."""
+        return self.compute_probabilities(x, batch)
 
     def predict(self, x: Any, batch: int = 1024) -> Tensor:
         """The likeliest class of each raw point, int64 [Q]."""
-        return self.probabilities(x, batch).argmax(1)
+        return self.compute_probabilities(x, batch).argmax(1)
 
     def predict_names(self, x: Any, batch: int = 1024) -> list[str]:
         """The name of the likeliest class of each raw point."""
@@ -382,8 +395,8 @@ class StudentAlgorithm(Protocol):
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """The trained student."""
         ...
@@ -409,7 +422,7 @@ class HypothesisClass(Protocol):
     name: str
     vc_dimension: int
 
-    def dichotomies(self, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+    def enumerate_dichotomies(self, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
         """Every labeling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
         ...
 

@@ -122,12 +122,12 @@ def write(
         "schema_version": SCHEMA_VERSION,
         "release_id": release.id,
         **facts,
-        **({} if names is None else {"points": names.facts()}),
-        "planned": json.loads(events.to_json(release.planned)),
+        **({} if names is None else {"points": names.describe()}),
+        "planned": json.loads(events.to_json(release.reserved_events)),
         "incurred": json.loads(events.to_json(release.events)),
         "queries_asked": len(release.query_Q),
         "queries_answered": int(release.answered_Q.sum()),
-        "queries_by_round": list(release.rounds or (len(release.query_Q),)),
+        "queries_by_round": list(release.queries_per_round or (len(release.query_Q),)),
     }
     answers = {"labels_sha256": _table(release, spec, names).encode()}
     if release.cell_RP is not None:
@@ -165,8 +165,8 @@ def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     writer = csv.writer(table, lineterminator="\n")
     beside: list[list[Any]] = [[] for _ in release.query_Q]
     columns: list[str] = []
-    if release.noisy is not None:
-        columns, beside = [f"votes_{c}" for c in range(spec.num_classes)], release.noisy.counts_QC.tolist()
+    if release.noisy_counts is not None:
+        columns, beside = [f"votes_{c}" for c in range(spec.num_classes)], release.noisy_counts.counts_QC.tolist()
     elif release.score_QC is not None:
         columns = [f"score_{c}" for c in range(spec.num_classes)]
         beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
@@ -275,7 +275,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             events.from_json(json.dumps(record["planned"])),
             None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
             None if beside is None else torch.tensor(beside, dtype=torch.float64),
-            rounds=tuple(map(int, record["queries_by_round"])),
+            queries_per_round=tuple(map(int, record["queries_by_round"])),
             cell_RP=None if cells is None else _cell_RP(cells, query_Q),
             score_RPC=None if scores is None else held["score_RPC"],
             model=_model(held),
@@ -283,13 +283,13 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
         whole = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
         if cells is not None and release.cell_RP is not None:
             whole &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
-            whole &= release.cell_RP.shape == (len(release.rounds), len(pool))
+            whole &= release.cell_RP.shape == (len(release.queries_per_round), len(pool))
         if scores is not None and release.score_RPC is not None:
             whole &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
-            whole &= release.score_RPC.shape == (len(release.rounds), len(pool), spec.num_classes)
+            whole &= release.score_RPC.shape == (len(release.queries_per_round), len(pool), spec.num_classes)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _bad(record, f"cannot be read ({type(error).__name__}: {error})", restore) from error
-    adds_up = sum(release.rounds) == len(rows) and min(release.rounds, default=0) >= 0
+    adds_up = sum(release.queries_per_round) == len(rows) and min(release.queries_per_round, default=0) >= 0
     if not whole or not adds_up or not _fits(query_Q, label_Q, len(pool), spec.num_classes, record):
         raise _bad(record, "labels.csv does not fit its release.json: it was edited", restore)
     _check_charged(record, release, ledger, restore)
@@ -303,11 +303,11 @@ def _fits(query_Q: Tensor, label_Q: Tensor, pool: int, num_classes: int, record:
 
 def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, restore: str) -> None:
     """Hold a record against the ledger's own: the price, the terms and whether the noise was secret."""
-    account = next((one for one in ledger.accounts() if one.name == record["dataset"]), None)
+    account = next((one for one in ledger.list_accounts() if one.name == record["dataset"]), None)
     made = (
         []
         if account is None
-        else [entry for entry in ledger.entries(account.name) if entry.facts.get("reservation") == release.id]
+        else [entry for entry in ledger.read_entries(account.name) if entry.facts.get("reservation") == release.id]
     )
     charged = {entry.kind: entry.facts for entry in made}
     if account is None or "reserve" not in charged:
@@ -317,7 +317,7 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
             "Bring back the ledger that lay beside it: it remembers what was released.",
         )
     said = {
-        "planned": (json.loads(events.to_json(release.planned)), charged["reserve"]["events"]),
+        "planned": (json.loads(events.to_json(release.reserved_events)), charged["reserve"]["events"]),
         "private": (record.get("private"), not charged["reserve"]["insecure"]),
         "mechanism": (record.get("mechanism"), charged["reserve"]["mechanism"]),
         "delta": (record.get("delta"), account.delta),

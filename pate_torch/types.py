@@ -21,9 +21,9 @@ from pate_torch.core import checks
 from pate_torch.data.schema import TableSchema
 
 NO_ANSWER = -1
-MOST_NUMBERS = 1 << 26
+MAX_BATCH_ELEMENTS = 1 << 26
 """Numbers that a point, or a batch of points for an encoder, may have: what a file asks for is held to that."""
-ENCODER_OPTIONS: dict[str, Callable[[str, Any], Any] | None] = {
+ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
     **dict.fromkeys(("batch_size", "max_length", "size"), functools.partial(checks.integer, low=1)),
     **dict.fromkeys(("special_tokens", "headless"), checks.boolean),
     **{"pooling": checks.text, "mean": None, "std": None},
@@ -79,8 +79,10 @@ class DataSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; without what points of this kind do not have."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        said = {name: plain.pop(name) for name in OPTIONAL_SPEC_FIELDS}
-        plain |= {name: getattr(value, "to_dict", lambda v=value: v)() for name, value in said.items() if value}
+        optional_facts = {name: plain.pop(name) for name in OPTIONAL_SPEC_FIELDS}
+        plain |= {
+            name: getattr(value, "to_dict", lambda v=value: v)() for name, value in optional_facts.items() if value
+        }
         return plain
 
     @classmethod
@@ -93,15 +95,15 @@ class DataSpec:
         facts = dict(checks.mapping("spec", plain, fields(cls)))
         if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
             raise checks.fail("spec", ", ".join(missing), "is missing")
-        lists: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
-        for key, check in (lists | {"mean": checks.number, "std": checks.number}).items():
+        check_by_key: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
+        for key, check in (check_by_key | {"mean": checks.number, "std": checks.number}).items():
             facts[key] = tuple(checks.items(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
         shape, constants = facts["input_shape"], len(facts["mean"])
-        if not shape or min(shape) < 1 or math.prod(shape) > MOST_NUMBERS or constants not in (1, shape[0]):
-            what = f"must be positive, of {MOST_NUMBERS} numbers at most, with as many means as its first axis, or one"
-            raise checks.fail("input_shape", shape, what)
+        if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or constants not in (1, shape[0]):
+            message = f"must be positive, of {MAX_BATCH_ELEMENTS} numbers at most, with as many means as its first axis, or one"
+            raise checks.fail("input_shape", shape, message)
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
                 checks.text(key, facts.get(key))
@@ -130,14 +132,16 @@ class DataSpec:
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
-        mean, std = self.constants(dtype, x.device)
+        mean, std = self.get_constants(dtype, x.device)
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         return (x - mean) / std
 
-    def constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, shaped to normalize with. To be read only: all who ask share them."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
-        return _on_device(tuple(self.mean), shape, dtype, device), _on_device(tuple(self.std), shape, dtype, device)
+        return _make_constant_tensor(tuple(self.mean), shape, dtype, device), _make_constant_tensor(
+            tuple(self.std), shape, dtype, device
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,21 +183,23 @@ class EncoderCard:
                 checks.text(f"features.{key}", getattr(self, key))
         if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
             raise checks.fail("encoder.file", self.file, "must be the plain name of a file beside the student")
-        known = checks.mapping("encoder.options", self.options)
-        for key, value in known.items():
-            checks.one_of("encoder option", key, ENCODER_OPTIONS)
-            check = ENCODER_OPTIONS[key]
+        options = checks.mapping("encoder.options", self.options)
+        for key, value in options.items():
+            checks.one_of("encoder option", key, ENCODER_OPTION_CHECKS)
+            check = ENCODER_OPTION_CHECKS[key]
             if check is not None and value is not None:
                 check(f"encoder.options.{key}", value)
             elif check is None:
-                [checks.number(f"encoder.options.{key}", one) for one in checks.items(key, value or ())]
-        size, batch = 1 if self.points is None else math.prod(self.points.input_shape), known.get("batch_size") or 1
-        if batch * max(size, known.get("max_length") or 1, (known.get("size") or 1) ** 2) > MOST_NUMBERS:
+                [checks.number(f"encoder.options.{key}", number) for number in checks.items(key, value or ())]
+        size, batch = 1 if self.points is None else math.prod(self.points.input_shape), options.get("batch_size") or 1
+        if batch * max(size, options.get("max_length") or 1, (options.get("size") or 1) ** 2) > MAX_BATCH_ELEMENTS:
             fix = "Take a smaller one."
-            raise checks.fail("features.batch_size", batch, f"makes batches of more than {MOST_NUMBERS} numbers", fix)
+            raise checks.fail(
+                "features.batch_size", batch, f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers", fix
+            )
 
     @property
-    def without_points(self) -> EncoderCard:
+    def card_without_points(self) -> EncoderCard:
         """What is said of it beside the data, which speak for themselves."""
         return replace(self, points=None)
 
@@ -218,7 +224,9 @@ class EncoderCard:
 
 
 @functools.lru_cache(maxsize=32)  # copied to a device once, not at every step
-def _on_device(values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make_constant_tensor(
+    values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device).view(shape)
 
 
@@ -284,10 +292,10 @@ class PointNames:
         if self.source is None and self.kind != "content":
             raise checks.fail("kind", self.kind, "must be content for points split off the data: their ids are private")
 
-    def facts(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """What a release says of them."""
-        said = {"source": self.source or "split off the data", "named_by": self.kind}
-        return said | ({} if self.column is None else {"column": self.column})
+        facts = {"source": self.source or "split off the data", "named_by": self.kind}
+        return facts | ({} if self.column is None else {"column": self.column})
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,16 +368,21 @@ class PublicAsset:
         checks.text("asset.name", self.name)
 
 
-DECLARED = "declared by the owner"
-OF_PUBLIC_POINTS = "read off public points"
-OF_PRIVATE_LABELS = "read off the private labels, whose values the owner declared public"
-BUILT_IN = "fixed by the code of the data set"
-PARTLY_DECLARED = "declared by the owner for some columns, and read off public points for the others"
-SOURCES = (DECLARED, OF_PUBLIC_POINTS, PARTLY_DECLARED, OF_PRIVATE_LABELS, BUILT_IN)
+FROM_OWNER = "declared by the owner"
+FROM_PUBLIC_POINTS = "read off public points"
+FROM_PRIVATE_LABELS = "read off the private labels, whose values the owner declared public"
+FROM_DATASET_CODE = "fixed by the code of the data set"
+FROM_OWNER_AND_PUBLIC_POINTS = "declared by the owner for some columns, and read off public points for the others"
+PROVENANCES = (FROM_OWNER, FROM_PUBLIC_POINTS, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PRIVATE_LABELS, FROM_DATASET_CODE)
 """Where a value comes from that is taken to be public."""
-CHOSEN_BY = ("public data", "priced", "private scores")
+SELECTION_BASES = ("public data", "priced", "private scores")
 """How a release may have been chosen among several settings."""
-CLASSES, CATEGORIES, CONSTANTS, SIZE = "classes", "categories", "normalization_constants", "number_of_records"
+CLASSES, CATEGORIES, NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = (
+    "classes",
+    "categories",
+    "normalization_constants",
+    "number_of_records",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -384,8 +397,8 @@ class Dataset:
         adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
             as private or public as it was.
         advice: What to do where a run needs another relation.
-        dropped: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
-        declared: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
+        num_dropped_by_reason: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
+        provenance: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
             OF_PRIVATE_LABELS or BUILT_IN. The statement says of the others that nobody stated it.
     """
 
@@ -395,12 +408,12 @@ class Dataset:
     evaluation: Evaluation
     adjacencies: tuple[str, ...] = ADJACENCIES
     advice: str = ""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    declared: Mapping[str, str] = field(default_factory=dict)
+    num_dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, source in self.declared.items():
-            checks.one_of(f"declared.{name}", source, SOURCES)
+        for name, source in self.provenance.items():
+            checks.one_of(f"declared.{name}", source, PROVENANCES)
         for adjacency in checks.items("adjacencies", self.adjacencies):
             checks.one_of("adjacencies", adjacency, ADJACENCIES)
 
@@ -417,7 +430,8 @@ class Shards:
         mask_KS: bool.
         adjacency: Neighboring relation that they justify.
         unit: What the privacy unit is.
-        capped: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its own
+        has_capacity: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its
+            own
             shard*: the shard stays its own, what is said by each record does not.
     """
 
@@ -425,17 +439,17 @@ class Shards:
     mask_KS: Tensor
     adjacency: str
     unit: str = "record"
-    capped: bool = False
+    has_capacity: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("adjacency", self.adjacency, ADJACENCIES)
-        used = self.index_KS[self.mask_KS]
+        used_indices = self.index_KS[self.mask_KS]
         # No asserts: partitions can be a user's own, the guarantee rests on this, and python -O drops asserts.
         if self.index_KS.shape != self.mask_KS.shape or self.index_KS.dim() != 2:
             raise ValueError("shards: index_KS and mask_KS must be [teachers, capacity], alike")
-        if len(torch.unique(used)) < len(used):
+        if len(torch.unique(used_indices)) < len(used_indices):
             raise ValueError("shards overlap: one record would reach two teachers")
-        if bool((used < 0).any()):
+        if bool((used_indices < 0).any()):
             raise ValueError("shards: a record that is used must have an index")
 
     @property
@@ -443,7 +457,7 @@ class Shards:
         """Number K of teachers."""
         return self.index_KS.shape[0]
 
-    def of(self, teacher: int) -> Tensor:
+    def get_indices(self, teacher: int) -> Tensor:
         """Indices of one teacher's records, int64 [n_k]."""
         return self.index_KS[teacher][self.mask_KS[teacher]]
 
@@ -468,12 +482,12 @@ class NoisyCounts:
         return [NoisyCounts(part, self.sigma) for part in self.counts_QC.split(list(sizes) or [len(self.counts_QC)])]
 
     @staticmethod
-    def joined(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
+    def from_parts(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
         """Counts of several rounds together; None where one has none."""
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts):
+        noisy_parts = [part for part in parts if part is not None]
+        if not noisy_parts or len(noisy_parts) < len(parts):
             return None
-        return NoisyCounts(torch.cat([part.counts_QC.cpu() for part in known]), known[0].sigma)
+        return NoisyCounts(torch.cat([part.counts_QC.cpu() for part in noisy_parts]), noisy_parts[0].sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,20 +519,21 @@ class Answers:
         events: Those actually incurred.
         score_QC: Released scores in [0, 1] of the classes (soft mechanisms), NaN where unanswered.
         from_student_Q: Marks labels that are the student's own (interactive).
-        noisy: The noisy counts, where the mechanism's price is theirs.
+        noisy_counts: The noisy counts, where the mechanism's price is theirs.
         score_PC: Logits of every public point, where that is what left.
         model: The model that gave them.
-        spent: The reservation that paid for the noise behind them; None: nothing did, and nothing releases them.
+        reservation_id: The reservation that paid for the noise behind them; None: nothing did, and nothing releases
+            them.
     """
 
     label_Q: Tensor
     events: tuple[Event, ...]
     score_QC: Tensor | None = None
     from_student_Q: Tensor | None = None
-    noisy: NoisyCounts | None = None
+    noisy_counts: NoisyCounts | None = None
     score_PC: Tensor | None = None
     model: LinearModel | None = None
-    spent: str | None = None
+    reservation_id: str | None = None
 
     @property
     def answered_Q(self) -> Tensor:
@@ -527,7 +542,7 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False)
-class Rehearsed(Answers):
+class DryRunAnswers(Answers):
     """Answers that nobody was charged for, of an audit, a plan or a test: never released, never written."""
 
 
@@ -540,10 +555,10 @@ class Release:
         query_Q: Indices into the pool, in order.
         label_Q: int64; NO_ANSWER (-1) for none.
         events: Incurred.
-        planned: Reserved.
-        noisy: The noisy counts behind the labels, where they were released too.
+        reserved_events: Reserved.
+        noisy_counts: The noisy counts behind the labels, where they were released too.
         score_QC: The classes' scores in [0, 1] behind the labels, where they were released too, NaN where unanswered.
-        rounds: How many were asked in each round; empty: all in one.
+        queries_per_round: How many were asked in each round; empty: all in one.
         cell_RP: The question (its place in query_Q) whose answer speaks for each public point, round by round, int64
             [R, P]; None: answers speak for the points asked.
         score_RPC: The logits of every public point, round by round, float32, where those are the answers.
@@ -554,54 +569,56 @@ class Release:
     query_Q: Tensor
     label_Q: Tensor
     events: tuple[Event, ...]
-    planned: tuple[Event, ...]
-    noisy: NoisyCounts | None = None
+    reserved_events: tuple[Event, ...]
+    noisy_counts: NoisyCounts | None = None
     score_QC: Tensor | None = None
-    rounds: tuple[int, ...] = ()
+    queries_per_round: tuple[int, ...] = ()
     cell_RP: Tensor | None = None
     score_RPC: Tensor | None = None
     model: LinearModel | None = None
 
     @classmethod
-    def empty(cls, id: str, planned: tuple[Event, ...]) -> Release:
+    def from_reservation(cls, id: str, reserved_events: tuple[Event, ...]) -> Release:
         """The release in which nothing was asked yet."""
-        nothing = torch.zeros(0, dtype=torch.int64)
-        return cls(id, nothing, nothing, (), planned)
+        empty_Q = torch.zeros(0, dtype=torch.int64)
+        return cls(id, empty_Q, empty_Q, (), reserved_events)
 
-    def context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> Context:
+    def make_context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> MechanismContext:
         """What a mechanism may know of the answers so far, in the next round."""
-        return Context(
+        return MechanismContext(
             num_queries=num_queries,
             rounds=rounds,
-            turn=len(self.rounds),
-            failures=int((~self.answered_Q).sum()),
-            answered=int(self.answered_Q.sum()),
+            round_index=len(self.queries_per_round),
+            num_failures=int((~self.answered_Q).sum()),
+            num_answered=int(self.answered_Q.sum()),
             student_QC=student_QC,
         )
 
-    def extended(
-        self, query_Q: Tensor, answers: Answers, incurred: tuple[Event, ...], cell_P: Tensor | None
+    def append_round(
+        self, query_Q: Tensor, answers: Answers, incurred_events: tuple[Event, ...], cell_P: Tensor | None
     ) -> Release:
         """The release with one more round.
 
         Args:
             query_Q: The questions, of which a prefix was answered.
             answers: Answers to these.
-            incurred: Events of all rounds.
+            incurred_events: Events of all rounds.
             cell_P: The question of this round in whose cell each public point lies, where there are cells.
         """
-        shown = len(answers.label_Q)
-        noisy = [answers.noisy] if not self.rounds else [self.noisy, answers.noisy]
+        num_answers = len(answers.label_Q)
+        counts_parts = (
+            [answers.noisy_counts] if not self.queries_per_round else [self.noisy_counts, answers.noisy_counts]
+        )
         return replace(
             self,
-            query_Q=torch.cat([self.query_Q, query_Q[:shown]]),
+            query_Q=torch.cat([self.query_Q, query_Q[:num_answers]]),
             label_Q=torch.cat([self.label_Q, answers.label_Q.cpu()]),
-            events=incurred,
-            noisy=NoisyCounts.joined(noisy),
-            score_QC=_joined(self.score_QC, answers.score_QC),
-            rounds=(*self.rounds, shown),
-            cell_RP=_one_more(self.cell_RP, cell_P),
-            score_RPC=_one_more(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
+            events=incurred_events,
+            noisy_counts=NoisyCounts.from_parts(counts_parts),
+            score_QC=_concatenate_rows(self.score_QC, answers.score_QC),
+            queries_per_round=(*self.queries_per_round, num_answers),
+            cell_RP=_append_row(self.cell_RP, cell_P),
+            score_RPC=_append_row(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
             model=answers.model,
         )
 
@@ -611,53 +628,53 @@ class Release:
         return self.label_Q != NO_ANSWER
 
     @property
-    def pool_rounds(self) -> int:
+    def num_pool_rounds(self) -> int:
         """Number of rounds whose answers speak for every public point; 0: they speak for the points asked alone."""
-        said = self.cell_RP if self.score_RPC is None else self.score_RPC
-        return 0 if said is None else len(said)
+        pool_answers = self.cell_RP if self.score_RPC is None else self.score_RPC
+        return 0 if pool_answers is None else len(pool_answers)
 
     @property
     def round_Q(self) -> Tensor:
         """The round, from 0, in which each question was asked, int64 [Q]."""
-        rounds = self.rounds or (len(self.query_Q),)
-        return torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor(rounds))
+        round_sizes = self.queries_per_round or (len(self.query_Q),)
+        return torch.repeat_interleave(torch.arange(len(round_sizes)), torch.tensor(round_sizes))
 
 
-def _joined(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:
+def _concatenate_rows(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
     """The rows of one more round, if there are any."""
-    if new is None or so_far is None:
-        return so_far if new is None else new.cpu()
-    return torch.cat([so_far, new.cpu()])
+    if new_rows is None or rows is None:
+        return rows if new_rows is None else new_rows.cpu()
+    return torch.cat([rows, new_rows.cpu()])
 
 
-def _one_more(so_far: Tensor | None, new: Tensor | None) -> Tensor | None:
+def _append_row(rows: Tensor | None, new_row: Tensor | None) -> Tensor | None:
     """One row more, if there is one."""
-    if new is None:
-        return so_far
-    return new[None] if so_far is None else torch.cat([so_far, new[None]])
+    if new_row is None:
+        return rows
+    return new_row[None] if rows is None else torch.cat([rows, new_row[None]])
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class MechanismContext:
     """All a mechanism may know besides the votes; public by type.
 
     Attributes:
         num_queries: The total planned for this release, over all rounds.
         rounds: How many calls it is planned in.
-        turn: Which of them this is, from 0.
-        failures: How many "no answer"s have been released so far.
-        answered: How many questions have been answered so far.
+        round_index: Which of them this is, from 0.
+        num_failures: How many "no answer"s have been released so far.
+        num_answered: How many questions have been answered so far.
         student_QC: The student's own class probabilities on these queries (interactive).
     """
 
     num_queries: int
     rounds: int = 1
-    turn: int = 0
-    failures: int = 0
-    answered: int = 0
+    round_index: int = 0
+    num_failures: int = 0
+    num_answered: int = 0
     student_QC: Tensor | None = None
 
     @property
-    def last(self) -> bool:
+    def is_last_round(self) -> bool:
         """Whether no call is planned after this one."""
-        return self.turn >= self.rounds - 1
+        return self.round_index >= self.rounds - 1

@@ -23,15 +23,15 @@ from pate_torch.protocols import Student
 from pate_torch.students.store import save
 from pate_torch.teachers.store import TeacherStore
 
-_FOLDER = "unfinished"
-MODEL, MODEL_DIGEST = "student.safetensors", "student_sha256"
+_FOLDER_NAME = "unfinished"
+MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 
 def save_model(student: Student, release: Path) -> dict[str, str]:
     """Write a model whose noise was paid for into its release folder; its hash, by the name the ledger is to hold."""
     make_folders(release)
-    save(student, release / MODEL)
-    return {MODEL_DIGEST: file_digest(release / MODEL)}
+    save(student, release / MODEL_FILE_NAME)
+    return {MODEL_DIGEST_KEY: file_digest(release / MODEL_FILE_NAME)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,54 +51,60 @@ class UnfinishedCall:
     fingerprint: Callable[[], str]
 
     @staticmethod
-    def exist(store: TeacherStore, account: str) -> bool:
+    def has_any(store: TeacherStore, account: str) -> bool:
         """PRIVATE. Whether any call that charges this account has not ended."""
-        return any((store.folder / _FOLDER).glob(f"{account}.*.json"))
+        return any((store.folder / _FOLDER_NAME).glob(f"{account}.*.json"))
 
     def begin(self, folder: Path) -> None:
         """PRIVATE. Note that the call writes into this run's folder from now on."""
-        write_whole(self._file, json.dumps({"folder": str(folder.absolute())}) + "\n")
+        write_whole(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
         """PRIVATE. Forget the call: whoever makes it again makes a new release."""
-        self._file.unlink(missing_ok=True)
+        self._note_path.unlink(missing_ok=True)
 
     def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
         """PRIVATE. The folder of the interrupted run, and what its release committed, by reservation.
 
         None: no such call was interrupted, a process still makes it, or nothing that it drew was committed.
         """
-        if not (self.exist(self.store, self.account) and self._file.exists() and ledger_path.exists()):
+        if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
             return None
-        folder = Path(json.loads(self._file.read_text())["folder"])
+        folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:
-            entries = ledger.entries(self.account)
-        made = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
-        committed = {
+            entries = ledger.read_entries(self.account)
+        reservations = {
+            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
+        }
+        committed_facts = {
             entry.facts["reservation"]: entry.facts
             for entry in entries
-            if entry.kind == "commit" and entry.facts["reservation"] in made
+            if entry.kind == "commit" and entry.facts["reservation"] in reservations
         }
-        if not committed or not (folder / "release").is_dir():
+        if not committed_facts or not (folder / "release").is_dir():
             return None
-        with locks.try_hold(folder / LOCK, "paths.run") as nobody_writes:
-            if not nobody_writes:
+        with locks.try_hold(folder / LOCK, "paths.run") as is_unlocked:
+            if not is_unlocked:
                 return None
             (folder / "release" / "summary.json").unlink(missing_ok=True)  # both are written again
             shutil.rmtree(folder / "release" / "tensorboard", ignore_errors=True)
-        return folder, committed
+        return folder, committed_facts
 
     def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
         """PRIVATE. The folder of the interrupted run, and the reservation of the model that lies there as committed."""
-        found = self.find(ledger_path)
-        file = None if found is None else found[0] / "release" / MODEL
-        if found is None or file is None or not file.is_file():
+        interrupted_run = self.find(ledger_path)
+        file = None if interrupted_run is None else interrupted_run[0] / "release" / MODEL_FILE_NAME
+        if interrupted_run is None or file is None or not file.is_file():
             return None
-        whose = [identity for identity, facts in found[1].items() if facts.get(MODEL_DIGEST) == file_digest(file)]
-        return (found[0], whose[0]) if whose else None
+        reservation_ids = [
+            identity
+            for identity, facts in interrupted_run[1].items()
+            if facts.get(MODEL_DIGEST_KEY) == file_digest(file)
+        ]
+        return (interrupted_run[0], reservation_ids[0]) if reservation_ids else None
 
     @property
-    def _file(self) -> Path:
-        folder = private_folder(self.store.folder / _FOLDER)
+    def _note_path(self) -> Path:
+        folder = private_folder(self.store.folder / _FOLDER_NAME)
         text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
         return folder / f"{self.account}.{self.store.keyed_digest(text.encode(), self.fingerprint().encode())}.json"

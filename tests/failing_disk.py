@@ -28,7 +28,7 @@ from pate_torch.cli import train as train_command
 from pate_torch.features.encoder import Encoder
 from pate_torch.learn import command as learn_command
 from pate_torch.ledger import Ledger, LedgerError
-from pate_torch.ledger.chain import Chain
+from pate_torch.ledger.chain import HashChain
 from tests import killed_runs
 from tests.command_runs import QUIET_LOG
 from tests.features.encoder_worlds import WORDS, mails, sayings, table
@@ -56,7 +56,7 @@ class FailingDisk:
         os.fsync = self._around(os.fsync, "fsync")
         io.open = __builtins__["open"] = self._opened(io.open)  # type: ignore[index]
         safetensors.torch.serialize_file = self._around(safetensors.torch.serialize_file, "tensors")
-        Chain.append = self._around(Chain.append, "ledger", LedgerError)  # type: ignore[method-assign]
+        HashChain.append = self._around(HashChain.append, "ledger", LedgerError)  # type: ignore[method-assign]
 
     def _operation(self, what: str, kind: Callable[..., Exception] | None = None) -> None:
         number, self.count = self.count, self.count + 1
@@ -225,5 +225,5 @@ def releases(home: Path) -> tuple[int, int]:
         return 0, 0
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         ledger.verify()
-        charges = [charge for account in ledger.accounts() for charge in ledger.charges(account.name).values()]
-    return len(charges), sum(charge.committed for charge in charges)
+        charges = [charge for account in ledger.list_accounts() for charge in ledger.get_charges(account.name).values()]
+    return len(charges), sum(charge.is_committed for charge in charges)

@@ -35,13 +35,13 @@ from pate_torch.label import command as label
 from pate_torch.label.journal import Journal
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Ledger
-from pate_torch.ledger.chain import Chain
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.ledger.chain import HashChain
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
@@ -82,7 +82,7 @@ def plan(home: Path, name: str, **changes: Any) -> RunConfig:
         "dataset": blobs(),
         "partition": AddRemove(),
         "teacher": recipe,
-        "mechanism": Gaussian(sigma=2.0),
+        "mechanism": GNMax(sigma=2.0),
         "query": Random(),
         "student": student,
         "guide_student": student,
@@ -126,14 +126,14 @@ class Steps:
 
 def watch_noise(home: Path) -> None:
     """Write down, before every draw, how many releases the ledger has charged by then."""
-    inner = Rehearsal.gaussian
+    inner = DryRunNoise.draw_gaussian
 
-    def watched(self: Rehearsal, *args: Any, **options: Any) -> Any:
+    def watched(self: DryRunNoise, *args: Any, **options: Any) -> Any:
         with (home / "draws.txt").open("a") as file:
             file.write(f"{reservations(home)}\n")
         return inner(self, *args, **options)
 
-    Rehearsal.gaussian = watched  # type: ignore[method-assign]
+    DryRunNoise.draw_gaussian = watched  # type: ignore[method-assign]
 
 
 def reservations(home: Path) -> int:
@@ -160,8 +160,8 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (aggregation, ("label",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
-        (Gaussian, ("release",)),
-        (Rehearsal, ("gaussian",)),
+        (GNMax, ("release",)),
+        (DryRunNoise, ("gaussian",)),
     ):
         for method in methods:
             steps.around(holder, method)
@@ -196,7 +196,7 @@ ASKED = (6, 5)
 
 def _pipeline(home: Path, number: int, **changes: Any) -> None:
     """Every second attempt finds the teachers of the one before; none finds its answers."""
-    settings = {"seed": number // 2, "mechanism": Gaussian(sigma=2.0 + number / 64), "opening_budget": CAP}
+    settings = {"seed": number // 2, "mechanism": GNMax(sigma=2.0 + number / 64), "opening_budget": CAP}
     pipeline.run(plan(home, f"run{number}", **(settings | changes)))
 
 
@@ -236,7 +236,7 @@ def _api(home: Path, number: int) -> None:
         "clouds",
         classes=3,
         num_teachers=8,
-        mechanism=Gaussian(sigma=2.0 + number / 64),
+        mechanism=GNMax(sigma=2.0 + number / 64),
         delta=1e-4,
         budget_epsilon=CAP,
         home=home,
@@ -257,10 +257,10 @@ def _labeler(home: Path, number: int) -> None:
 
     spec = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     asked, block = ASKED
-    mechanism = Gaussian(sigma=10.0)
+    mechanism = GNMax(sigma=10.0)
     with Ledger(home / "ledger.sqlite") as ledger:
-        _open(ledger, "line", mechanism.worst_case(block, block))
-        budget = Budget.of(ledger, "line", run="labeler")
+        _open(ledger, "line", mechanism.privacy_events(block, block))
+        budget = Budget.from_account(ledger, "line", run="labeler")
         with PrivateLabeler(
             votes, mechanism=mechanism, budget=budget, journal=home / "answers.jsonl", num_queries=block, spec=spec
         ) as labeler:
@@ -272,7 +272,7 @@ def _labeler(home: Path, number: int) -> None:
 
 def _ledger(home: Path, number: int) -> None:
     """Charges alone; notes each reservation before it would draw."""
-    planned = Gaussian(sigma=30.0).worst_case(5)
+    planned = GNMax(sigma=30.0).privacy_events(5)
     with Ledger(home / "ledger.sqlite") as ledger:
         _open(ledger, "a", planned)
         for _ in range(4):
@@ -311,10 +311,10 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod", "unlink")),
         (safetensors_torch, ("save_file",)),
         (Ledger, ("open_account", "reserve", "record", "resume", "commit")),
-        (Chain, ("append",)),
+        (HashChain, ("append",)),
         (Journal, ("append",)),
         (release_store, ("write",)),
-        (Rehearsal, ("gaussian",)),
+        (DryRunNoise, ("gaussian",)),
     ):
         for method in methods:
             steps.around(holder, method)
@@ -328,7 +328,7 @@ def unsound(home: Path) -> list[str]:
         return [str(file) for file in home.rglob("labels.csv")]
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         ledger.verify()
-        entries = ledger.entries()
+        entries = ledger.read_entries()
     reserved = {entry.facts["reservation"]: entry.facts for entry in entries if entry.kind == "reserve"}
     committed = {entry.facts["reservation"]: entry.facts for entry in entries if entry.kind == "commit"}
     charged_runs = {facts["run"] for facts in reserved.values()}
@@ -409,7 +409,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
 
     Checkpoints.save, Stages.say = slowly, say  # type: ignore[method-assign]
     recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
-    one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=Gaussian(sigma=sigma))
+    one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=GNMax(sigma=sigma))
     if ready is not None:
         ready.wait()
     try:

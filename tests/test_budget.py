@@ -18,14 +18,14 @@ import pate_torch
 from pate_torch import aggregation, release_store
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import ZCDP, Gaussian
-from pate_torch.budget import Budget, Rehearsal, Spending, _Charged
+from pate_torch.budget import Budget, DryRunNoise, Spending, _ChargedNoise
 from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
-from pate_torch.ledger.chain import Chain
-from pate_torch.mechanisms.gaussian import Gaussian as Gnmax
+from pate_torch.ledger.chain import HashChain
+from pate_torch.mechanisms.gaussian import GNMax as Gnmax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, SoftVotes, Votes
-from pate_torch.types import Answers, Context, DataSpec, PublicPool
+from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
+from pate_torch.types import Answers, DataSpec, MechanismContext, PublicPool
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
 from tests.voters.voter_worlds import gradient_sums
 
@@ -54,7 +54,7 @@ def budget(ledger, **changes) -> Budget:
 
 def spent(ledger, name="svhn") -> float:
     """Of the cap."""
-    return ledger.account(name).ex_post.epsilon
+    return ledger.account(name).ex_post_guarantee.epsilon
 
 
 def price(questions) -> float:
@@ -153,7 +153,7 @@ def test_other_terms_are_refused_before_anything_is_reserved(ledger, change, sto
     head, other = ledger.head(), budget(ledger, **change)
     (key, asked), *_ = change.items()
     words = rf"{'noise' if key == 'kind' else key}={asked!r}.*'svhn' was opened with '?{stored}"
-    for attempt in (other.check, lambda events: other.spend(events, mechanism="m").__enter__()):
+    for attempt in (other.check_events, lambda events: other.spend(events, mechanism="m").__enter__()):
         with pytest.raises(ValueError, match=words):
             attempt([EACH])
     assert ledger.head() == head
@@ -175,8 +175,8 @@ def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
         with pytest.raises(ValueError, match=rf"noise='torch'.*{kind}"):
             ledger.open_account(kind, budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
     with Ledger(path) as again:
-        assert [account.noise for account in again.accounts()] == ["torch", "discrete", "by opacus"]
-        assert Budget.of(again, "discrete").kind == "discrete"
+        assert [account.noise for account in again.list_accounts()] == ["torch", "discrete", "by opacus"]
+        assert Budget.from_account(again, "discrete").kind == "discrete"
 
 
 def test_a_delta_that_continuous_noise_cannot_keep_opens_no_door(ledger):
@@ -184,8 +184,8 @@ def test_a_delta_that_continuous_noise_cannot_keep_opens_no_door(ledger):
     for kind in ("torch", "discrete"):
         ledger.open_account(kind, budget_epsilon=90.0, **tiny, planned_events=[EACH], noise=kind)
     with pytest.raises(ValueError, match=r"privacy\.delta=1e-16"):
-        Budget.of(ledger, "torch")
-    assert Budget.of(ledger, "discrete").kind == "discrete"
+        Budget.from_account(ledger, "torch")
+    assert Budget.from_account(ledger, "discrete").kind == "discrete"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_cannot_be_charged_draws_nothing(ledger, prepare, events, error):
     with pytest.raises(error), budget(ledger).spend(events, mechanism="m"):
         pytest.fail("noise was handed out")
     with pytest.raises(error):
-        budget(ledger).check(events)
+        budget(ledger).check_events(events)
     assert ledger.head() == head
 
 
@@ -225,7 +225,7 @@ def test_impossible_noise_is_refused(ledger, change):
 @pytest.mark.parametrize("suspended", [False, True])
 def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspended):
     with pytest.raises(error), budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
-        spending.incur([EACH])
+        spending.record_cost([EACH])
         if suspended:
             spending.suspend(STATE)
         raise error
@@ -239,9 +239,9 @@ def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
     """Nothing said: all of it."""
     with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m", what="a thing") as spending:
         for count in incurred if incurred is not None else ():
-            spending.incur([Gaussian(mu=0.1, count=count)])
+            spending.record_cost([Gaussian(mu=0.1, count=count)])
         if incurred == ():
-            spending.incur(())
+            spending.record_cost(())
         assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
     assert spent(ledger) == (price(paid) if paid else 0)
     assert ledger.account("svhn").guarantee.epsilon == price(9)
@@ -257,24 +257,24 @@ def test_more_than_was_reserved_is_refused_and_the_reservation_stands(ledger, mo
         pytest.raises((LedgerError, ValueError)),
         budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending,
     ):
-        spending.incur(more)
+        spending.record_cost(more)
     assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
 
 
 def test_noise_is_over_with_its_spending(ledger):
     with budget(ledger).spend([EACH], mechanism="m") as spending:
         noise = spending.noise
-        noise.gaussian((3,), 1.0, CPU)
+        noise.draw_gaussian((3,), 1.0, CPU)
     over = (
         lambda: spending.noise,
-        lambda: noise.gaussian((3,), 1.0, CPU),
-        lambda: noise.laplace((3,), 1.0, CPU),
-        lambda: noise.uniform((3,), CPU),
-        lambda: noise.exponential((3,), CPU),
-        lambda: noise.gumbel((3,), CPU),
-        lambda: spending.incur([EACH]),
+        lambda: noise.draw_gaussian((3,), 1.0, CPU),
+        lambda: noise.draw_laplace((3,), 1.0, CPU),
+        lambda: noise.draw_uniform((3,), CPU),
+        lambda: noise.draw_exponential((3,), CPU),
+        lambda: noise.draw_gumbel((3,), CPU),
+        lambda: spending.record_cost([EACH]),
         lambda: spending.suspend(STATE),
-        lambda: spending.admit(answers(spent=spending.id)),
+        lambda: spending.accept(answers(spent=spending.id)),
     )
     for late in over:
         with pytest.raises(RuntimeError, match="not be charged"):
@@ -286,7 +286,7 @@ def test_no_noise_after_an_error_either(ledger):
         noise = spending.noise
         raise ZeroDivisionError
     with pytest.raises(RuntimeError, match="not be charged"):
-        noise.gaussian((3,), 1.0, CPU)
+        noise.draw_gaussian((3,), 1.0, CPU)
 
 
 def test_a_library_that_draws_its_own_is_handed_none(ledger):
@@ -300,10 +300,10 @@ def test_a_library_that_draws_its_own_is_handed_none(ledger):
 @pytest.mark.parametrize("seed,private", [(None, True), (3, False)])
 def test_a_seed_marks_the_charge(ledger, seed, private):
     with budget(ledger, insecure_seed=seed).spend([EACH], mechanism="m") as spending:
-        drawn = spending.noise.gaussian((50,), 1.0, CPU)
+        drawn = spending.noise.draw_gaussian((50,), 1.0, CPU)
         assert spending.secret is private
     assert ledger.account("svhn").private is private
-    assert torch.equal(drawn, Rehearsal("torch", 3).gaussian((50,), 1.0, CPU)) is not private
+    assert torch.equal(drawn, DryRunNoise("torch", 3).draw_gaussian((50,), 1.0, CPU)) is not private
 
 
 # ---- answers nobody was charged for ---------------------------------------------------------------------------------
@@ -326,24 +326,24 @@ class Loose(Gnmax):
 
 
 def test_answers_are_admitted_by_what_paid_for_them_alone(ledger):
-    mechanism, asked = Gnmax(sigma=20.0), Context(num_queries=2)
-    planned = mechanism.worst_case(2)
+    mechanism, asked = Gnmax(sigma=20.0), MechanismContext(num_queries=2)
+    planned = mechanism.privacy_events(2)
     with budget(ledger).spend(planned, mechanism="m") as spending:
-        earlier = spending.admit(mechanism.release(votes(), spending.noise, asked))
+        earlier = spending.accept(mechanism.release(votes(), spending.noise, asked))
     with budget(ledger).spend(planned, mechanism="m") as spending:
         refused = (
             (earlier, "not drawn with this release"),
             (answers(), "not drawn with this release"),
-            (mechanism.release(votes(), Rehearsal("torch"), asked), "of a rehearsal"),
-            (Rehearsal("torch").marked(answers(spent=spending.id)), "of a rehearsal"),
+            (mechanism.release(votes(), DryRunNoise("torch"), asked), "of a rehearsal"),
+            (DryRunNoise("torch").stamp(answers(spent=spending.id)), "of a rehearsal"),
             (Loose(sigma=20.0).release(votes(), spending.noise, asked), "not drawn with this release"),
         )
         for one, words in refused:
             with pytest.raises(ValueError, match=words):
-                spending.admit(one)
+                spending.accept(one)
         with pytest.raises(ValueError, match="not drawn with this noise"):
-            spending.noise.marked(Rehearsal("torch").marked(answers()))
-        assert spending.admit(answers(spent=spending.id)).spent == spending.id
+            spending.noise.stamp(DryRunNoise("torch").stamp(answers()))
+        assert spending.accept(answers(spent=spending.id)).reservation_id == spending.id
 
 
 SPEC = DataSpec(name="svhn", num_classes=3, input_shape=(1,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
@@ -368,7 +368,7 @@ def label(door, folder, **changes):
         "seed": 0,
         "write": write,
     }
-    return aggregation.label(**given | changes), written
+    return aggregation.answer_queries(**given | changes), written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,7 +386,7 @@ class Silent:
 @pytest.mark.parametrize("mechanism", [Gnmax(sigma=20.0), Loose(sigma=20.0)], ids=lambda m: type(m).__name__)
 def test_a_rehearsal_in_place_of_a_budget_releases_nothing(tmp_path, strategy, mechanism):
     with pytest.raises((AttributeError, ValueError)):
-        label(Rehearsal("torch"), tmp_path / "out", strategy=strategy, mechanism=mechanism)
+        label(DryRunNoise("torch"), tmp_path / "out", strategy=strategy, mechanism=mechanism)
     assert not (tmp_path / "out").exists()
 
 
@@ -402,7 +402,7 @@ def test_a_release_bears_the_reservation_that_paid_for_it(tmp_path, ledger):
     release, written = label(budget(ledger), tmp_path / "out")
     assert list(ledger.charges("svhn")) == [release.id] == [written[0]["release_id"]]
     charge = ledger.charges("svhn")[release.id]
-    assert charge.committed and charge.planned == charge.incurred == release.planned
+    assert charge.committed and charge.planned == charge.incurred == release.reserved_events
 
 
 def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, ledger):
@@ -420,7 +420,7 @@ def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, l
 def open_one(ledger) -> Spending:
     """Nine questions reserved, two asked, suspended."""
     with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
-        spending.incur([Gaussian(mu=0.1, count=2)])
+        spending.record_cost([Gaussian(mu=0.1, count=2)])
         spending.suspend(STATE)
     return spending
 
@@ -428,9 +428,9 @@ def open_one(ledger) -> Spending:
 def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
     assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
     with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
-        assert spending.incurred == (Gaussian(mu=0.1, count=2),) and spending.id == open_one.id
-        spending.noise.gaussian((1,), 1.0, CPU)
-        spending.incur([EACH])
+        assert spending.incurred_events == (Gaussian(mu=0.1, count=2),) and spending.id == open_one.id
+        spending.noise.draw_gaussian((1,), 1.0, CPU)
+        spending.record_cost([EACH])
         spending.suspend("later")
     with budget(ledger).resume(open_one.id, "later"):
         pass
@@ -453,7 +453,7 @@ def crash(ledger, open_one):
 def step(ledger, open_one):
     """A question more, and another state."""
     with budget(ledger).resume(open_one.id, STATE) as spending:
-        spending.incur([EACH])
+        spending.record_cost([EACH])
         spending.suspend("later")
 
 
@@ -512,12 +512,12 @@ def test_nothing_goes_on_at_anothers_expense(ledger, open_one, change):
 
 def forge(path: Path, *entries) -> None:
     """Append entries with hashes that are right."""
-    chain = Chain(path)
-    with chain.writing():
-        chain.news()
+    chain = HashChain(path)
+    with chain.transaction():
+        chain.read_new_entries()
         for kind, facts in entries:
             chain.append(kind, "svhn", facts)
-            chain.news()
+            chain.read_new_entries()
     chain.close()
 
 
@@ -562,7 +562,7 @@ def go_on(path: str, identity: str, barrier, done) -> None:
         barrier.wait(60)
         try:
             with budget(one).resume(identity, STATE) as spending:
-                spending.incur([EACH])
+                spending.record_cost([EACH])
                 with done.get_lock():
                     done.value += 1
         except LedgerError as error:
@@ -588,7 +588,7 @@ def value(name: str, mechanism):
     """What it opens, at a small size."""
     if name == "histogram":
         table = torch.arange(6).view(2, 3)
-        return CellHistogram(table, ONE_COUNT["add_remove"], torch.zeros(5, dtype=torch.int64))
+        return CellHistogram(table, COUNT_SENSITIVITY["add_remove"], torch.zeros(5, dtype=torch.int64))
     if name == "gradient_descent":
         return gradient_sums()
     return random_votes(4, num_teachers(mechanism, 4, 1), num_classes(name))
@@ -616,22 +616,22 @@ every_form = pytest.mark.parametrize("name,noise", ALL_FORMS, ids=["-".join(form
 @pytest.mark.parametrize("by", [1.0001, math.inf])
 def test_a_value_that_moves_further_than_was_priced_is_not_opened(name, noise, by):
     mechanism = made(name, noise)
-    asked, source = Context(num_queries=4), Untouched(noise)
+    asked, source = MechanismContext(num_queries=4), Untouched(noise)
     for norm in ("l1", "l2", "linf"):
-        if getattr(mechanism.priced_for, norm) == math.inf:
+        if getattr(mechanism.max_sensitivity, norm) == math.inf:
             continue  # no part of its price
         with pytest.raises(ValueError, match=r"sensitivity=.*more than .* is priced for"):
             mechanism.release(larger(value(name, mechanism), norm, by), source, asked)
-    assert mechanism.release(value(name, mechanism), Rehearsal(noise), asked).label_Q.dtype == torch.int64
+    assert mechanism.release(value(name, mechanism), DryRunNoise(noise), asked).label_Q.dtype == torch.int64
 
 
 @every_form
 def test_a_value_of_another_adjacency_or_type_is_not_opened(name, noise):
     mechanism, source = made(name, noise), Untouched(noise)
     opened = value(name, mechanism)
-    asked = Context(num_queries=4)
-    if mechanism.priced_for.adjacency is not None:
-        there = dataclasses.replace(mechanism.priced_for, adjacency="replace_one")
+    asked = MechanismContext(num_queries=4)
+    if mechanism.max_sensitivity.adjacency is not None:
+        there = dataclasses.replace(mechanism.max_sensitivity, adjacency="replace_one")
         with pytest.raises(ValueError, match="adjacency"):
             mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
     votes, table = random_votes(4, 20, 3), value("histogram", None)
@@ -646,7 +646,7 @@ def test_noise_of_another_kind_than_was_priced_is_not_drawn(name, noise):
     mechanism = made(name, noise)
     wrong = Untouched({"torch": "discrete", "discrete": "torch"}[noise])
     with pytest.raises(ValueError, match=r"noise\.kind"):
-        mechanism.release(value(name, mechanism), wrong, Context(num_queries=4))
+        mechanism.release(value(name, mechanism), wrong, MechanismContext(num_queries=4))
 
 
 @every_form
@@ -656,8 +656,8 @@ def test_no_mechanism_answers_past_the_mark(name, noise):
 
 def test_a_charged_source_is_a_spendings_own(ledger):
     with budget(ledger).spend([EACH], mechanism="m") as spending:
-        assert type(spending.noise) is _Charged
-    assert Sensitivity(l1=1, l2=1, linf=1).within(Sensitivity(l1=1, l2=1, linf=1, adjacency="add_remove"))
+        assert type(spending.noise) is _ChargedNoise
+    assert Sensitivity(l1=1, l2=1, linf=1).is_within(Sensitivity(l1=1, l2=1, linf=1, adjacency="add_remove"))
 
 
 # ---- honest mistakes ------------------------------------------------------------------------------------------------
@@ -666,27 +666,27 @@ def test_a_charged_source_is_a_spendings_own(ledger):
 def test_noise_of_which_nothing_was_said_is_charged_in_full(ledger):
     one = budget(ledger)
     with one.spend([dataclasses.replace(EACH, count=3)], mechanism="m") as spending:
-        spending.incur([EACH])
-        spending.noise.gaussian((1,), 1.0, CPU)
+        spending.record_cost([EACH])
+        spending.noise.draw_gaussian((1,), 1.0, CPU)
     assert spent(ledger) == price(3)
 
 
 def test_a_resumed_release_that_draws_in_silence_is_charged_in_full(ledger):
     one = budget(ledger)
     with one.spend([dataclasses.replace(EACH, count=4)], mechanism="m") as spending:
-        spending.noise.gaussian((1,), 1.0, CPU)
-        spending.incur([EACH])
+        spending.noise.draw_gaussian((1,), 1.0, CPU)
+        spending.record_cost([EACH])
         spending.suspend(STATE)
     with one.resume(spending.id, STATE) as again:
-        again.noise.gaussian((1,), 1.0, CPU)
+        again.noise.draw_gaussian((1,), 1.0, CPU)
     assert spent(ledger) == price(4)
 
 
 def test_a_budget_of_other_noise_does_not_use_up_the_suspension(ledger):
     one, seeded = budget(ledger), budget(ledger, insecure_seed=3)
     with one.spend([dataclasses.replace(EACH, count=2)], mechanism="m") as spending:
-        spending.noise.gaussian((1,), 1.0, CPU)
-        spending.incur([EACH])
+        spending.noise.draw_gaussian((1,), 1.0, CPU)
+        spending.record_cost([EACH])
         spending.suspend(STATE)
     with pytest.raises(ValueError, match="seeded"), seeded.resume(spending.id, STATE):
         pass
@@ -701,13 +701,13 @@ class OfItsOwn(Gnmax):
 
     def draw(self, votes, noise, context):
         noisy_QC = votes.counts_QC + self.sigma * torch.randn(votes.counts_QC.shape)
-        return Answers(noisy_QC.argmax(1), self.worst_case(len(votes)))
+        return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
 
 
 def test_answers_without_a_draw_are_not_admitted(ledger):
     mechanism, votes = OfItsOwn(sigma=3.0), Votes(torch.tensor([[3, 1]]), 4)
     with pytest.raises(ValueError, match="no noise was drawn"), budget(ledger).spend([EACH], mechanism="m") as spending:
-        spending.admit(mechanism.release(votes, spending.noise, Context(num_queries=1)))
+        spending.accept(mechanism.release(votes, spending.noise, MechanismContext(num_queries=1)))
 
 
 @pytest.mark.parametrize(
@@ -722,7 +722,7 @@ def test_answers_without_a_draw_are_not_admitted(ledger):
 def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     with pytest.raises(ValueError, match=words):
-        aggregation.label(
+        aggregation.answer_queries(
             sensitive=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
             budget=budget(ledger), num_queries=2, seed=0,
         )  # fmt: skip
@@ -733,8 +733,8 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
     """The cap is kept for what is chosen after private answers: after others, only plans add up."""
     large = [dataclasses.replace(EACH, count=60)]
     with budget(ledger).spend(large, mechanism="m") as first:
-        first.noise.gaussian((1,), 1.0, CPU)
-        first.incur([EACH])
+        first.noise.draw_gaussian((1,), 1.0, CPU)
+        first.record_cost([EACH])
     with budget(ledger, insecure_seed=1).spend([EACH], mechanism="m"):
         pass
     with budget(ledger).spend([dataclasses.replace(EACH, count=60)], mechanism="m") as last:

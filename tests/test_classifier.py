@@ -25,7 +25,7 @@ from pate_torch import Pate, PATEClassifier, load_student
 from pate_torch.accounting import gdp
 from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.planning import feasibility
 from pate_torch.planning.autoconfig import DELTA, Facts, choose, delta_for
@@ -145,15 +145,15 @@ def test_what_is_pickled_holds_no_record(make):
 def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, make, tmp_path):
     first = make(method=method).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
-        (account,) = ledger.accounts()
+        (account,) = ledger.list_accounts()
     assert 3.99 < account.guarantee.epsilon <= 4.0 and account.delta == DELTA and account.budget_epsilon == 10
     assert first.privacy_["guarantee"]["epsilon"] == pytest.approx(account.guarantee.epsilon)
     with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*allow_refit=True adds a release of epsilon 2"):
         make(2.0, method=method).fit(X, Y, public=PUBLIC)
     make(2.0, method=method, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
-        (account,) = ledger.accounts()
-    assert 4.0 < account.guarantee.epsilon < 6.0 and account.releases == 2
+        (account,) = ledger.list_accounts()
+    assert 4.0 < account.guarantee.epsilon < 6.0 and account.num_releases == 2
 
 
 HOPELESS = {"num_records_about": None, "epsilon": 0.3}  # fifteen teachers at most: noise of dozens of votes
@@ -166,7 +166,7 @@ def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
     with pytest.warns(feasibility.Drowned):
         make(**HOPELESS, spend_anyway=True).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
-        assert ledger.account("clouds").guarantee.epsilon == pytest.approx(0.3)
+        assert ledger.get_account("clouds").guarantee.epsilon == pytest.approx(0.3)
 
 
 def test_the_number_of_units_is_public_where_one_is_replaced(make):
@@ -225,7 +225,7 @@ def test_a_full_disk_is_named_with_what_was_charged(make, tmp_path, monkeypatch)
 def test_a_fit_may_cost_more_than_ten(make, tmp_path):
     make(20.0).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
-        assert ledger.accounts()[0].budget_epsilon == 20
+        assert ledger.list_accounts()[0].budget_epsilon == 20
 
 
 BAD = {
@@ -255,9 +255,7 @@ def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypat
         make(**settings).fit(X, Y, **({"public": PUBLIC} | given))
     assert (
         not (tmp_path / "ledger.sqlite").exists()
-        or not Pate(
-            "clouds", classes=3, num_teachers=2, mechanism=Gaussian(sigma=1.0), delta=DELTA, home=tmp_path
-        ).epsilon
+        or not Pate("clouds", classes=3, num_teachers=2, mechanism=GNMax(sigma=1.0), delta=DELTA, home=tmp_path).epsilon
     )
 
 
@@ -497,7 +495,7 @@ def test_the_noise_costs_what_is_asked(method, epsilon):
     from dataclasses import replace
 
     chosen = choose(replace(ROWS, epsilon=epsilon), method)
-    (event,) = chosen.mechanism.worst_case(chosen.num_queries)
+    (event,) = chosen.mechanism.privacy_events(chosen.num_queries)
     assert gdp.epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
 
 
@@ -530,7 +528,7 @@ def test_wrong_types_are_named(tmp_path):
     with pytest.raises(ValueError, match="mechanism='gaussian': must be a mechanism"):
         Pate("clouds", mechanism="gaussian", **settings)
     settings |= {"budget_epsilon": 30.0}
-    pate = Pate("clouds", mechanism=Gaussian(sigma=1.0), teacher=LogisticRegression(), **settings)
+    pate = Pate("clouds", mechanism=GNMax(sigma=1.0), teacher=LogisticRegression(), **settings)
     with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
         pate.fit_teachers(pd.DataFrame(X), Y)
     pate.fit_teachers(X, Y).label(PUBLIC, 5)

@@ -16,7 +16,7 @@ from pate_torch import Pate, load_student
 from pate_torch.accounting import gdp
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.supervised import Supervised
@@ -40,7 +40,7 @@ def make(tmp_path):
             "classes": ["a", "b", "c"],
             "home": tmp_path,
             "num_teachers": 16,
-            "mechanism": Gaussian(sigma=2.5),
+            "mechanism": GNMax(sigma=2.5),
             "delta": DELTA,
             "budget_epsilon": 40.0,
             "teacher": RECIPE,
@@ -69,7 +69,7 @@ class Network(nn.Module):
     ids=["recipe", "sklearn", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
-    quiet = {"mechanism": Gaussian(sigma=1.5), "budget_epsilon": 60.0}  # trees disagree: more noise outvotes them
+    quiet = {"mechanism": GNMax(sigma=1.5), "budget_epsilon": 60.0}  # trees disagree: more noise outvotes them
     pate = make(teacher=teacher, **quiet, recipe=TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05))
     assert pate.epsilon == 0
     release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
@@ -268,7 +268,7 @@ def test_a_labeler_of_these_teachers(make):
         with pate.labeler(num_queries=10) as labeler:
             answers = labeler.answer(TEST[:6])
             assert float((answers == TEST_Y[:6]).float().mean()) >= 0.5
-        assert pate.epsilon == price(10) and pate.account.ex_post.epsilon == price(6)
+        assert pate.epsilon == price(10) and pate.account.ex_post_guarantee.epsilon == price(6)
         with pate.labeler(num_queries=10) as labeler:
             assert labeler.answer(TEST[:6]).tolist() == answers.tolist()
-        assert pate.epsilon == price(10) and pate.account.ex_post.epsilon == price(6)
+        assert pate.epsilon == price(10) and pate.account.ex_post_guarantee.epsilon == price(6)

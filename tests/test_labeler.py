@@ -14,9 +14,9 @@ from pate_torch.accounting import gdp
 from pate_torch.budget import Budget
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
@@ -40,7 +40,7 @@ def voters(teachers):
 
 def used(ledger):
     """What came out, of all that was reserved."""
-    return ledger.account("line").ex_post.epsilon
+    return ledger.account("line").ex_post_guarantee.epsilon
 
 
 def price(sigma, questions):
@@ -51,7 +51,7 @@ def price(sigma, questions):
 def ledger(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.open_account("line", budget_epsilon=20.0, delta=DELTA, adjacency="replace_one", unit="record",
-                            planned_events=Gaussian(sigma=10.0).worst_case(10))  # fmt: skip
+                            planned_events=GNMax(sigma=10.0).privacy_events(10))  # fmt: skip
         yield ledger
 
 
@@ -61,7 +61,7 @@ def make(tmp_path, ledger):
 
     def labeler(**changes):
         settings = {
-            "mechanism": Gaussian(sigma=10.0),
+            "mechanism": GNMax(sigma=10.0),
             "num_queries": 8,
             "spec": SPEC,
             "teachers": 100,
@@ -70,7 +70,7 @@ def make(tmp_path, ledger):
         } | changes
         one = PrivateLabeler(
             voters(settings.pop("teachers")),
-            budget=Budget.of(ledger, settings.pop("account"), **settings.pop("budget")),
+            budget=Budget.from_account(ledger, settings.pop("account"), **settings.pop("budget")),
             journal=tmp_path / "answers.jsonl",
             **settings,
         )
@@ -125,7 +125,7 @@ def test_a_question_asked_before_is_free(make, ledger):
 
 def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     seen = []
-    draw = NoiseSource.gaussian
+    draw = NoiseSource.draw_gaussian
 
     def watched(self, *args):
         seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
@@ -140,7 +140,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
 
 def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
     monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
-    labeler = make(mechanism=Gaussian(sigma=0.1))
+    labeler = make(mechanism=GNMax(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(line(1))
     assert ledger.spent("line").epsilon == 0
@@ -183,7 +183,7 @@ def test_a_block_of_another_mechanism_is_settled_at_what_it_answered(make, ledge
     labeler.answer(line(1, -2))
     labeler.close(settle=False)
     assert used(ledger) == pytest.approx(price(10, 8), abs=1e-9)
-    again = make(mechanism=Gaussian(sigma=20.0))
+    again = make(mechanism=GNMax(sigma=20.0))
     assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
     again.answer(line(3))
     assert ledger.account("line").releases == 1 and ledger.account("line").open == 1
@@ -241,7 +241,7 @@ def test_a_journal_without_its_ledger_is_refused(make, tmp_path):
         new.open_account("line", budget_epsilon=20.0, delta=DELTA, adjacency="replace_one", unit="record",
                          planned_events=())  # fmt: skip
         with pytest.raises(ValueError, match="another ledger"):
-            PrivateLabeler(voters(100), mechanism=Gaussian(sigma=10.0), budget=Budget.of(new, "line"),
+            PrivateLabeler(voters(100), mechanism=GNMax(sigma=10.0), budget=Budget.from_account(new, "line"),
                            journal=tmp_path / "answers.jsonl", spec=SPEC)  # fmt: skip
 
 
@@ -296,15 +296,15 @@ def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
 
 def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
     """Unanimous teachers: no failure, so all turns pay for one threshold, and share one delta."""
-    mechanism = Stability(epsilon=2.0, delta=1e-6, max_failures=2)
+    mechanism = SparseVector(epsilon=2.0, delta=1e-6, max_failures=2)
     ledger.open_account("svt", budget_epsilon=5.0, delta=DELTA, adjacency="replace_one", unit="record",
-                        planned_events=mechanism.worst_case(30, 3))  # fmt: skip
+                        planned_events=mechanism.privacy_events(30, 3))  # fmt: skip
     labeler = make(mechanism=mechanism, num_queries=30, calls=3, teachers=4000, account="svt")
     for start in range(3):
         values = [10 * start + i + 1 for i in range(10)]
         assert labeler.answer(line(*values)).tolist() == [1] * 10
     account = ledger.account("svt")
-    pure = 2 / mechanism.calibration(30).scale
+    pure = 2 / mechanism.compute_scales(30).noise_scale
     assert sorted((type(e).__name__, e.count) for e in account.incurred) == [("Delta", 1), ("PureDP", 1)]
     assert next(e.epsilon for e in account.incurred if type(e).__name__ == "PureDP") == pytest.approx(pure)
     assert account.releases == 1 and account.open == 0
@@ -312,9 +312,9 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
 
 @pytest.fixture
 def sparse(make, ledger):
-    mechanism = Stability(epsilon=2.0, delta=1e-6, max_failures=2)
+    mechanism = SparseVector(epsilon=2.0, delta=1e-6, max_failures=2)
     ledger.open_account("svt", budget_epsilon=50.0, delta=DELTA, adjacency="replace_one", unit="record",
-                        planned_events=mechanism.worst_case(30))  # fmt: skip
+                        planned_events=mechanism.privacy_events(30))  # fmt: skip
     return lambda: make(mechanism=mechanism, num_queries=30, teachers=4000, account="svt")
 
 
@@ -365,7 +365,7 @@ def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spen
 
 def test_a_mechanism_that_stops_ends_its_block(make, ledger):
     """Confident stops after two answers: the third question of the batch was not asked, and may be asked again."""
-    mechanism = Confident(screen_sigma=5.0, threshold=60.0, sigma=10.0, max_answers=2)
+    mechanism = ConfidentGNMax(screen_sigma=5.0, threshold=60.0, sigma=10.0, max_answers=2)
     labeler = make(mechanism=mechanism)
     assert labeler.answer(line(1, 2, 3)).tolist() == [1, 1, -1]
     assert ledger.account("line").releases == 1

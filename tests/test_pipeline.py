@@ -13,10 +13,10 @@ from pate_torch.accounting import gdp, rdp
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.features.augmentation import Affine
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.private_epsilon import Sanitiser
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.interactive import InteractiveGNMax
+from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
@@ -43,7 +43,7 @@ def plan(tmp_path):
 
 
 def spent(plan):
-    return Ledger(plan.root / "ledger.sqlite").spent("blobs").epsilon
+    return Ledger(plan.root / "ledger.sqlite").get_guarantee("blobs").epsilon
 
 
 def test_a_run_writes_what_the_design_fixes(plan):
@@ -103,7 +103,7 @@ def test_an_id_repeats_where_the_user_names_it(plan):
 
 def test_other_questions_to_the_same_teachers_are_charged_to_the_same_account(plan):
     pipeline.run(plan)
-    other = again(plan, "other", mechanism=Gaussian(sigma=3.0), teachers=summary(plan)["teachers_id"])
+    other = again(plan, "other", mechanism=GNMax(sigma=3.0), teachers=summary(plan)["teachers_id"])
     pipeline.run(other)
     assert summary(other)["teachers_id"] == summary(plan)["teachers_id"]
     composed = gdp.epsilon(math.sqrt(40 / 4 + 40 / 9), 1e-4)
@@ -132,7 +132,7 @@ def test_a_release_past_the_cap_is_refused_before_a_teacher_is_trained(plan):
     with pytest.raises(ValueError, match="budget_epsilon"):
         pipeline.run(changed(plan, budget_epsilon=1.0))
     assert not (plan.root / "teachers").exists()
-    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()  # the slip did not fix the cap
+    assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()  # the slip did not fix the cap
 
 
 def test_a_second_release_past_the_cap_is_refused_and_charges_nothing(plan):
@@ -148,7 +148,7 @@ def test_teachers_without_their_ledger_are_refused(plan):
     for file in plan.root.glob("ledger.sqlite*"):
         file.unlink()
     with pytest.raises(ValueError, match="another privacy ledger"):
-        pipeline.run(again(plan, "second", mechanism=Gaussian(sigma=3.0)))
+        pipeline.run(again(plan, "second", mechanism=GNMax(sigma=3.0)))
 
 
 def test_teachers_of_other_records_are_refused(plan):
@@ -174,7 +174,7 @@ def test_seeded_noise_is_not_private_and_says_so(plan):
 
 def test_secure_noise_differs_between_runs(plan, tmp_path):
     """With sigma far above the votes, twenty equal labels in a row would be a seeded generator."""
-    noisy = changed(plan, mechanism=Gaussian(sigma=1e4), allow_chance=True)
+    noisy = changed(plan, mechanism=GNMax(sigma=1e4), allow_chance=True)
     labels = []
     for name in ("a", "b"):
         pipeline.run(one := dataclasses.replace(noisy, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1"))
@@ -183,7 +183,7 @@ def test_secure_noise_differs_between_runs(plan, tmp_path):
 
 
 def test_confident_reports_its_cap_and_ex_post_apart(plan):
-    mechanism = Confident(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
+    mechanism = ConfidentGNMax(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
     pipeline.run(one := changed(plan, mechanism=mechanism))
     found = summary(one)
     cap = gdp.epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
@@ -225,7 +225,7 @@ def two_candidates(**changes):
 
 def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, monkeypatch):
     pipeline.run(changed(plan, num_queries=5))
-    pipeline.run(one := again(plan, "second", mechanism=Gaussian(sigma=3.0)))
+    pipeline.run(one := again(plan, "second", mechanism=GNMax(sigma=3.0)))
     with Ledger(one.root / "ledger.sqlite") as ledger:
         data = one.dataset.load()
         release = release_store.read(one.root, summary(one)["release_id"], data.pool, data.spec, ledger)[0]
@@ -279,7 +279,7 @@ def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, mon
     monkeypatch.setattr("pate_torch.reporting.builder.account_curve", lambda *_: ())
     pipeline.run(changed(plan, selection=two_candidates()))
     before = spent(plan)
-    dear = changed(again(plan, "dear"), mechanism=Gaussian(sigma=3.0), selection=two_candidates(epsilon=500.0))
+    dear = changed(again(plan, "dear"), mechanism=GNMax(sigma=3.0), selection=two_candidates(epsilon=500.0))
     with pytest.raises(BudgetExceeded):
         pipeline.run(dear)
     assert spent(plan) == before
@@ -313,9 +313,9 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
     def sanitised(name, **changes):
         one = changed(
             plan,
-            mechanism=Gaussian(sigma=8.0),
+            mechanism=GNMax(sigma=8.0),
             num_teachers=60,
-            sanitiser=Sanitiser(at_a_loss=True),
+            sanitiser=PrivateEpsilon(allow_net_loss=True),
             root=plan.root / name,
             folder=plan.root / name / "runs/blobs/gaussian/1",
             **changes,
@@ -326,7 +326,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
     one, first = sanitised("a")
     labels_alone = gdp.epsilon(math.sqrt(2 * 20) / 8.0, 1e-4)
     assert summary(one)["epsilon_charged"] == summary(one)["epsilon"] > labels_alone  # publishing has a price
-    entries = [e for e in Ledger(one.root / "ledger.sqlite").entries("blobs") if e.kind == "reserve"]
+    entries = [e for e in Ledger(one.root / "ledger.sqlite").read_entries("blobs") if e.kind == "reserve"]
     assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised price"]
     assert first["private"] is True and first["rdp"] >= 0
     ceiling = math.ceil(1000 * 20 * first["order"] / 64) / 1000  # what is published is rounded up, and so are its ends
@@ -338,12 +338,12 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 
 
 def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
-    discrete = changed(plan, noise="discrete", mechanism=Gaussian(sigma=2.0, noise="discrete"))
+    discrete = changed(plan, noise="discrete", mechanism=GNMax(sigma=2.0, noise="discrete"))
     with pytest.raises(ValueError, match="no data-dependent price"):
-        pipeline.run(dataclasses.replace(discrete, sanitiser=Sanitiser(at_a_loss=True)))
+        pipeline.run(dataclasses.replace(discrete, sanitiser=PrivateEpsilon(allow_net_loss=True)))
     with pytest.raises(ValueError, match="rounds"):
-        pipeline.run(changed(plan, query=Random(rounds=2), sanitiser=Sanitiser(at_a_loss=True)))
-    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
+        pipeline.run(changed(plan, query=Random(rounds=2), sanitiser=PrivateEpsilon(allow_net_loss=True)))
+    assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +363,7 @@ def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, stra
     pipeline.run(again(plan, "plain", query=strategy, guide_student=_Refusing()))
     with pytest.raises(AssertionError, match="nobody looks"):
         pipeline.run(again(plan, "margin", query=Margin(rounds=3), guide_student=_Refusing()))
-    looking = Interactive(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
+    looking = InteractiveGNMax(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
     assert changed(plan, query=strategy, mechanism=looking).is_guided
 
 
@@ -380,7 +380,7 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
 
 
 def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
-    report = pipeline.run(one := changed(plan, student=None, sanitiser=Sanitiser(at_a_loss=True)))
+    report = pipeline.run(one := changed(plan, student=None, sanitiser=PrivateEpsilon(allow_net_loss=True)))
     files = {file.name for file in (one.folder / "release").iterdir()}
     assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
     alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)

@@ -10,7 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import Pate, PATEClassifier, pipeline
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import dpsgd
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
@@ -45,7 +45,7 @@ def fit(tmp_path):
 
 def charges(home, account="clouds") -> list:
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        return list(ledger.charges(account).values())
+        return list(ledger.get_charges(account).values())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -135,7 +135,7 @@ def test_whether_two_releases_agree_on_every_vote_shows_nowhere(tmp_path):
 
 
 def test_a_call_of_pate_ends_with_its_labels_unless_it_says_otherwise(tmp_path):
-    pate = Pate("clouds", classes=3, num_teachers=10, mechanism=Gaussian(sigma=9.0), delta=1e-5, home=tmp_path)
+    pate = Pate("clouds", classes=3, num_teachers=10, mechanism=GNMax(sigma=9.0), delta=1e-5, home=tmp_path)
     pate.fit_teachers(X, Y)
     first = pate.label(PUBLIC, 10, finish=False)
     assert pate.label(PUBLIC, 10, finish=False).id == first.id  # it goes on with what it paid for

@@ -6,7 +6,7 @@ from pathlib import Path
 from pate_torch import Pate
 from pate_torch.config import RunConfig
 from pate_torch.data.partition import AddRemove
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.random import Random
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
@@ -24,7 +24,7 @@ def tiny(home: Path) -> RunConfig:
         dataset=blobs(),
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
-        mechanism=Gaussian(sigma=2.0),
+        mechanism=GNMax(sigma=2.0),
         query=Random(),
         student=learner,
         guide_student=learner,
@@ -59,5 +59,5 @@ RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vecto
 
 
 def pate(home, x, y, classes=2, **changes) -> Pate:
-    given = {"num_teachers": 8, "mechanism": Gaussian(sigma=6.0), "delta": DELTA, "budget_epsilon": 40.0}
+    given = {"num_teachers": 8, "mechanism": GNMax(sigma=6.0), "delta": DELTA, "budget_epsilon": 40.0}
     return Pate("line", classes=classes, home=home, teacher=RECIPE, **{**given, **changes}).fit_teachers(x, y)

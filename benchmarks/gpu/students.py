@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import CodeLine, Finding, Setup, check_at_most, find_package_line
 from pate_torch.features import contrastive
-from pate_torch.protocols import Progress, StudentAlgorithm, silent
+from pate_torch.protocols import Progress, StudentAlgorithm, do_nothing
 from pate_torch.students.training import LOOKED_AT
 from pate_torch.teachers.engine import BLOCK, train_stacked
 
@@ -58,7 +58,7 @@ def check_repeatability(setup: Setup) -> Iterator[Finding]:
 
 
 def _is_repeatable(fit: Fit) -> bool:
-    one, other = fit(silent), fit(silent)
+    one, other = fit(do_nothing), fit(do_nothing)
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 

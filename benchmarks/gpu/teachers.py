@@ -20,7 +20,7 @@ from pate_torch.core.device import float32
 from pate_torch.core.rng import torch_stream
 from pate_torch.methods.records import map_records_independently
 from pate_torch.networks import feature_extractor
-from pate_torch.protocols import silent
+from pate_torch.protocols import do_nothing
 from pate_torch.teachers import launch, stacked
 from pate_torch.teachers.engine import BLOCK, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
@@ -141,7 +141,7 @@ def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
 
     def encode(x: Tensor) -> Tensor:
         records = PrivateData(x, private.y[: len(x)], private.unit_id[: len(x)])
-        return map_records_independently(lambda feature_BD: feature_BD, encoder, records, spec, silent)
+        return map_records_independently(lambda feature_BD: feature_BD, encoder, records, spec, do_nothing)
 
     x, kept = private.x[:40], torch.arange(40) != VICTIM
     replaced = x.clone()

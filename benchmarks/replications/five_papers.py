@@ -34,8 +34,8 @@ from pate_torch.core.progress import Stages
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote
 from pate_torch.learn.problem import Choices, problems
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes
@@ -136,7 +136,7 @@ def _teach(split: Split, release: Release, learner: Any = None) -> Found:
     if not bool(release.answered_Q.any()):
         raise ValueError("mechanism: none of the questions was answered")
     predicted = split.fit_student(release, learner).predict(split.data.evaluation.x)
-    return predicted, accounting.epsilon(release.planned, split.delta).epsilon, int(release.answered_Q.sum())
+    return predicted, accounting.epsilon(release.reserved_events, split.delta).epsilon, int(release.answered_Q.sum())
 
 
 def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact", learner: Any = None) -> Found:
@@ -147,8 +147,8 @@ def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact", l
 
 def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
     pool, given = split.data.pool, {"epsilon": epsilon, "delta": split.delta, "max_failures": 1}
-    votes = SoftVotes.of(split.ensemble.probabilities(pool.x)) if soft else split.votes
-    mechanism: Any = SoftStability(**given, bins=10) if soft else Stability(**given)
+    votes = SoftVotes.from_probabilities(split.ensemble.probabilities(pool.x)) if soft else split.votes
+    mechanism: Any = SoftSparseVector(**given, bins=10) if soft else SparseVector(**given)
     return _teach(split, split.release_labels(votes, mechanism, split.study.passive, len(pool)))
 
 

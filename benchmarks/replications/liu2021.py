@@ -77,7 +77,7 @@ def describe_split(split: Split) -> SplitFacts:
         majority=float(counts.max() / counts.sum()),
         teacher=float((ensemble.predictions(data.evaluation.x) == truth).double().mean()),
         plurality=float((plurality == truth).double().mean()),
-        gap=float(split.votes.gap().double().median()),
+        gap=float(split.votes.compute_gaps().double().median()),
     )
 
 

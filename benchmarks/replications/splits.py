@@ -29,7 +29,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.protocols import DatasetSource, QueryStrategy, Student, StudentTask
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.training import train
@@ -130,7 +130,7 @@ class Split:
                 noise="torch",
             )
             seed = self.plan.privacy.insecure_noise_seed
-            yield Budget.of(ledger, "split", run=f"{self.name}-{self.number}", insecure_seed=seed)
+            yield Budget.from_account(ledger, "split", run=f"{self.name}-{self.number}", insecure_seed=seed)
 
     def release_labels(self, sensitive: Any, mechanism: Any, strategy: QueryStrategy, num_queries: int) -> Release:
         """Release labels of public points by a mechanism."""
@@ -142,7 +142,7 @@ class Split:
             rounds=rounds,
         )
         with self.open_budget(mechanism.worst_case(num_queries, rounds)) as budget:
-            return aggregation.label(
+            return aggregation.answer_queries(
                 sensitive=sensitive,
                 pool=data.pool,
                 spec=data.spec,
@@ -160,7 +160,7 @@ class Split:
             num_queries = math.ceil(study.active_share * num_queries)
         sigma = compute_sigma(rule, num_queries, epsilon, self.delta)
         strategy = study.active if active else study.passive
-        return self.release_labels(self.votes, Gaussian(sigma=sigma), strategy, num_queries), sigma
+        return self.release_labels(self.votes, GNMax(sigma=sigma), strategy, num_queries), sigma
 
     def fit_student(self, release: Release, learner: Any = None) -> Student:
         """Train a student (the plan's, unless another ``learner`` is given) on what was answered."""
@@ -189,7 +189,7 @@ def compute_sigma(rule: str, num_queries: int, epsilon: float, delta: float) -> 
     if rule == "printed":
         return math.sqrt(2) * lzcw21_algorithm_1(num_queries, epsilon=epsilon, delta=delta)
     return calibration.smallest_sigma(
-        lambda sigma: Gaussian(sigma=sigma).worst_case(num_queries), epsilon=epsilon, delta=delta
+        lambda sigma: GNMax(sigma=sigma).privacy_events(num_queries), epsilon=epsilon, delta=delta
     )
 
 

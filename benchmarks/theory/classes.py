@@ -34,7 +34,7 @@ class Listed(Enumerable):
         return len(self.predictors).bit_length() - 1
 
     def representatives(self, x: Floats) -> Sequence[int]:
-        return distinct(self.labelings(range(len(self.predictors)), x)).tolist()
+        return distinct(self.compute_labelings(range(len(self.predictors)), x)).tolist()
 
     def predict(self, hypothesis: int, x: Floats) -> Bools:
         label = np.asarray(self.predictors[hypothesis](x))

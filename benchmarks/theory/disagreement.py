@@ -21,7 +21,7 @@ def disagreement_coefficient(hypotheses: Enumerable, center: Any, x: Floats, *, 
     """
     checks.between("radius", radius, 0, 1, open_=True)
     x = points("x", x)
-    apart_Mn = hypotheses.labelings(hypotheses.representatives(x), x) != hypotheses.predict(center, x)
+    apart_Mn = hypotheses.compute_labelings(hypotheses.enumerate_representatives(x), x) != hypotheses.predict(center, x)
     share_M = apart_Mn.mean(axis=1)
     order = np.argsort(share_M, kind="stable")
     # The center is in every ball, so a point is in DIS(B) where one of B labels it otherwise than the center.

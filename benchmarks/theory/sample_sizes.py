@@ -139,8 +139,8 @@ def lzcw21_algorithm_1(m: int, *, epsilon: float, delta: float) -> float:
 
 def lzcw21_algorithm_2(m: int, T: int, *, epsilon: float, delta: float) -> tuple[float, float]:
     """(lambda, w) of the sparse vector, as executed (w a little below the printed 3 lambda ln(2(m + T)/delta))."""
-    plan = calibrate(epsilon=epsilon, delta=delta, blocks=T, tests=m)
-    return plan.scale, plan.threshold
+    plan = calibrate(epsilon=epsilon, delta=delta, max_blocks=T, num_tests=m)
+    return plan.noise_scale, plan.threshold
 
 
 def lzcw21_lemma_3(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:

@@ -37,9 +37,9 @@ from pate_torch.accounting.events import Event
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
 from pate_torch.core.files import write_whole
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 Outcomes = NDArray[np.int64]
 STOPPED = -2
@@ -215,7 +215,7 @@ def audit(
     checks.integer("runs", runs, low=100)
     queries = pairs[0].queries
     assert all(pair.queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
-    worst = mechanism.worst_case(queries, 1)
+    worst = mechanism.privacy_events(queries, 1)
     claimed = accounting.epsilon(worst, delta).epsilon
     best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
     faults: dict[str, None] = {}
@@ -257,14 +257,14 @@ def _sample(
     independent: bool,
 ) -> tuple[Outcomes, set[tuple[Event, ...]]]:
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
-    noise = Rehearsal(getattr(mechanism, "noise", "torch"))
-    context = Context(num_queries=pair.queries, student_QC=pair.student_QC)
+    noise = DryRunNoise(getattr(mechanism, "noise", "torch"))
+    context = MechanismContext(num_queries=pair.queries, student_QC=pair.student_QC)
     votes, one_more = pair.votes(side), pair.adjacency == "add_remove"
     if independent:
-        many = Context(
+        many = MechanismContext(
             num_queries=pair.queries, student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1)
         )
-        answers = mechanism.release(votes.take(torch.arange(pair.queries).repeat(runs)), noise, many)
+        answers = mechanism.release(votes.select(torch.arange(pair.queries).repeat(runs)), noise, many)
         prices = {mechanism.release(votes, noise, context).events for _ in range(32)}
         return _encode(answers, runs * pair.queries, one_more).reshape(runs, pair.queries), prices
     rows, prices = [], set()
@@ -281,10 +281,12 @@ def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
         label_Q = label_Q + _name(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
-    if answers.noisy is not None:  # a pair of votes moves one between the first two classes: their difference tells
-        counts_QC = answers.noisy.counts_QC.cpu().numpy()
+    if (
+        answers.noisy_counts is not None
+    ):  # a pair of votes moves one between the first two classes: their difference tells
+        counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
         apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])
-        label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy.sigma / 2)).astype(int)
+        label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy_counts.sigma / 2)).astype(int)
     if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
         score_QC = answers.score_PC.cpu().double().numpy()
         label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not one_more))).astype(int)

@@ -10,15 +10,23 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.distance_to_instability import SingleStable
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector_base import SparseVector
+from pate_torch.mechanisms.interactive import InteractiveGNMax
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism
 from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import GRID, ONE_COUNT, CellHistogram, GradientSums, SoftVotes, Votes, one_vector
+from pate_torch.sensitive import (
+    COUNT_SENSITIVITY,
+    GRID_STEPS,
+    CellHistogram,
+    GradientSums,
+    SoftVotes,
+    Votes,
+    make_vector_sum_sensitivity,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +73,7 @@ class Pair:
         """The table of one side, ``left`` or ``right``, as the mechanism takes it."""
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
-            return CellHistogram(counts_QC, ONE_COUNT[self.adjacency], torch.arange(len(counts_QC)))
+            return CellHistogram(counts_QC, COUNT_SENSITIVITY[self.adjacency], torch.arange(len(counts_QC)))
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
@@ -93,7 +101,7 @@ class SoftPair(Pair):
     def votes(self, side: str) -> SoftVotes:
         first_Q = (self.left_QC if side == "left" else self.right_QC)[:, 0]
         second_KQ = torch.arange(int(self.left_QC[0].sum()))[:, None] >= first_Q
-        return SoftVotes.of(self.opinion_2C[second_KQ.long()])
+        return SoftVotes.from_probabilities(self.opinion_2C[second_KQ.long()])
 
 
 _OPINIONS = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
@@ -118,14 +126,14 @@ class GradientPair(Pair):
 
     def votes(self, side: str) -> GradientSums:
         there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
-        z_ND, y_N = torch.full((len(there), 1), GRID, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
+        z_ND, y_N = torch.full((len(there), 1), GRID_STEPS, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
         return GradientSums(
             z_ND=z_ND,
             y_N=y_N,
             z_PD=torch.ones(1, 1),
             feature_PD=torch.ones(1, 1),
             num_classes=_CLASSES,
-            sensitivity=one_vector(self.adjacency, _CLASSES),
+            sensitivity=make_vector_sum_sensitivity(self.adjacency, _CLASSES),
             scale=self.scale,
         )
 
@@ -165,27 +173,27 @@ class Setting:
     def independent(mechanism: Mechanism) -> bool:
         """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
         return (
-            not isinstance(mechanism, SparseVector | GradientDescent)
+            not isinstance(mechanism, SparseVectorMechanism | GradientDescent)
             and getattr(mechanism, "max_answers", None) is None
         )
 
 
 def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
     """The pairs for one mechanism: where its tests are undecided, and where an unlikely answer is much likelier."""
-    if isinstance(mechanism, SoftStability):
-        plan = mechanism.calibration(queries)
-        threshold = mechanism.calibration(queries, _OPINIONS.shape[1]).threshold
+    if isinstance(mechanism, SoftSparseVector):
+        plan = mechanism.compute_scales(queries)
+        threshold = mechanism.compute_scales(queries, _OPINIONS.shape[1]).threshold
         soft = [
             SoftPair(name=f"soft, {pair.name}", left_QC=pair.left_QC, right_QC=pair.right_QC, opinion_2C=_OPINIONS)
-            for pair in _distance_pairs(threshold, 2 * plan.scale, queries)
+            for pair in _distance_pairs(threshold, 2 * plan.noise_scale, queries)
         ]
-        return [*_distance_pairs(plan.threshold, 2 * plan.scale, queries), *soft]
-    if isinstance(mechanism, SparseVector):
-        plan = mechanism.calibration(queries)
-        return _distance_pairs(plan.threshold, 2 * plan.scale, queries)
-    if isinstance(mechanism, SingleStable):
+        return [*_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries), *soft]
+    if isinstance(mechanism, SparseVectorMechanism):
+        plan = mechanism.compute_scales(queries)
+        return _distance_pairs(plan.threshold, 2 * plan.noise_scale, queries)
+    if isinstance(mechanism, DistanceToInstability):
         return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
-    if isinstance(mechanism, Confident | Interactive):
+    if isinstance(mechanism, ConfidentGNMax | InteractiveGNMax):
         return _screened_pairs(mechanism, queries)
     if isinstance(mechanism, GradientDescent):
         scale = 1 / (mechanism.first_step_size * mechanism.sigma)  # logits whose noise is 1
@@ -226,10 +234,10 @@ def _pair(name: str, counts: tuple[int, int], queries: int, student: tuple[float
     return Pair(name=name, left_QC=left_QC, right_QC=left_QC + torch.tensor([-1, 1]), student_QC=student_QC)
 
 
-def _screened_pairs(mechanism: Confident | Interactive, queries: int) -> list[Pair]:
+def _screened_pairs(mechanism: ConfidentGNMax | InteractiveGNMax, queries: int) -> list[Pair]:
     """About the threshold, with the answer undecided or not; beyond it, the answer alone."""
     # A student who is sure of the second class expects none of the first: the excess is then the first class's count.
-    student = (0.0, 1.0) if isinstance(mechanism, Interactive) else None
+    student = (0.0, 1.0) if isinstance(mechanism, InteractiveGNMax) else None
     low, edge, far = (max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6))
     decided = [
         _pair(f"beyond the threshold, gap {gap} sigma", (far + round(gap * mechanism.sigma), far), queries, student)

@@ -21,7 +21,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.methods.base import Voters
 from pate_torch.methods.votes_file import VotesFile
-from pate_torch.private_epsilon import Sanitiser
+from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.protocols import (
     DatasetSource,
     FeatureRecipe,
@@ -68,7 +68,7 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         else None,
         privacy=privacy(resolved),
         selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
-        sanitiser=component(cfg, "sanitiser", Sanitiser) if "_target_" in resolved["sanitiser"] else None,
+        sanitiser=component(cfg, "sanitiser", PrivateEpsilon) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         labels=resolved["labels"],
         root=run_folders.checked_root(resolved["paths"]["root"]),

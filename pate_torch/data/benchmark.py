@@ -15,11 +15,11 @@ from pate_torch.core import checks
 from pate_torch.data import locations
 from pate_torch.data.units import positions
 from pate_torch.types import (
-    BUILT_IN,
     CLASSES,
-    CONSTANTS,
-    OF_PUBLIC_POINTS,
-    SIZE,
+    FROM_DATASET_CODE,
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
+    NUMBER_OF_RECORDS,
     Dataset,
     DataSpec,
     Evaluation,
@@ -92,7 +92,11 @@ def assemble(
         private=PrivateData(x, y, positions(len(y)) if unit_id is None else unit_id),
         pool=PublicPool(pool_x),
         evaluation=Evaluation(test_x, test_y, pool_y),
-        declared={CLASSES: BUILT_IN, CONSTANTS: OF_PUBLIC_POINTS, SIZE: BUILT_IN},
+        provenance={
+            CLASSES: FROM_DATASET_CODE,
+            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
+            NUMBER_OF_RECORDS: FROM_DATASET_CODE,
+        },
     )
 
 

@@ -22,10 +22,10 @@ from pate_torch.data.schema import TableSchema, class_name
 from pate_torch.types import (
     CATEGORIES,
     CLASSES,
-    CONSTANTS,
-    DECLARED,
-    OF_PUBLIC_POINTS,
-    SIZE,
+    FROM_OWNER,
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
+    NUMBER_OF_RECORDS,
     Dataset,
     DataSpec,
     Evaluation,
@@ -307,12 +307,12 @@ class FileSource:
             ),
             adjacencies=adjacencies,
             advice=advice,
-            dropped={why: count for why, count in dropped.items() if count},
-            declared={
-                CLASSES: OF_PUBLIC_POINTS if self.classes is None else DECLARED,
-                CONSTANTS: OF_PUBLIC_POINTS,
+            num_dropped_by_reason={why: count for why, count in dropped.items() if count},
+            provenance={
+                CLASSES: FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
+                NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
                 **({} if schema is None else {CATEGORIES: roles.origin_of_categories(schema, points.declared)}),
-                **({} if self.nominal_size is None else {SIZE: DECLARED}),
+                **({} if self.nominal_size is None else {NUMBER_OF_RECORDS: FROM_OWNER}),
             },
         )
 

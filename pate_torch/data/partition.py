@@ -105,7 +105,7 @@ def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: in
     Raises:
         ValueError: The shards justify another adjacency or unit, or a unit stands in two of them.
     """
-    shards = partition.shards(private, num_teachers, seed)
+    shards = partition.make_shards(private, num_teachers, seed)
     said = (partition.adjacency, private.unit)
     if (shards.adjacency, shards.unit) != said:
         raise checks.fail("partition", type(partition).__name__, f"its shards are not of {said[0]}, unit {said[1]}")
@@ -132,4 +132,4 @@ def _rows(
     index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
     index_KS[shard_N[kept], rank_N[kept]] = order_N[kept]
     index = torch.from_numpy(index_KS)
-    return Shards(index, index >= 0, adjacency, unit, capped=capacity is not None)
+    return Shards(index, index >= 0, adjacency, unit, has_capacity=capacity is not None)

@@ -14,7 +14,7 @@ from pate_torch.core import checks, rng
 from pate_torch.data.benchmark import channel_statistics
 from pate_torch.data.schema import TableSchema, class_name, is_number
 from pate_torch.data.units import keyed_hash
-from pate_torch.types import DECLARED, OF_PUBLIC_POINTS, PARTLY_DECLARED
+from pate_torch.types import FROM_OWNER, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PUBLIC_POINTS
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 
@@ -112,8 +112,8 @@ def feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 def origin_of_categories(schema: TableSchema, declared: Collection[str]) -> str:
     """Where the categories of a table come from, for the statement; ``declared``: columns whose were declared."""
     declared_columns = {column.name in declared for column in schema.columns if column.categories is not None}
-    return {frozenset({True}): DECLARED, frozenset({False, True}): PARTLY_DECLARED}.get(
-        frozenset(declared_columns), OF_PUBLIC_POINTS
+    return {frozenset({True}): FROM_OWNER, frozenset({False, True}): FROM_OWNER_AND_PUBLIC_POINTS}.get(
+        frozenset(declared_columns), FROM_PUBLIC_POINTS
     )
 
 

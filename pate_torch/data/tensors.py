@@ -14,9 +14,9 @@ from pate_torch.core import checks
 from pate_torch.data import benchmark, locations, roles, units
 from pate_torch.types import (
     CLASSES,
-    CONSTANTS,
-    DECLARED,
-    OF_PUBLIC_POINTS,
+    FROM_OWNER,
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
     Dataset,
     DataSpec,
     Evaluation,
@@ -100,8 +100,11 @@ class Tensors:
             private=private,
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
-            dropped=dropped,
-            declared={CLASSES: DECLARED, CONSTANTS: OF_PUBLIC_POINTS if self.mean is None else DECLARED},
+            num_dropped_by_reason=dropped,
+            provenance={
+                CLASSES: FROM_OWNER,
+                NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if self.mean is None else FROM_OWNER,
+            },
         )
 
 

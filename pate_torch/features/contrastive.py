@@ -33,7 +33,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine, as_affine, strong_view
 from pate_torch.features.neighbors import placed
 from pate_torch.networks import ConcatFeatures, last_linear, remove_head
-from pate_torch.protocols import FeatureRecipe, Progress, silent
+from pate_torch.protocols import FeatureRecipe, Progress, do_nothing
 from pate_torch.types import Dataset, DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
@@ -101,7 +101,7 @@ class ContrastiveFeatures:
         *,
         seed: int,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> nn.Module:
         """Learn the encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
@@ -147,7 +147,7 @@ class ContrastiveFeatures:
         *,
         seed: int,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> Tensor:
         """Unit-length features of the public points, float32 [P, D], on the CPU."""
         return encode(self.learn(x_P, spec, seed=seed, device=device, progress=progress), x_P, spec)

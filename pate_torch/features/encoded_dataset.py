@@ -17,7 +17,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.protocols import DatasetSource, PointEncoder
-from pate_torch.types import CONSTANTS, OF_PUBLIC_POINTS, Dataset, DataSpec, EncoderCard, PublicPool
+from pate_torch.types import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, EncoderCard, PublicPool
 
 ENCODER = "encoder"
 """The folder of the encoder's files in a release."""
@@ -65,7 +65,7 @@ class Encoded:
 
     def encoded(self, data: Dataset, stages: Stages) -> Dataset:
         """What the encoder makes of ``data``, which the source loaded."""
-        card = self.encoder.card(data.spec)
+        card = self.encoder.make_card(data.spec)
         sides = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
         made = encode_sides(
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
@@ -89,12 +89,12 @@ class Encoded:
             private=replace(private, x=made["private"], origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(test, x=made["test"]),
-            declared={**data.declared, CONSTANTS: OF_PUBLIC_POINTS},
+            provenance={**data.provenance, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS},
         )
 
     def publish(self, folder: Path) -> None:
         """Put the encoder's files beside the student, where the owner wants that."""
-        for name, file in self.encoder.published().items():
+        for name, file in self.encoder.get_published_files().items():
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / name)
 
@@ -127,11 +127,11 @@ def encode_sides(
         ValueError: The encoder cannot take the points, lets them see each other, or gives numbers of public points that
             are not finite.
     """
-    card, x_P = encoder.card(points), sides["public"]
+    card, x_P = encoder.make_card(points), sides["public"]
     if not card.disjoint:
         stages.say(overlap(card))
     shown = {"public": "the public points", "private": "the private records", "test": "the test records"}
-    check = functools.cache(lambda: encoder.refuse_company(x_P, points, device))
+    check = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))
 
     def encode(side: str) -> Tensor:
         check()

@@ -41,7 +41,7 @@ from pate_torch.features.runtimes import (
     torch_runtime,
 )
 from pate_torch.networks import remove_head
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec, EncoderCard
 
 POOLING = ("mean", "first")
@@ -230,7 +230,12 @@ class Encoder:
     # ---- what it gives ---------------------------------------------------------------------------------------------
 
     def encode(
-        self, x: Any, points: DataSpec | None = None, *, device: torch.device | str = "cpu", progress: Progress = silent
+        self,
+        x: Any,
+        points: DataSpec | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> Tensor:
         """Features of points, float32 [N, D] on the CPU, each by itself.
 

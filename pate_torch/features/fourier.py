@@ -20,7 +20,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import torch_stream
 from pate_torch.networks import Fourier, remove_head
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec
 
 _COMPARED = 500
@@ -50,7 +50,13 @@ class FourierFeatures:
         return {"name": "fourier", "options": {"cosines": self.cosines}}
 
     def learn(
-        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: torch.device | str = "cpu", progress: Progress = silent
+        self,
+        x_P: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> nn.Module:
         """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D + F].
 

@@ -35,7 +35,7 @@ from pate_torch.methods.votes_file import VotesFile, read
 from pate_torch.pipeline import run
 from pate_torch.protocols import Mechanism, Partition
 from pate_torch.queries.random import Random
-from pate_torch.types import CLASSES, DECLARED, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Rows:
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
         private = PrivateData(nothing, no_label, np.array([], dtype=str), self.unit)
         return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label),
-                       declared={CLASSES: DECLARED})  # fmt: skip
+                       provenance={CLASSES: FROM_OWNER})  # fmt: skip
 
 
 def build(cfg: DictConfig) -> RunConfig:

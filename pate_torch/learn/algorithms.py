@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from pate_torch.accounting.events import Delta, Event
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.learn.problem import Problem
-from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import ag_priv_cl, sub_samp, two_thirds_teachers, unv_priv_cl
 from pate_torch.pac.boosting import high_confidence
@@ -42,7 +42,7 @@ class Algorithm:
         linear: Whether the hypothesis is a vector of parameters, and not one of the class.
     """
 
-    learn: Callable[[Problem, Door], Any]
+    learn: Callable[[Problem, NoiseProvider], Any]
     what: str
     linear: bool = False
 
@@ -52,47 +52,47 @@ def _asked(p: Problem, *names: str) -> dict[str, Any]:
     return {name: getattr(p.choices, name) for name in names}
 
 
-def _sspp(p: Problem, door: Door) -> Any:
+def _sspp(p: Problem, door: NoiseProvider) -> Any:
     asked = _asked(p, "epsilon", "alpha", "beta")
     return sspp(p.hypotheses, p.sample, p.points(1000), **asked, budget=door).hypothesis
 
 
-def _exponential(p: Problem, door: Door) -> Any:
+def _exponential(p: Problem, door: NoiseProvider) -> Any:
     asked = _asked(p, "epsilon", "alpha")
     return exponential_mechanism(p.hypotheses, p.finite(), p.sample, **asked, budget=door).hypothesis
 
 
-def _boosted(p: Problem, door: Door) -> Any:
+def _boosted(p: Problem, door: NoiseProvider) -> Any:
     c, candidates = p.choices, p.finite()
     asked: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "failure": c.beta}
     return high_confidence(p.hypotheses, candidates, p.sample, **asked, budget=door).hypothesis
 
 
-def _convex(p: Problem, door: Door) -> Any:
+def _convex(p: Problem, door: NoiseProvider) -> Any:
     asked = _asked(p, "radius", "ridge", "epsilon", "alpha")
     return logistic_exponential(p.scaled, **asked, budget=door).hypothesis
 
 
-def _representation(p: Problem, door: Door) -> Any:
+def _representation(p: Problem, door: NoiseProvider) -> Any:
     c = p.choices
     reference = baselines.uniform_reference(p.public_x, c.points or 1000, p.seed)
     asked = _asked(p, "epsilon", "alpha", "beta")
     return baselines.represented(p.hypotheses, p.sample, reference, **asked, budget=door).hypothesis
 
 
-def _ag_priv_cl(p: Problem, door: Door) -> Any:
+def _ag_priv_cl(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(50)
     asked = _asked(p, "epsilon", "alpha", "beta", "constants") | {"delta": p.delta}
     answers = ag_priv_cl(p.hypotheses, p.sample, x_Q, **asked, resample=c.constants == "paper", budget=door)
     return taught(p, x_Q, answers.label_Q.numpy())
 
 
-def _relabeled(p: Problem, door: Door) -> Any:
+def _relabeled(p: Problem, door: NoiseProvider) -> Any:
     x_Q, asked = p.points(50), _asked(p, "epsilon", "alpha", "shard") | {"delta": p.delta}
     return taught(p, x_Q, relabeled_gnmax(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q.numpy())
 
 
-def _unv_priv_cl(p: Problem, door: Door) -> Any:
+def _unv_priv_cl(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(1000)
     asked = _asked(p, "epsilon", "alpha", "beta", "constants") | {"delta": p.delta}
     resample = c.constants == "paper"
@@ -100,9 +100,9 @@ def _unv_priv_cl(p: Problem, door: Door) -> Any:
     return found.learner.hypothesis if found.learner is not None else taught(p, x_Q, found.answers.label_Q.numpy())
 
 
-def _sub_samp(p: Problem, door: Door) -> Any:
+def _sub_samp(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(50)
-    mechanism = Stability(epsilon=c.epsilon, delta=p.delta, max_failures=c.failures, noise=door.kind)
+    mechanism = SparseVector(epsilon=c.epsilon, delta=p.delta, max_failures=c.failures, noise=door.kind)
     teachers = max(1, p.sample.n // c.shard)
     wanted = two_thirds_teachers(mechanism, len(x_Q), c.beta)
     each = realizable_size(c.alpha / 2, c.beta / wanted, p.hypotheses.vc_dimension)
@@ -113,30 +113,30 @@ def _sub_samp(p: Problem, door: Door) -> Any:
     return taught(p, x_Q, answers.label_Q.numpy())
 
 
-def _stable(p: Problem, door: Door) -> Any:
+def _stable(p: Problem, door: NoiseProvider) -> Any:
     x_Q, asked = p.points(20), _asked(p, "gamma", "alpha", "constants", "cover")
     return taught(p, x_Q, stable.stable_predictor(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 
-def _private_prediction(p: Problem, door: Door) -> Any:
+def _private_prediction(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(20)
     asked: dict[str, Any] = {"epsilon": c.epsilon / len(x_Q), "alpha": c.alpha, "constants": c.constants}
     return taught(p, x_Q, stable.private_prediction(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 
-def _private_predictor(p: Problem, door: Door) -> Any:
+def _private_predictor(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(20)
     asked: dict[str, Any] = {"epsilon": c.epsilon / len(x_Q), "alpha": c.alpha, "constants": c.constants}
     return taught(p, x_Q, stable.private_predictor(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 
-def _df18(p: Problem, door: Door) -> Any:
+def _df18(p: Problem, door: NoiseProvider) -> Any:
     c, x_Q = p.choices, p.points(20)
     asked: dict[str, Any] = {"epsilon": c.epsilon / len(x_Q), "alpha": c.alpha}
     return taught(p, x_Q, baselines.df18_vote(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 
 
-def _averaging(p: Problem, door: Door) -> Any:
+def _averaging(p: Problem, door: NoiseProvider) -> Any:
     x_Q, asked = p.points(20), _asked(p, "gamma", "alpha", "beta")
     return taught(p, x_Q, baselines.averaging(p.hypotheses, p.sample, x_Q, **asked, budget=door).label_Q)
 

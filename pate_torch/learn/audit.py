@@ -17,7 +17,7 @@ from pate_torch.audit.command import AuditResult, audit_outcomes
 from pate_torch.core import checks
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
 from pate_torch.learn.problem import Choices, Problem, hypothesis_class
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.sample import BelowGuarantee, Sample
 
 SIZES = (8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -91,7 +91,7 @@ def _outcome(algorithm: Algorithm, side: Problem) -> np.ndarray:
     """What was learnt says of both values; -1 where nothing was."""
     points = np.array([[0.0], [1.0]])
     try:
-        found = algorithm.learn(side, Rehearsal())
+        found = algorithm.learn(side, DryRunNoise())
     except ValueError:  # no query was answered
         return np.full(2, -1)
     if algorithm.linear:

@@ -104,7 +104,7 @@ class Problem:
         """A finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
         grid = np.quantile(self.public_x, np.linspace(0, 1, self.choices.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):
-            return self.hypotheses.representatives(np.unique(grid, axis=0))
+            return self.hypotheses.enumerate_representatives(np.unique(grid, axis=0))
         found = [Stump(0, -np.inf, above) for above in (True, False)]
         for feature in range(grid.shape[1]):
             found += [Stump(feature, float(t), above) for t in cuts(grid[:, feature])[1:-1] for above in (True, False)]

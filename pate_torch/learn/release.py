@@ -24,7 +24,7 @@ from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
 from pate_torch.learn.problem import Choices, Problem, problems
 from pate_torch.ledger import Ledger
-from pate_torch.ledger.accounts import HYPOTHESIS
+from pate_torch.ledger.accounts import PURPOSE_HYPOTHESIS
 from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import Progress, Student
 from pate_torch.reporting import owner_file
@@ -97,13 +97,13 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
             else:
                 release_store.refuse_used_folder(config.folder)
                 call.begin(config.folder)
-                with budget.spend(planned, mechanism=learning.name, what=HYPOTHESIS) as spending:
+                with budget.spend(planned, mechanism=learning.name, purpose=PURPOSE_HYPOTHESIS) as spending:
                     with clock("learning"), warnings.catch_warnings():
                         for told in (BelowGuarantee, MostlyNoise):
                             warnings.simplefilter("ignore", told)
                         progress = stages(f"Learning by {learning.name}")
                         student = _learn(learning, data, parts, _OneReservation(budget, spending), progress)
-                    spending.wrote(save_model(student, release))
+                    spending.record_files(save_model(student, release))
                 release_id = spending.id
             report = _report(config, learning, data, student, ledger, [release_id])
             make_private_folder(config.folder / "private")
@@ -121,7 +121,7 @@ class _OneReservation:
 
     def __init__(self, budget: Budget, spending: Spending) -> None:
         self.budget, self.spending = budget, spending
-        self._left = list(spending.reserved)
+        self._left = list(spending.reserved_events)
 
     @property
     def kind(self) -> str:
@@ -130,17 +130,17 @@ class _OneReservation:
 
     def covers(self, sensitivity: Sensitivity) -> None:
         """Refuse a value under another adjacency than the account's."""
-        self.budget.covers(sensitivity)
+        self.budget.check_adjacency(sensitivity)
 
     @contextmanager
-    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = HYPOTHESIS) -> Iterator[Spending]:
+    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = PURPOSE_HYPOTHESIS) -> Iterator[Spending]:
         """The reservation's spending; a part that does not say what it incurred has incurred these events."""
         for event in events:
             self._left.remove(event)  # ValueError, before anything is drawn, for what was not reserved
-        before = self.spending.incurred
+        before = self.spending.incurred_events
         yield self.spending
-        if self.spending.incurred is before:
-            self.spending.incur(events)
+        if self.spending.incurred_events is before:
+            self.spending.record_cost(events)
 
 
 def _learn(
@@ -220,14 +220,14 @@ def _report(
         reused=False,
         seconds={},  # the work grows with the records and with what they are
         **measured,
-        ledger_head=ledger.head(),
+        ledger_head=ledger.get_head(),
         class_names=spec.class_names,
         takes=spec.kind,
         created=datetime.date.today().isoformat(),
-        encoder=None if spec.encoder is None else spec.encoder.without_points,
+        encoder=None if spec.encoder is None else spec.encoder.card_without_points,
         encoder_here=False,
         assets=(pool_asset(spec.name, tensor_digest(data.pool.x), owner), *encoder_asset(spec)),
         owner=owner,
-        declared_values=data.declared,
+        declared_values=data.provenance,
         chosen_by=config.privacy.chosen_by,
     )

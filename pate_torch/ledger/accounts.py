@@ -17,27 +17,39 @@ from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.accounting.formatting import show_delta
 from pate_torch.core import checks
-from pate_torch.ledger.chain import Entry, LedgerError
+from pate_torch.ledger.chain import LedgerEntry, LedgerError
 
-LABELS, CHOICE, PRICE, HYPOTHESIS = "labels", "choice of a student", "sanitised price", "hypothesis or its answers"
+PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, PURPOSE_PRICE, PURPOSE_HYPOTHESIS = (
+    "labels",
+    "choice of a student",
+    "sanitised price",
+    "hypothesis or its answers",
+)
 """What a reservation pays for; others have words of their own."""
 
-_ROUNDING = 1e-9  # relative: the same events summed in another order
+_RELATIVE_ROUNDING = 1e-9  # relative: the same events summed in another order
 
 
 class BudgetExceeded(ValueError):
     """The release would pass the account's cap; nothing was drawn and nothing charged.
 
     Attributes:
-        spent: Epsilon spent, at the account's delta.
-        asked: Epsilon of the release.
-        cap: Epsilon of the cap.
-        fits: The share of the release that would fit.
+        spent_epsilon: Epsilon spent, at the account's delta.
+        requested_epsilon: Epsilon of the release.
+        cap_epsilon: Epsilon of the cap.
+        fitting_share: The share of the release that would fit.
     """
 
-    def __init__(self, message: str, *, spent: float, asked: float, cap: float, fits: float) -> None:
+    def __init__(
+        self, message: str, *, spent_epsilon: float, requested_epsilon: float, cap_epsilon: float, fitting_share: float
+    ) -> None:
         super().__init__(message)
-        self.spent, self.asked, self.cap, self.fits = spent, asked, cap, fits
+        self.spent_epsilon, self.requested_epsilon, self.cap_epsilon, self.fitting_share = (
+            spent_epsilon,
+            requested_epsilon,
+            cap_epsilon,
+            fitting_share,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +61,33 @@ class Account:
         filter: Keeps the cap.
         adjacency: Neighboring relation.
         unit: What the privacy unit is.
-        spent: Sum of the charges, in the filter's quantity.
-        releases: How many are committed.
-        open: How many are only reserved.
-        closed: Whether the owner ended its spending.
-        private: False once a release was made with seeded noise: the cap then bounds nothing.
+        total_cost: Sum of the charges, in the filter's quantity.
+        num_releases: How many are committed.
+        num_open: How many are only reserved.
+        is_closed: Whether the owner ended its spending.
+        is_private: False once a release was made with seeded noise: the cap then bounds nothing.
         noise: The kind that every release of the account draws.
-        reserved: All events by their worst case.
-        incurred: All events as they came out (of an open release: its worst case).
+        reserved_events: All events by their worst case.
+        incurred_events: All events as they came out (of an open release: its worst case).
     """
 
     name: str
     filter: Filter
     adjacency: str
     unit: str
-    spent: Spend
-    releases: int
-    open: int
-    closed: bool
-    private: bool
+    total_cost: Spend
+    num_releases: int
+    num_open: int
+    is_closed: bool
+    is_private: bool
     noise: str
-    reserved: tuple[Event, ...] = ()
-    incurred: tuple[Event, ...] = ()
+    reserved_events: tuple[Event, ...] = ()
+    incurred_events: tuple[Event, ...] = ()
 
     @property
     def is_charged(self) -> bool:
         """Whether anything was reserved from it: else it has no fixed terms."""
-        return self.releases + self.open > 0
+        return self.num_releases + self.num_open > 0
 
     @property
     def budget_epsilon(self) -> float:
@@ -94,17 +106,17 @@ class Account:
         None: a release of the account used seeded noise, and nothing is claimed. Where the owner chose a release after
         seeing an earlier one, the guarantee is the cap, which the filter keeps.
         """
-        return self.claim(self.reserved)
+        return self.compute_guarantee(self.reserved_events)
 
     @property
-    def ex_post(self) -> Guarantee | None:
+    def ex_post_guarantee(self) -> Guarantee | None:
         """What has been used so far, as it came out; None as for ``guarantee``.
 
         It is no guarantee where it depends on votes.
         """
-        return self.claim(self.incurred)
+        return self.compute_guarantee(self.incurred_events)
 
-    def claim(self, events: Iterable[Event], *, capped: bool = True) -> Guarantee | None:
+    def compute_guarantee(self, events: Iterable[Event], *, cap_holds: bool = True) -> Guarantee | None:
         """Guarantee of these events of the account: composed by the smallest valid route at its delta, or its cap.
 
         The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
@@ -112,40 +124,42 @@ class Account:
 
         Args:
             events: Events of releases from the account.
-            capped: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
+            cap_holds: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
 
         Returns:
             None where ``guarantee`` is.
         """
-        if not self.private:
+        if not self.is_private:
             return None
         terms = {"adjacency": self.adjacency, "unit": self.unit}
         merged_events = merged(events)
         if sum(event.count * event.delta for event in merged_events if isinstance(event, Delta)) < self.delta:
-            composed = epsilon(merged_events, self.delta, **terms)
-            if composed.epsilon <= self.budget_epsilon or (not capped and math.isfinite(composed.epsilon)):
-                return composed
-        if not capped:
+            composed_guarantee = epsilon(merged_events, self.delta, **terms)
+            if composed_guarantee.epsilon <= self.budget_epsilon or (
+                not cap_holds and math.isfinite(composed_guarantee.epsilon)
+            ):
+                return composed_guarantee
+        if not cap_holds:
             return None
         return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP, **terms)
 
     @property
-    def remaining(self) -> Spend:
+    def remaining_capacity(self) -> Spend:
         """What the filter still admits, in its own quantity (mu^2, or divergence at its order) and in delta."""
         return Spend(
-            max(0.0, self.filter.capacity - self.spent.scalar),
-            max(0.0, self.filter.delta_reserve - self.spent.delta),
+            max(0.0, self.filter.capacity - self.total_cost.scalar),
+            max(0.0, self.filter.delta_reserve - self.total_cost.delta),
         )
 
-    def copies(self, events: Iterable[Event]) -> float:
+    def count_fitting_copies(self, events: Iterable[Event]) -> float:
         """How many releases with these events would still fit (infinite for free ones)."""
-        price, left = self.filter.price(events), self.remaining
-        pairs = ((left.scalar, price.scalar), (left.delta, price.delta))
-        return min((available / asked for available, asked in pairs if asked > 0), default=float("inf"))
+        price, remaining_capacity = self.filter.price(events), self.remaining_capacity
+        pairs = ((remaining_capacity.scalar, price.scalar), (remaining_capacity.delta, price.delta))
+        return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
 
     def admits(self, events: Iterable[Event]) -> bool:
         """Whether a release with these events would be accepted now."""
-        return not self.closed and self.filter.admits(self.spent, self.filter.price(events))
+        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.price(events))
 
 
 @dataclass
@@ -153,34 +167,34 @@ class Charge:
     """One release: what it reserved, and what it is charged now.
 
     Attributes:
-        reserved: Price of its worst case.
-        planned: Events of its worst case.
-        now: Price charged now.
-        incurred: Events charged now.
+        reserved_cost: Price of its worst case.
+        reserved_events: Events of its worst case.
+        charged_cost: Price charged now.
+        incurred_events: Events charged now.
         insecure: Whether its noise was seeded or off.
-        what: What it is, in words.
+        purpose: What it is, in words.
         run: The run that made it.
         fingerprint: Content fingerprint of the records, or of votes in their place.
-        committed: Whether the answers are written down.
-        suspended: Whether it waits to be resumed.
-        state: Hash of where it stood then.
-        so_far: Events incurred up to the last record.
-        resumed: How often it was resumed.
+        is_committed: Whether the answers are written down.
+        is_suspended: Whether it waits to be resumed.
+        state_digest: Hash of where it stood then.
+        recorded_events: Events incurred up to the last record.
+        num_resumptions: How often it was resumed.
     """
 
-    reserved: Spend
-    planned: tuple[Event, ...]
-    now: Spend
-    incurred: tuple[Event, ...]
+    reserved_cost: Spend
+    reserved_events: tuple[Event, ...]
+    charged_cost: Spend
+    incurred_events: tuple[Event, ...]
     insecure: bool
-    what: str
+    purpose: str
     run: str
     fingerprint: str
-    committed: bool = False
-    suspended: bool = False
-    state: str = ""
-    so_far: tuple[Event, ...] = ()
-    resumed: int = 0
+    is_committed: bool = False
+    is_suspended: bool = False
+    state_digest: str = ""
+    recorded_events: tuple[Event, ...] = ()
+    num_resumptions: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,38 +203,38 @@ class Claim:
 
     Attributes:
         guarantee: Guarantee of what they reserved; None: seeded noise is among them, and nothing may be said.
-        ex_post: What they incurred, composed; None as above.
-        planned: The events they reserved.
-        parts: Their charges, by id.
+        ex_post_guarantee: What they incurred, composed; None as above.
+        reserved_events: The events they reserved.
+        charges: Their charges, by id.
     """
 
     guarantee: Guarantee | None
-    ex_post: Guarantee | None
-    planned: tuple[Event, ...]
-    parts: Mapping[str, Charge]
+    ex_post_guarantee: Guarantee | None
+    reserved_events: tuple[Event, ...]
+    charges: Mapping[str, Charge]
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Whether all noise behind them was secret."""
         return self.guarantee is not None
 
 
 @dataclass
-class State:
+class AccountState:
     """An account as its entries leave it."""
 
     filter: Filter
     adjacency: str
     unit: str
     noise: str
-    closed: bool = False
+    is_closed: bool = False
     charges: dict[str, Charge] = field(default_factory=dict)
 
-    def spent(self) -> Spend:
+    def compute_total_cost(self) -> Spend:
         """Sum of what the charges cost now."""
-        return Spend.sum(charge.now for charge in self.charges.values())
+        return Spend.sum(charge.charged_cost for charge in self.charges.values())
 
-    def view(self, name: str) -> Account:
+    def to_account(self, name: str) -> Account:
         """The account as its owner sees it."""
         charges = self.charges.values()
         return Account(
@@ -228,23 +242,23 @@ class State:
             filter=self.filter,
             adjacency=self.adjacency,
             unit=self.unit,
-            spent=self.spent(),
-            releases=sum(charge.committed for charge in charges),
-            open=sum(not charge.committed for charge in charges),
-            closed=self.closed,
-            private=not any(charge.insecure for charge in charges),
+            total_cost=self.compute_total_cost(),
+            num_releases=sum(charge.is_committed for charge in charges),
+            num_open=sum(not charge.is_committed for charge in charges),
+            is_closed=self.is_closed,
+            is_private=not any(charge.insecure for charge in charges),
             noise=self.noise,
-            reserved=merged(event for charge in charges for event in charge.planned),
-            incurred=merged(event for charge in charges for event in charge.incurred),
+            reserved_events=merged(event for charge in charges for event in charge.reserved_events),
+            incurred_events=merged(event for charge in charges for event in charge.incurred_events),
         )
 
 
-def priced(events: Iterable[Event], spend: Spend) -> dict[str, Any]:
+def make_price_facts(events: Iterable[Event], cost: Spend) -> dict[str, Any]:
     """Events and their price, as facts of an entry."""
-    return {"events": json.loads(to_json(events)), "scalar": spend.scalar, "failure": spend.delta}
+    return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
 
-def apply(accounts: dict[str, State], entry: Entry, *, recompute: bool = False) -> None:
+def apply_entry(accounts: dict[str, AccountState], entry: LedgerEntry, *, recompute: bool = False) -> None:
     """Let one entry change the accounts.
 
     Args:
@@ -256,13 +270,13 @@ def apply(accounts: dict[str, State], entry: Entry, *, recompute: bool = False) 
         LedgerError: An entry that no ledger of this version writes at this place.
     """
     try:
-        step = _STEPS.get(entry.kind)
-        if step is None:
+        apply_facts = _APPLY_BY_KIND.get(entry.kind)
+        if apply_facts is None:
             raise LedgerError(
                 f"ledger: entry {entry.seq} is of an unknown kind {entry.kind!r}. Upgrade pate-torch; this version"
                 " could misread its charges."
             )
-        step(accounts, entry.account, entry.facts, recompute)
+        apply_facts(accounts, entry.account, entry.facts, recompute)
     except LedgerError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -272,13 +286,16 @@ def apply(accounts: dict[str, State], entry: Entry, *, recompute: bool = False) 
         ) from error
 
 
-def _genesis(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
+def _apply_genesis(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
     _require(not accounts, "a ledger begins once")
 
 
-def _open(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    known = accounts.get(name)
-    _require(known is None or not (known.charges or known.closed), "the account is open already")
+def _apply_open(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    existing_state = accounts.get(name)
+    _require(
+        existing_state is None or not (existing_state.charges or existing_state.is_closed),
+        "the account is open already",
+    )
     terms = Filter(
         kind=facts["filter"],
         epsilon=facts["budget_epsilon"],
@@ -286,134 +303,156 @@ def _open(accounts: dict[str, State], name: str, facts: dict[str, Any], recomput
         delta_reserve=facts["delta_reserve"],
         order=facts["order"],
     )
-    accounts[name] = State(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts["noise"])
+    accounts[name] = AccountState(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts["noise"])
 
 
-def _raise_cap(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
+def _apply_raise_cap(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
     state = accounts[name]
     _require(facts["budget_epsilon"] > state.filter.epsilon, "a cap only rises")
     state.filter = replace(state.filter, epsilon=facts["budget_epsilon"])
 
 
-def _close(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    accounts[name].closed = True
+def _apply_close(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    accounts[name].is_closed = True
 
 
-def _reserve(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    state, spend = accounts[name], Spend(facts["scalar"], facts["failure"])
+def _apply_reserve(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    state, cost = accounts[name], Spend(facts["scalar"], facts["failure"])
     _require(facts["reservation"] not in state.charges, "the reservation exists already")
-    _require(not state.closed, "the account was closed before")
+    _require(not state.is_closed, "the account was closed before")
     if recompute:
-        _require(_equal(spend, _price(state, facts)), "its price is not that of its events")
-        _require(state.filter.admits(state.spent(), spend), "it passes the cap")
-    planned = _events(facts)
+        _require(_is_equal(cost, _compute_cost(state, facts)), "its price is not that of its events")
+        _require(state.filter.admits(state.compute_total_cost(), cost), "it passes the cap")
+    reserved_events = _parse_events(facts)
     state.charges[facts["reservation"]] = Charge(
-        reserved=spend,
-        planned=planned,
-        now=spend,
-        incurred=planned,
+        reserved_cost=cost,
+        reserved_events=reserved_events,
+        charged_cost=cost,
+        incurred_events=reserved_events,
         insecure=facts["insecure"],
-        what=facts["what"],
+        purpose=facts["what"],
         run=facts["run"],
         fingerprint=facts["fingerprint"],
     )
 
 
-def _record(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    charge = _open_charge(accounts, name, facts)
-    charge.state, charge.so_far = facts["state"], _events(facts)
-    charge.suspended = bool(charge.state)
+def _apply_record(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    charge = _find_open_charge(accounts, name, facts)
+    charge.state_digest, charge.recorded_events = facts["state"], _parse_events(facts)
+    charge.is_suspended = bool(charge.state_digest)
 
 
-def _resume(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    charge = _open_charge(accounts, name, facts)
-    _require(charge.suspended and charge.state == facts["state"], "the release does not stand where it was resumed")
-    charge.suspended, charge.resumed = False, charge.resumed + 1
-    _require(charge.resumed == facts["number"], "a resumption is missing")
+def _apply_resume(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    charge = _find_open_charge(accounts, name, facts)
+    _require(
+        charge.is_suspended and charge.state_digest == facts["state"], "the release does not stand where it was resumed"
+    )
+    charge.is_suspended, charge.num_resumptions = False, charge.num_resumptions + 1
+    _require(charge.num_resumptions == facts["number"], "a resumption is missing")
 
 
-def _open_charge(accounts: dict[str, State], name: str, facts: dict[str, Any]) -> Charge:
+def _find_open_charge(accounts: dict[str, AccountState], name: str, facts: dict[str, Any]) -> Charge:
     charge = accounts[name].charges[facts["reservation"]]
-    _require(not charge.committed, "the release is committed already")
+    _require(not charge.is_committed, "the release is committed already")
     return charge
 
 
-def _commit(accounts: dict[str, State], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _open_charge(accounts, name, facts)
-    charge, spend = accounts[name].charges[facts["reservation"]], Spend(facts["scalar"], facts["failure"])
+def _apply_commit(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    _find_open_charge(accounts, name, facts)
+    charge, cost = accounts[name].charges[facts["reservation"]], Spend(facts["scalar"], facts["failure"])
     _require(
-        spend.scalar <= charge.reserved.scalar and spend.delta <= charge.reserved.delta, "it passes its reservation"
+        cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta,
+        "it passes its reservation",
     )
     if recompute:
-        _require(_equal(spend, _price(accounts[name], facts)), "its price is not that of its events")
-    charge.now, charge.incurred, charge.committed = spend, _events(facts), True
+        _require(_is_equal(cost, _compute_cost(accounts[name], facts)), "its price is not that of its events")
+    charge.charged_cost, charge.incurred_events, charge.is_committed = cost, _parse_events(facts), True
 
 
-_STEPS = {
-    "genesis": _genesis,
-    "open": _open,
-    "raise_cap": _raise_cap,
-    "close": _close,
-    "reserve": _reserve,
-    "record": _record,
-    "resume": _resume,
-    "commit": _commit,
+_APPLY_BY_KIND = {
+    "genesis": _apply_genesis,
+    "open": _apply_open,
+    "raise_cap": _apply_raise_cap,
+    "close": _apply_close,
+    "reserve": _apply_reserve,
+    "record": _apply_record,
+    "resume": _apply_resume,
+    "commit": _apply_commit,
 }
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:  # not an assert: a damaged file must be refused under python -O as well
-        raise ValueError(what)
+def _require(condition: bool, message: str) -> None:
+    if not condition:  # not an assert: a damaged file must be refused under python -O as well
+        raise ValueError(message)
 
 
-def _events(facts: dict[str, Any]) -> tuple[Event, ...]:
+def _parse_events(facts: dict[str, Any]) -> tuple[Event, ...]:
     return from_json(json.dumps(facts["events"]))
 
 
-def _price(state: State, facts: dict[str, Any]) -> Spend:
-    return state.filter.price(_events(facts))
+def _compute_cost(state: AccountState, facts: dict[str, Any]) -> Spend:
+    return state.filter.price(_parse_events(facts))
 
 
-def within(now: Spend, reserved: Spend) -> bool:
+def is_within(cost: Spend, reserved_cost: Spend) -> bool:
     """Whether a price is at most another, up to the rounding of sums."""
-    slack = 1 + _ROUNDING
-    return now.scalar <= reserved.scalar * slack and now.delta <= reserved.delta * slack
+    slack = 1 + _RELATIVE_ROUNDING
+    return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def _equal(stored: Spend, computed: Spend) -> bool:
-    return within(stored, computed) and within(computed, stored)
+def _is_equal(stored_cost: Spend, computed_cost: Spend) -> bool:
+    return is_within(stored_cost, computed_cost) and is_within(computed_cost, stored_cost)
 
 
-def refused_refit(account: Account, asked: float) -> ValueError:
+def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """The error of a first release that finds its account charged: what was spent, and the epsilon it would add."""
-    spent = account.guarantee
+    spent_guarantee = account.guarantee
     terms = f"delta {show_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
-    told = "nothing is claimed of it" if spent is None else f"epsilon {spent.epsilon:.4g}, {terms}, {spent.route}"
-    open_ = f"; {account.open} of its releases were interrupted and stay spent" * (account.open > 0)
-    fix = f"allow_refit=True adds a release of epsilon {asked:.4g}, and both compose."
-    return checks.fail("account", account.name, f"has been charged already ({told}{open_})", fix)
+    spent_text = (
+        "nothing is claimed of it"
+        if spent_guarantee is None
+        else f"epsilon {spent_guarantee.epsilon:.4g}, {terms}, {spent_guarantee.route}"
+    )
+    open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
+    fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and both compose."
+    return checks.fail("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 
-def exceeded(account: Account, events: tuple[Event, ...], asked: Spend) -> BudgetExceeded:
+def budget_exceeded_error(account: Account, events: tuple[Event, ...], requested_cost: Spend) -> BudgetExceeded:
     """The error that says what was asked, what is left, and what would fit."""
-    terms, total = account.filter, Spend.sum((account.spent, asked))
-    spent_epsilon, asked_epsilon = terms.to_epsilon(account.spent), terms.to_epsilon(asked)
-    fits = account.copies(events)
+    account_filter, total_cost = account.filter, Spend.sum((account.total_cost, requested_cost))
+    spent_epsilon, requested_epsilon = (
+        account_filter.to_epsilon(account.total_cost),
+        account_filter.to_epsilon(requested_cost),
+    )
+    num_fitting_copies = account.count_fitting_copies(events)
     remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
-    if total.delta > terms.delta_reserve:
+    if total_cost.delta > account_filter.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (
-            f"it may fail with probability {asked.delta:.6g}, and {account.remaining.delta:.6g} of the"
-            f" {terms.delta_reserve:.6g} set aside for failures when the account opened is left"
+            f"it may fail with probability {requested_cost.delta:.6g}, and {account.remaining_capacity.delta:.6g} of the"
+            f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
         )
     else:
         cause = (
-            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {asked_epsilon:.6g} alone, and both together"
-            f" ({terms.to_epsilon(total):.6g}) pass the cap {terms.epsilon:.6g} at delta={terms.delta:g}"
+            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both together"
+            f" ({account_filter.to_epsilon(total_cost):.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
         )
-    advice = f"What would fit: {100 * fits:.3g} % of it" if fits > 0 else "Nothing more of its kind fits"
-    smooth = [e for e in events if not isinstance(e, Delta)]
-    if 0 < account.remaining.scalar < asked.scalar and all(isinstance(e, Gaussian | ZCDP) for e in smooth):
-        advice += f", or all of it with {(asked.scalar / account.remaining.scalar) ** 0.5:.4g} times the noise"
+    advice = (
+        f"What would fit: {100 * num_fitting_copies:.3g} % of it"
+        if num_fitting_copies > 0
+        else "Nothing more of its kind fits"
+    )
+    noise_events = [e for e in events if not isinstance(e, Delta)]
+    if 0 < account.remaining_capacity.scalar < requested_cost.scalar and all(
+        isinstance(e, Gaussian | ZCDP) for e in noise_events
+    ):
+        advice += f", or all of it with {(requested_cost.scalar / account.remaining_capacity.scalar) ** 0.5:.4g} times the noise"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
-    return BudgetExceeded(message, spent=spent_epsilon, asked=asked_epsilon, cap=terms.epsilon, fits=fits)
+    return BudgetExceeded(
+        message,
+        spent_epsilon=spent_epsilon,
+        requested_epsilon=requested_epsilon,
+        cap_epsilon=account_filter.epsilon,
+        fitting_share=num_fitting_copies,
+    )

@@ -25,11 +25,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
-APPLICATION = 0x50415445  # "PATE"
-_MAGIC = b"SQLite format 3\0"
-GENESIS = "0" * 64
-WAIT_S = 60.0
+LEDGER_SCHEMA_VERSION = 1
+APPLICATION_ID = 0x50415445  # "PATE"
+_SQLITE_MAGIC = b"SQLite format 3\0"
+GENESIS_HASH = "0" * 64
+LOCK_TIMEOUT_SECONDS = 60.0
 SCHEMA = {
     "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY AUTOINCREMENT, hash TEXT NOT NULL UNIQUE,"
     " body TEXT NOT NULL)",
@@ -39,7 +39,7 @@ SCHEMA = {
     " BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
 }
 ABANDONED_SECONDS = 3600
-RESTORE = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
+RESTORE_HINT = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
 
 
 class LedgerError(ValueError):
@@ -47,7 +47,7 @@ class LedgerError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One fact of the chain.
 
     Attributes:
@@ -69,8 +69,8 @@ class Entry:
     hash: str
 
 
-class Chain:
-    """An open chain, verified as it is read: ``news`` never returns an entry that does not follow the last one."""
+class HashChain:
+    """An open chain, verified as it is read: ``read_new_entries`` never returns an entry that does not follow the last one."""
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
         """Open the chain at ``path``, or create it.
@@ -79,24 +79,24 @@ class Chain:
             LedgerError: A missing file (``create=False``), or one that is empty, cut, foreign or of a newer version.
         """
         self.path = Path(path)
-        orphan = log_of(self.path).exists()  # looked for first: a ledger made meanwhile has both files
+        has_log = get_log_path(self.path).exists()  # looked for first: a ledger made meanwhile has both files
         if create and not readonly:
-            sweep_killed(self.path)
+            remove_abandoned_files(self.path)
         if create and not readonly and not self.path.exists():
-            if orphan:
-                raise self._damaged("the file is gone, but its write-ahead log is still there")
+            if has_log:
+                raise self._damaged_error("the file is gone, but its write-ahead log is still there")
             create_file(self.path)
-        refuse_foreign(self.path)
+        check_is_database(self.path)
         self._pid, self._lock = os.getpid(), threading.RLock()
-        with self._explained():
+        with self._translated_errors():
             self._db = connect(self.path, readonly)
         try:
-            with self._explained():
+            with self._translated_errors():
                 self._check_schema()
         except LedgerError:
             self._db.close()
             raise
-        self._seq, self._hash = 0, GENESIS
+        self._seq, self._hash = 0, GENESIS_HASH
 
     def close(self) -> None:
         """Close the file."""
@@ -105,7 +105,7 @@ class Chain:
                 self._db.close()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive_access(self) -> Iterator[None]:
         """Let this thread alone use the chain.
 
         Raises:
@@ -117,9 +117,9 @@ class Chain:
             yield
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """The one transaction: the write lock from the first read on, all entries or none, on disk when it returns."""
-        with self._explained():
+        with self._translated_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -131,49 +131,51 @@ class Chain:
                 raise
 
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
-        """Write one entry after the last, return its hash; only inside ``writing`` and after reading all ``news``."""
+        """Write one entry after the last, return its hash; only inside ``transaction`` and after reading all ``read_new_entries``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
-        seq, prev = self._last()
+        seq, prev = self._read_last()
         assert (seq, prev) == (self._seq, self._hash), "news were not read before writing"
-        text, signature = signed(seq + 1, kind, account, facts, prev)
-        self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, signature, text))
-        return signature
+        text, entry_hash = encode_entry(seq + 1, kind, account, facts, prev)
+        self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, entry_hash, text))
+        return entry_hash
 
-    def news(self) -> list[Entry]:
+    def read_new_entries(self) -> list[LedgerEntry]:
         """Entries since the last call, each checked against the one before it."""
-        with self.alone():
-            entries = self._read(self._seq, self._hash)
+        with self.exclusive_access():
+            entries = self._read_entries_after(self._seq, self._hash)
             if entries:
                 self._seq, self._hash = entries[-1].seq, entries[-1].hash
             return entries
 
     def rewind(self) -> None:
-        """Let ``news`` start at the first entry again."""
-        self._seq, self._hash = 0, GENESIS
+        """Let ``read_new_entries`` start at the first entry again."""
+        self._seq, self._hash = 0, GENESIS_HASH
 
-    def all(self) -> list[Entry]:
-        """Every entry, checked from the first; ``news`` is not affected."""
-        return self._read(0, GENESIS)
+    def read_all_entries(self) -> list[LedgerEntry]:
+        """Every entry, checked from the first; ``read_new_entries`` is not affected."""
+        return self._read_entries_after(0, GENESIS_HASH)
 
-    def _read(self, seq: int, prev: str) -> list[Entry]:
-        with self._explained(), self._snapshot():
+    def _read_entries_after(self, seq: int, prev: str) -> list[LedgerEntry]:
+        with self._translated_errors(), self._snapshot():
             if seq:
                 row = self._db.execute("SELECT hash FROM entries WHERE seq = ?", (seq,)).fetchone()
                 if row != (prev,):
-                    raise self._damaged(f"entry {seq} was changed or removed while the ledger was open")
+                    raise self._damaged_error(f"entry {seq} was changed or removed while the ledger was open")
             rows = self._db.execute("SELECT seq, hash, body FROM entries WHERE seq > ? ORDER BY seq", (seq,)).fetchall()
-            numbered = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+            sequence_row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
         entries = []
         for row in rows:
-            entries.append(self._checked(row, seq + 1, prev))
+            entries.append(self._parse_row(row, seq + 1, prev))
             seq, prev = entries[-1].seq, entries[-1].hash
-        if seq == 0 or numbered != (seq,):
-            raise self._damaged(f"it ends at entry {seq} of {numbered[0] if numbered else 'an unknown number'}")
+        if seq == 0 or sequence_row != (seq,):
+            raise self._damaged_error(
+                f"it ends at entry {seq} of {sequence_row[0] if sequence_row else 'an unknown number'}"
+            )
         return entries
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Several reads of one state; inside ``writing`` they are that already."""
+        """Several reads of one state; inside ``transaction`` they are that already."""
         if self._db.in_transaction:
             yield
             return
@@ -183,120 +185,120 @@ class Chain:
         finally:
             self._db.execute("ROLLBACK")
 
-    def head(self) -> str:
+    def get_head(self) -> str:
         """Hash of the newest entry."""
-        with self._explained():
-            return self._last()[1]
+        with self._translated_errors():
+            return self._read_last()[1]
 
-    def contains(self, signature: str) -> bool:
+    def contains(self, entry_hash: str) -> bool:
         """Whether an entry has this hash."""
-        with self._explained():
-            return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (signature,)).fetchone() is not None
+        with self._translated_errors():
+            return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (entry_hash,)).fetchone() is not None
 
     def check_file(self) -> None:
         """SQLite's own integrity check, and the schema once more."""
-        with self._explained():
+        with self._translated_errors():
             problems = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
-                raise self._damaged("; ".join(problems[:3]))
+                raise self._damaged_error("; ".join(problems[:3]))
             self._check_schema()
 
     def backup(self, path: Path) -> None:
         """Copy the chain as it is now to a new file (0600); an existing one is refused."""
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: exists already. Name a new file.")
-        with self._explained(), new_file(path) as temporary:
+        with self._translated_errors(), new_file(path) as temporary:
             target = sqlite3.connect(temporary, isolation_level=None)
             try:
                 self._db.backup(target)
             finally:
                 target.close()
 
-    def _last(self) -> tuple[int, str]:
+    def _read_last(self) -> tuple[int, str]:
         row = self._db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-        return row if row is not None else (0, GENESIS)
+        return row if row is not None else (0, GENESIS_HASH)
 
-    def _checked(self, row: tuple[Any, Any, Any], seq: int, prev: str) -> Entry:
-        number, signature, text = row
+    def _parse_row(self, row: tuple[Any, Any, Any], seq: int, prev: str) -> LedgerEntry:
+        number, entry_hash, text = row
         if number != seq:
-            raise self._damaged(f"entry {seq} is missing")
-        if not isinstance(text, str) or digest(text) != signature:
-            raise self._damaged(f"entry {seq} was edited: its hash does not match")
+            raise self._damaged_error(f"entry {seq} is missing")
+        if not isinstance(text, str) or compute_digest(text) != entry_hash:
+            raise self._damaged_error(f"entry {seq} was edited: its hash does not match")
         body = json.loads(text)
         if body["seq"] != seq or body["prev"] != prev:
-            raise self._damaged(f"entry {seq} does not follow the one before it")
-        return Entry(**body, hash=signature)
+            raise self._damaged_error(f"entry {seq} does not follow the one before it")
+        return LedgerEntry(**body, hash=entry_hash)
 
     def _check_schema(self) -> None:
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if application != APPLICATION:
+        application_id = self._db.execute("PRAGMA application_id").fetchone()[0]
+        if application_id != APPLICATION_ID:
             raise LedgerError(f"ledger={str(self.path)!r}: is a database, but not a ledger. Name another path.")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
+        if version > LEDGER_SCHEMA_VERSION:
             raise LedgerError(
-                f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to {VERSION})."
+                f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to {LEDGER_SCHEMA_VERSION})."
                 " Upgrade pate-torch; this version could misread its charges."
             )
-        found = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
-        if version != VERSION or found != SCHEMA:
-            raise self._damaged("its tables or its guards against edits were changed")
+        schema = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
+        if version != LEDGER_SCHEMA_VERSION or schema != SCHEMA:
+            raise self._damaged_error("its tables or its guards against edits were changed")
 
-    def _damaged(self, what: str) -> LedgerError:
-        return LedgerError(f"ledger={str(self.path)!r}: is damaged: {what}. {RESTORE}")
+    def _damaged_error(self, message: str) -> LedgerError:
+        return LedgerError(f"ledger={str(self.path)!r}: is damaged: {message}. {RESTORE_HINT}")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """One thread at a time; SQLite's errors are turned into ours, with what to do."""
-        with self.alone():
+        with self.exclusive_access():
             try:
                 yield
             except sqlite3.Error as error:
-                if _damage(error):
-                    raise self._damaged(str(error)) from error
+                if _is_damage(error):
+                    raise self._damaged_error(str(error)) from error
                 text = str(error).lower()
-                fix = next((fix for sign, fix in _FIXES.items() if sign in text), _VERIFY)
+                fix = next((fix for pattern, fix in _FIX_BY_MESSAGE.items() if pattern in text), _VERIFY_HINT)
                 raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded. {fix}") from error
             except OSError as error:
                 raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded.") from error
 
 
-def _damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: sqlite3.Error) -> bool:
     """Whether the content of the file is wrong: a full disk, a lock or a closed connection leaves it whole."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extension of the code
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
 
 
-_VERIFY = "Whether the file is whole: pate ledger verify."
-_FIXES = {
+_VERIFY_HINT = "Whether the file is whole: pate ledger verify."
+_FIX_BY_MESSAGE = {
     "readonly": "Make the file and its folder writable: a release that cannot be charged is not made.",
     "full": "Free some space, then run again.",
-    "locked": f"Another process held it for {WAIT_S:.0f} s; wait for it to end.",
-    "busy": f"Another process held it for {WAIT_S:.0f} s; wait for it to end.",
+    "locked": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s; wait for it to end.",
+    "busy": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s; wait for it to end.",
     "unable to open": "Check the path and the rights on its folder.",
     "disk i/o": "Check the disk.",
     "closed database": "This Ledger was closed; open another, Ledger(path).",
 }
 
 
-def digest(text: str) -> str:
+def compute_digest(text: str) -> str:
     """The hash of one entry's text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def signed(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
+def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
     """An entry's canonical JSON (sorted keys, no spaces, exact floats, no NaN) and its hash, dated now."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    body = {"seq": seq, "time": now, "kind": kind, "account": account, "facts": facts, "prev": prev}
+    timestamp = datetime.now(UTC).isoformat(timespec="seconds")
+    body = {"seq": seq, "time": timestamp, "kind": kind, "account": account, "facts": facts, "prev": prev}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text, digest(text)
+    return text, compute_digest(text)
 
 
 def connect(path: Path, readonly: bool) -> sqlite3.Connection:
     """Open an existing database, every commit of which is on disk before it returns."""
 
-    def opened(query: str) -> sqlite3.Connection:
+    def open_uri(query: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{query}"
-        db = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA user_version").fetchone()
         except sqlite3.Error:
@@ -306,24 +308,24 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
 
     if readonly:
         try:
-            return opened("mode=ro")
+            return open_uri("mode=ro")
         except sqlite3.OperationalError:
             # Read-only media: SQLite cannot make its index of the write-ahead log, and without a log needs none.
-            if log_of(path).exists():
+            if get_log_path(path).exists():
                 raise
-            return opened("immutable=1")
-    db = opened("mode=rw")
+            return open_uri("immutable=1")
+    db = open_uri("mode=rw")
     db.execute("PRAGMA synchronous=FULL")
     db.execute("PRAGMA fullfsync=ON")
     return db
 
 
-def log_of(path: Path) -> Path:
+def get_log_path(path: Path) -> Path:
     """SQLite's write-ahead log beside it."""
     return path.with_name(path.name + "-wal")
 
 
-def refuse_foreign(path: Path) -> None:
+def check_is_database(path: Path) -> None:
     """Refuse a file that does not begin like a database: SQLite itself would begin a new one.
 
     Raises:
@@ -331,24 +333,24 @@ def refuse_foreign(path: Path) -> None:
     """
     try:
         with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
+            file_magic = file.read(len(_SQLITE_MAGIC))
     except FileNotFoundError as error:
         raise LedgerError(
             f"ledger={str(path)!r}: there is none. Restore a backup, or name the folder that holds it (PATE_HOME)."
         ) from error
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its rights.") from error
-    if not start:
-        raise LedgerError(f"ledger={str(path)!r}: is empty, so its charges are lost. {RESTORE}")
-    if start != _MAGIC:
-        raise LedgerError(f"ledger={str(path)!r}: is not a database. {RESTORE}")
+    if not file_magic:
+        raise LedgerError(f"ledger={str(path)!r}: is empty, so its charges are lost. {RESTORE_HINT}")
+    if file_magic != _SQLITE_MAGIC:
+        raise LedgerError(f"ledger={str(path)!r}: is not a database. {RESTORE_HINT}")
 
 
 def create_file(path: Path) -> None:
     """Create a chain with its first entry, aside and then linked into place, so that nobody ever sees half of one."""
-    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    missing_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
-        for folder in reversed(missing):
+        for folder in reversed(missing_folders):
             folder.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError), new_file(path) as temporary:  # whoever was first has made the ledger
             db = sqlite3.connect(temporary, isolation_level=None)
@@ -358,11 +360,14 @@ def create_file(path: Path) -> None:
                 db.execute("BEGIN IMMEDIATE")
                 for statement in SCHEMA.values():
                     db.execute(statement)
-                db.execute(f"PRAGMA application_id={APPLICATION}")
-                db.execute(f"PRAGMA user_version={VERSION}")
-                unique = {"ledger": secrets.token_hex(16), "version": VERSION}  # no two ledgers share a hash
-                text, signature = signed(1, "genesis", "", unique, GENESIS)
-                db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (signature, text))
+                db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version={LEDGER_SCHEMA_VERSION}")
+                genesis_facts = {
+                    "ledger": secrets.token_hex(16),
+                    "version": LEDGER_SCHEMA_VERSION,
+                }  # no two ledgers share a hash
+                text, entry_hash = encode_entry(1, "genesis", "", genesis_facts, GENESIS_HASH)
+                db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (entry_hash, text))
                 db.execute("COMMIT")
             finally:
                 db.close()
@@ -372,7 +377,7 @@ def create_file(path: Path) -> None:
         ) from error
 
 
-def sweep_killed(path: Path) -> None:
+def remove_abandoned_files(path: Path) -> None:
     """Remove what killed processes left of making this file: a new one is written within seconds."""
     for leftover in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 16}*"):
         with suppress(OSError):
@@ -388,7 +393,7 @@ def new_file(path: Path) -> Iterator[Path]:
         FileExistsError: The name is taken.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    sweep_killed(path)
+    remove_abandoned_files(path)
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield temporary
@@ -403,6 +408,6 @@ def new_file(path: Path) -> Iterator[Path]:
     finally:
         for leftover in (
             temporary,
-            *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm", "-journal")),
+            *(temporary.with_name(temporary.name + suffix) for suffix in ("-wal", "-shm", "-journal")),
         ):
             leftover.unlink(missing_ok=True)

@@ -33,41 +33,41 @@ from pate_torch.accounting.events import Event, to_json
 from pate_torch.accounting.filters import Filter, Spend
 from pate_torch.core import checks, run_folders
 from pate_torch.ledger.accounts import (
-    CHOICE,
-    HYPOTHESIS,
-    LABELS,
-    PRICE,
+    PURPOSE_HYPOTHESIS,
+    PURPOSE_LABELS,
+    PURPOSE_PRICE,
+    PURPOSE_STUDENT_CHOICE,
     Account,
+    AccountState,
     BudgetExceeded,
     Charge,
     Claim,
-    State,
-    apply,
-    exceeded,
-    priced,
-    refused_refit,
-    within,
+    account_charged_error,
+    apply_entry,
+    budget_exceeded_error,
+    is_within,
+    make_price_facts,
 )
-from pate_torch.ledger.chain import Chain, Entry, LedgerError
+from pate_torch.ledger.chain import HashChain, LedgerEntry, LedgerError
 
 __all__ = [
-    "CHOICE",
-    "HYPOTHESIS",
-    "LABELS",
-    "PRICE",
+    "PURPOSE_HYPOTHESIS",
+    "PURPOSE_LABELS",
+    "PURPOSE_PRICE",
+    "PURPOSE_STUDENT_CHOICE",
     "Account",
     "BudgetExceeded",
     "Charge",
     "Claim",
-    "Entry",
     "Ledger",
+    "LedgerEntry",
     "LedgerError",
     "Reservation",
-    "default_path",
+    "get_default_path",
 ]
 
 
-def default_path() -> Path:
+def get_default_path() -> Path:
     """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
     return run_folders.checked_root(run_folders.home_folder()) / "ledger.sqlite"
 
@@ -79,18 +79,18 @@ class Reservation:
     Attributes:
         id: Names it in the ledger.
         account: Account that it is charged to.
-        events: Events of its worst case.
-        spend: Their price.
+        reserved_events: Events of its worst case.
+        reserved_cost: Their price.
         insecure: Whether its noise is seeded or off.
-        incurred: What it had incurred before it was resumed; None: it was not.
+        incurred_events: What it had incurred before it was resumed; None: it was not.
     """
 
     id: str
     account: str
-    events: tuple[Event, ...]
-    spend: Spend
+    reserved_events: tuple[Event, ...]
+    reserved_cost: Spend
     insecure: bool
-    incurred: tuple[Event, ...] | None = None
+    incurred_events: tuple[Event, ...] | None = None
 
 
 class Ledger:
@@ -109,8 +109,8 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
         self.path = Path(path)
-        self._chain = Chain(self.path, create=create, readonly=readonly)
-        self._accounts: dict[str, State] = {}
+        self._chain = HashChain(self.path, create=create, readonly=readonly)
+        self._accounts: dict[str, AccountState] = {}
         try:
             self._catch_up()
         except LedgerError:
@@ -120,20 +120,22 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the file."""
         self._chain.close()
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclusive_access(self) -> AbstractContextManager[None]:
         """Make other threads of the process wait while this one is in it.
 
         Raises:
             LedgerError: This is another process.
         """
-        return self._chain.alone()
+        return self._chain.exclusive_access()
 
     # ---- accounts -----------------------------------------------------------------------------------------------
 
@@ -173,11 +175,11 @@ class Ledger:
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
             raise checks.fail("unit", unit, 'must say what is protected, such as "record"')
-        with self._chain.writing():
+        with self._chain.transaction():
             self._catch_up()
-            known = self._accounts.get(name)
-            if known is not None and (known.charges or known.closed):
-                self.same_terms(
+            existing_state = self._accounts.get(name)
+            if existing_state is not None and (existing_state.charges or existing_state.is_closed):
+                self.check_terms(
                     name,
                     budget_epsilon=budget_epsilon,
                     delta=delta,
@@ -203,25 +205,25 @@ class Ledger:
                     "unit": unit,
                     "noise": noise,
                 }
-                if known != State(filter=terms, adjacency=adjacency, unit=unit, noise=noise):
+                if existing_state != AccountState(filter=terms, adjacency=adjacency, unit=unit, noise=noise):
                     self._chain.append("open", name, facts)
-        return self.account(name)
+        return self.get_account(name)
 
-    def account(self, name: str) -> Account:
+    def get_account(self, name: str) -> Account:
         """The account as it stands now.
 
         Raises:
             LedgerError: There is none of that name.
         """
-        with self.alone():
+        with self.exclusive_access():
             self._catch_up()
-            return self._state(name).view(name)
+            return self._get_state(name).to_account(name)
 
-    def accounts(self) -> tuple[Account, ...]:
+    def list_accounts(self) -> tuple[Account, ...]:
         """All accounts, in the order they were opened."""
-        with self.alone():
+        with self.exclusive_access():
             self._catch_up()
-            return tuple(state.view(name) for name, state in self._accounts.items())
+            return tuple(state.to_account(name) for name, state in self._accounts.items())
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
         """Raise an account's cap: a deliberate act of the owner, recorded with its reason.
@@ -230,10 +232,10 @@ class Ledger:
         is raised because of what was released is the owner's promise, not the theorem's.
         """
         checks.positive("budget_epsilon", budget_epsilon)
-        _reason(reason)
-        with self._chain.writing():
+        _check_reason(reason)
+        with self._chain.transaction():
             self._catch_up()
-            state = self._state(name)
+            state = self._get_state(name)
             if budget_epsilon <= state.filter.epsilon:
                 raise checks.fail(
                     "budget_epsilon",
@@ -243,17 +245,17 @@ class Ledger:
                 )
             facts = {"budget_epsilon": float(budget_epsilon), "before": state.filter.epsilon, "reason": reason}
             self._chain.append("raise_cap", name, facts)
-        return self.account(name)
+        return self.get_account(name)
 
     def close_account(self, name: str, reason: str) -> Account:
         """End an account's spending for good; releases already reserved may still commit."""
-        _reason(reason)
-        with self._chain.writing():
+        _check_reason(reason)
+        with self._chain.transaction():
             self._catch_up()
-            if self._state(name).closed:
+            if self._get_state(name).is_closed:
                 raise LedgerError(f"account={name!r}: is closed already.")
             self._chain.append("close", name, {"reason": reason})
-        return self.account(name)
+        return self.get_account(name)
 
     # ---- charges ------------------------------------------------------------------------------------------------
 
@@ -265,51 +267,59 @@ class Ledger:
         fingerprint: str,
         mechanism: str,
         run: str,
-        what: str = LABELS,
+        purpose: str = PURPOSE_LABELS,
         noise: str = "",
         note: str = "",
         insecure: bool = False,
-        only_first: bool = False,
+        first_charge_only: bool = False,
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
         """Charge a whole release at its worst, before anything is drawn.
 
         Args:
-            account: By name.
+            get_account: By name.
             events: Events of the worst case.
             fingerprint: Content fingerprint of the records, or of votes in their place.
             mechanism: Name of the mechanism that will draw the noise.
             run: The run that makes the release.
-            what: What is released, in words.
+            purpose: What is released, in words.
             noise: Its kind, in words.
             note: Kept with the charge.
             insecure: The noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
-            only_first: Whether to refuse where the account has any reservation, a killed or an open one included.
-            terms: Terms that the account must have (``same_terms``), checked with the charge; None: not asked for.
+            first_charge_only: Whether to refuse where the account has any reservation, a killed or an open one
+                included.
+            terms: Terms that the account must have (``check_terms``), checked with the charge; None: not asked for.
 
         Raises:
             BudgetExceeded: The cap would be passed.
-            ValueError: ``only_first`` or ``terms`` do not hold.
+            ValueError: ``first_charge_only`` or ``terms`` do not hold.
             LedgerError: The charge cannot be written.
         """
         events = tuple(events)
         checks.boolean("insecure", insecure)
-        with self._chain.writing():
+        with self._chain.transaction():
             if terms is not None:
-                self.same_terms(account, **terms)
-            asked = self.check(account, events)
-            if only_first and self._state(account).charges:
-                raise refused_refit(self._state(account).view(account), self._state(account).filter.to_epsilon(asked))
+                self.check_terms(account, **terms)
+            requested_cost = self.check_events(account, events)
+            if first_charge_only and self._get_state(account).charges:
+                raise account_charged_error(
+                    self._get_state(account).to_account(account),
+                    self._get_state(account).filter.to_epsilon(requested_cost),
+                )
             reservation = Reservation(
-                id=secrets.token_hex(8), account=account, events=events, spend=asked, insecure=insecure
+                id=secrets.token_hex(8),
+                account=account,
+                reserved_events=events,
+                reserved_cost=requested_cost,
+                insecure=insecure,
             )
             facts = {
                 "reservation": reservation.id,
-                **priced(events, asked),
+                **make_price_facts(events, requested_cost),
                 "fingerprint": fingerprint,
                 "mechanism": mechanism,
                 "run": run,
-                "what": what,
+                "what": purpose,
                 "noise": noise,
                 "note": note,
                 "insecure": insecure,
@@ -317,18 +327,18 @@ class Ledger:
             self._chain.append("reserve", account, facts)
         return reservation
 
-    def check(self, account: str, events: Iterable[Event]) -> Spend:
+    def check_events(self, account: str, events: Iterable[Event]) -> Spend:
         """Price of these events; raises what ``reserve`` would raise now, and charges nothing."""
         events = tuple(events)
-        with self.alone():
+        with self.exclusive_access():
             self._catch_up()
-            state = self._state(account)
-            if state.closed:
+            state = self._get_state(account)
+            if state.is_closed:
                 raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-            asked = state.filter.price(events)
-            if not state.filter.admits(state.spent(), asked):
-                raise exceeded(state.view(account), events, asked)
-            return asked
+            requested_cost = state.filter.price(events)
+            if not state.filter.admits(state.compute_total_cost(), requested_cost):
+                raise budget_exceeded_error(state.to_account(account), events, requested_cost)
+            return requested_cost
 
     def record(self, reservation: Reservation | str, events: Iterable[Event], *, state: str = "") -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
@@ -338,7 +348,7 @@ class Ledger:
             events: Incurred so far.
             state: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
         """
-        with self._chain.writing():
+        with self._chain.transaction():
             account, identity, _ = self._open_charge(reservation)
             facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state}
             self._chain.append("record", account, facts)
@@ -350,22 +360,22 @@ class Ledger:
             LedgerError: A state that the ledger does not know, which leaves the reservation spent: noise may have been
                 drawn since the last record, or the state is an older one.
         """
-        with self._chain.writing():
+        with self._chain.transaction():
             account, identity, charge = self._open_charge(reservation)
-            if not charge.suspended or charge.state != state:
+            if not charge.is_suspended or charge.state_digest != state:
                 raise LedgerError(
                     f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
                     " since, or what was kept is older than the ledger. It stays charged at its worst; make another."
                 )
-            number = charge.resumed + 1
+            number = charge.num_resumptions + 1
             self._chain.append("resume", account, {"reservation": identity, "state": state, "number": number})
         return Reservation(
             id=identity,
             account=account,
-            events=charge.planned,
-            spend=charge.reserved,
+            reserved_events=charge.reserved_events,
+            reserved_cost=charge.reserved_cost,
             insecure=charge.insecure,
-            incurred=charge.so_far,
+            incurred_events=charge.recorded_events,
         )
 
     def commit(
@@ -389,63 +399,76 @@ class Ledger:
                 reservation is unknown or committed already; the reservation stands.
         """
         events = tuple(incurred_events)
-        with self._chain.writing():
+        with self._chain.transaction():
             account, identity, charge = self._open_charge(reservation)
-            now = self._accounts[account].filter.price(events)
-            if not within(now, charge.reserved):
+            incurred_cost = self._accounts[account].filter.price(events)
+            if not is_within(incurred_cost, charge.reserved_cost):
                 raise LedgerError(
                     f"reservation={identity!r}: the release incurred more than it reserved"
-                    f" ({now} against {charge.reserved}). The reservation stands; the mechanism's worst case is wrong."
+                    f" ({incurred_cost} against {charge.reserved_cost}). The reservation stands; the mechanism's worst case is wrong."
                 )
-            charged = Spend(min(now.scalar, charge.reserved.scalar), min(now.delta, charge.reserved.delta))
-            facts = {**(digests or {}), "reservation": identity, "release": release_id, **priced(events, charged)}
+            charged_cost = Spend(
+                min(incurred_cost.scalar, charge.reserved_cost.scalar),
+                min(incurred_cost.delta, charge.reserved_cost.delta),
+            )
+            facts = {
+                **(digests or {}),
+                "reservation": identity,
+                "release": release_id,
+                **make_price_facts(events, charged_cost),
+            }
             self._chain.append("commit", account, facts)
-        return self.account(account)
+        return self.get_account(account)
 
-    def spent(self, account: str) -> Guarantee | None:
+    def get_guarantee(self, account: str) -> Guarantee | None:
         """Everything reserved from the account, composed, at the account's delta (see ``Account.guarantee``)."""
-        return self.account(account).guarantee
+        return self.get_account(account).guarantee
 
-    def charges(self, account: str) -> Mapping[str, Charge]:
+    def get_charges(self, account: str) -> Mapping[str, Charge]:
         """Every reservation of the account, by its id, in their order."""
-        with self.alone():
+        with self.exclusive_access():
             self._catch_up()
-            return MappingProxyType(dict(self._state(account).charges))
+            return MappingProxyType(dict(self._get_state(account).charges))
 
-    def claim(self, account: str, reservations: Iterable[str]) -> Claim:
+    def make_claim(self, account: str, reservations: Iterable[str]) -> Claim:
         """What may be said of these reservations together.
 
         Raises:
             LedgerError: One that the account does not have.
         """
-        with self.alone():
-            charges, view = self.charges(account), self.account(account)
-        parts = {}
+        with self.exclusive_access():
+            charges, account_view = self.get_charges(account), self.get_account(account)
+        claimed_charges = {}
         for identity in dict.fromkeys(reservations):
             if identity not in charges:
                 raise LedgerError(f"reservation={identity!r}: account {account!r} has none. Was it made elsewhere?")
-            parts[identity] = charges[identity]
+            claimed_charges[identity] = charges[identity]
         # Whether these are private is theirs to say; whether the cap was kept is the account's.
-        capped, view = view.private, replace(view, private=not any(charge.insecure for charge in parts.values()))
-        planned = tuple(event for charge in parts.values() for event in charge.planned)
+        cap_holds, account_view = (
+            account_view.is_private,
+            replace(account_view, is_private=not any(charge.insecure for charge in claimed_charges.values())),
+        )
+        reserved_events = tuple(event for charge in claimed_charges.values() for event in charge.reserved_events)
         return Claim(
-            guarantee=view.claim(planned, capped=capped),
-            ex_post=view.claim((e for charge in parts.values() for e in charge.incurred), capped=capped),
-            planned=planned,
-            parts=MappingProxyType(parts),
+            guarantee=account_view.compute_guarantee(reserved_events, cap_holds=cap_holds),
+            ex_post_guarantee=account_view.compute_guarantee(
+                (e for charge in claimed_charges.values() for e in charge.incurred_events), cap_holds=cap_holds
+            ),
+            reserved_events=reserved_events,
+            charges=MappingProxyType(claimed_charges),
         )
 
     # ---- the chain ----------------------------------------------------------------------------------------------
 
-    def entries(self, account: str | None = None) -> tuple[Entry, ...]:
+    def read_entries(self, account: str | None = None) -> tuple[LedgerEntry, ...]:
         """Every entry (of one account), verified from the first."""
-        return tuple(e for e in self._chain.all() if account is None or e.account == account)
+        return tuple(e for e in self._chain.read_all_entries() if account is None or e.account == account)
 
-    def head(self) -> str:
+    def get_head(self) -> str:
         """Hash of the newest entry: note it outside the ledger, and a cut tail will show."""
-        return self._chain.head()
+        return self._chain.get_head()
 
-    def head_contains(self, digest: str) -> bool:
+    def contains_head(self, digest: str) -> bool:
         """Whether a hash noted elsewhere is in the chain; if not, entries were lost (or it is another ledger)."""
         return self._chain.contains(digest)
 
@@ -456,10 +479,10 @@ class Ledger:
             LedgerError: An entry is wrong; it names the first.
         """
         self._chain.check_file()
-        accounts: dict[str, State] = {}
-        for entry in self._chain.all():
-            apply(accounts, entry, recompute=True)
-        return tuple(state.view(name) for name, state in accounts.items())
+        accounts: dict[str, AccountState] = {}
+        for entry in self._chain.read_all_entries():
+            apply_entry(accounts, entry, recompute=True)
+        return tuple(state.to_account(name) for name, state in accounts.items())
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the ledger, whole and consistent, to a new file of mode 0600."""
@@ -469,18 +492,20 @@ class Ledger:
 
     def _catch_up(self) -> None:
         try:
-            for entry in self._chain.news():
-                apply(self._accounts, entry)
+            for entry in self._chain.read_new_entries():
+                apply_entry(self._accounts, entry)
         except LedgerError:
             # Half a state would admit too much: start over, and so fail again, on the next call.
             self._chain.rewind()
             self._accounts.clear()
             raise
 
-    def _state(self, name: str) -> State:
+    def _get_state(self, name: str) -> AccountState:
         if name not in self._accounts:
-            known = ", ".join(self._accounts) or "none yet"
-            raise LedgerError(f"account={name!r}: there is none of this name (accounts: {known}). Open it first.")
+            account_names = ", ".join(self._accounts) or "none yet"
+            raise LedgerError(
+                f"account={name!r}: there is none of this name (accounts: {account_names}). Open it first."
+            )
         return self._accounts[name]
 
     def _open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
@@ -489,12 +514,12 @@ class Ledger:
         identity = reservation if isinstance(reservation, str) else reservation.id
         for name, state in self._accounts.items():
             if identity in state.charges:
-                if state.charges[identity].committed:
+                if state.charges[identity].is_committed:
                     raise LedgerError(f"reservation={identity!r}: is committed already.")
                 return name, identity, state.charges[identity]
         raise LedgerError(f"reservation={identity!r}: there is none. Was it made in another ledger?")
 
-    def same_terms(
+    def check_terms(
         self,
         name: str,
         *,
@@ -509,22 +534,22 @@ class Ledger:
         Raises:
             ValueError: Names the term that differs.
         """
-        with self.alone():
+        with self.exclusive_access():
             self._catch_up()
-            state = self._state(name)
-        fixed = (
+            state = self._get_state(name)
+        term_values = (
             ("delta", delta, state.filter.delta),
             ("adjacency", adjacency, state.adjacency),
             ("unit", unit, state.unit),
             ("noise", noise, state.noise),
         )
-        for key, asked, stored in fixed:
-            if asked != stored:
+        for key, requested_value, stored_value in term_values:
+            if requested_value != stored_value:
                 raise checks.fail(
                     key,
-                    asked,
-                    f"account {name!r} was opened with {stored!r}, and earlier charges hold for that only",
-                    f"Set it back to {stored!r}.",
+                    requested_value,
+                    f"account {name!r} was opened with {stored_value!r}, and earlier charges hold for that only",
+                    f"Set it back to {stored_value!r}.",
                 )
         if budget_epsilon not in (None, state.filter.epsilon):
             raise checks.fail(
@@ -536,6 +561,6 @@ class Ledger:
             )
 
 
-def _reason(reason: str) -> None:
+def _check_reason(reason: str) -> None:
     if not reason.strip():
         raise checks.fail("reason", reason, "must say why", "It is recorded for whoever reads the ledger later.")

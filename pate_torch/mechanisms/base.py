@@ -13,8 +13,8 @@ from pate_torch.accounting.events import Event
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import ONE_VOTE, CellHistogram, Sensitivity, Votes, refuse_unpriced
-from pate_torch.types import ADJACENCIES, NO_ANSWER, Answers, Context
+from pate_torch.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensitivity, Votes, check_sensitivity
+from pate_torch.types import ADJACENCIES, NO_ANSWER, Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,30 +25,30 @@ class VoteMechanism:
     by the continuous curve (its delta exceeds it).
 
     Attributes:
-        takes: The type of value it opens.
+        input_type: The type of value it opens.
         noise: Kind of noise, ``torch`` (continuous) or ``discrete`` (integers).
-        kinds: Which of them the mechanism has.
-        guided: Whether ``draw`` looks at ``context.student_QC``.
+        noise_kinds: Which of them the mechanism has.
+        uses_guide: Whether ``draw`` looks at ``context.student_QC``.
         soft: Whether it takes teachers' probabilities, where they can be had, rather than votes.
-        per: What it is priced for (``priced_for``) is of one of these: a question, a round, a step.
+        sensitivity_unit: What it is priced for (``max_sensitivity``) is of one of these: a question, a round, a step.
     """
 
-    takes: ClassVar[Any] = Votes
+    input_type: ClassVar[Any] = Votes
 
     name: str = ""
     noise: str = "torch"
-    kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
-    guided: ClassVar[bool] = False
+    noise_kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
+    uses_guide: ClassVar[bool] = False
     soft: ClassVar[bool] = False
-    per: ClassVar[str] = "question"
+    sensitivity_unit: ClassVar[str] = "question"
 
     def __post_init__(self) -> None:
         checks.one_of("mechanism.name", self.name, (type(self).name,))
         checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
-        if self.noise not in self.kinds:
-            allowed = " or ".join(self.kinds)
+        if self.noise not in self.noise_kinds:
+            kinds_text = " or ".join(self.noise_kinds)
             raise checks.fail(
-                "noise", self.noise, f"must be {allowed}: {self.name} has no other form", "Set noise=torch."
+                "noise", self.noise, f"must be {kinds_text}: {self.name} has no other form", "Set noise=torch."
             )
 
     @property
@@ -66,31 +66,31 @@ class VoteMechanism:
             raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
                               "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
-        _check_questions(num_queries, num_classes, rounds)
+        _check_queries(num_queries, num_classes, rounds)
 
     @property
-    def priced_for(self) -> Sensitivity:
+    def max_sensitivity(self) -> Sensitivity:
         """The sensitivity that ``worst_case`` prices; a value of a larger one is not opened."""
-        return ONE_VOTE
+        return VOTE_SENSITIVITY
 
     @final
-    def release(self, sensitive: Any, noise: NoiseSource, context: Context) -> Answers:
+    def release(self, sensitive: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer through noise: what ``draw`` returns, marked by the source with what paid for it.
 
         Raises:
             ValueError: The value's type or sensitivity, or the kind of noise, is not the one that was priced.
         """
-        return noise.marked(self.draw(self._opened(sensitive, noise), noise, context))
+        return noise.stamp(self.draw(self._check_input(sensitive, noise), noise, context))
 
-    def draw(self, votes: Any, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
         """The answers, with noise from ``noise`` alone, and the events they incurred."""
         raise NotImplementedError(f"{type(self).__name__}: must say how it answers, in draw")
 
-    def outcome_model(self) -> OutcomeModel | None:
+    def make_outcome_model(self) -> OutcomeModel | None:
         """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
         return None
 
-    def _opened(self, sensitive: Any, noise: NoiseSource) -> Any:
+    def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
         """``sensitive``, which must be what was priced, and the noise of the kind that was priced."""
         if noise.kind != self.noise:
             raise checks.fail(
@@ -99,32 +99,32 @@ class VoteMechanism:
                 f"must be {self.noise!r}, the kind {self.name} was priced for",
                 "Build both from the top-level key noise.",
             )
-        if not isinstance(sensitive, self.takes):
-            who = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
-            raise checks.fail("voters", who, f"cannot go with mechanism={self.name}", self._wants())
-        refuse_unpriced(sensitive.sensitivity, self.priced_for, self.name)
+        if not isinstance(sensitive, self.input_type):
+            input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
+            raise checks.fail("voters", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
+        check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 
-    def _wants(self) -> str:
+    def _format_fix(self) -> str:
         return "Use voters=teachers."
 
-    def _counts(self, votes: Votes | CellHistogram) -> Tensor:
+    def _cast_counts(self, votes: Votes | CellHistogram) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
-    def _gaussian_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+    def _draw_noisy_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
         """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
-        return self._gaussian_counts(votes, noise, sigma).argmax(1)
+        return self._draw_noisy_counts(votes, noise, sigma).argmax(1)
 
-    def _gaussian_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
+    def _draw_noisy_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
         """The noisy counts n + N(0, sigma^2), [Q, C], in the noise's own type."""
-        counts_QC = self._counts(votes)
-        return noise.gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
+        counts_QC = self._cast_counts(votes)
+        return noise.draw_gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
 
-    def _answer_passed(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
-        """``_gaussian_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""
+    def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
+        """``_draw_noisy_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
-        label_Q[passed_Q] = self._gaussian_argmax(votes.take(passed_Q.nonzero().squeeze(1)), noise, sigma)
+        label_Q[passed_Q] = self._draw_noisy_argmax(votes.select(passed_Q.nonzero().squeeze(1)), noise, sigma)
         return label_Q
 
 
@@ -135,14 +135,14 @@ class RecordMechanism(VoteMechanism):
     A subclass also sets what it is priced for.
 
     Attributes:
-        voters: The choice of ``voters`` whose answers it takes.
-        makes: What it makes of them, for messages.
+        method: The choice of ``method`` whose answers it takes.
+        output_description: What it makes of them, for messages.
         sigma: Standard deviation of the noise.
         adjacency: The partition's adjacency.
     """
 
-    voters: ClassVar[str]
-    makes: ClassVar[str]
+    method: ClassVar[str]
+    output_description: ClassVar[str]
     sigma: float
     adjacency: str
 
@@ -158,21 +158,21 @@ class RecordMechanism(VoteMechanism):
             ValueError: The plan cannot work; the message says what would.
         """
         if num_teachers:
-            what = f"{self.makes} of records, not votes of {num_teachers} teachers"
-            fix = f"Use voters={self.voters}, or mechanism=gaussian for teachers."
-            raise checks.fail("mechanism", self.name, what, fix)
-        _check_questions(num_queries, num_classes, rounds)
+            message = f"{self.output_description} of records, not votes of {num_teachers} teachers"
+            fix = f"Use voters={self.method}, or mechanism=gaussian for teachers."
+            raise checks.fail("mechanism", self.name, message, fix)
+        _check_queries(num_queries, num_classes, rounds)
 
-    def _wants(self) -> str:
-        return f"Use voters={self.voters}."
+    def _format_fix(self) -> str:
+        return f"Use voters={self.method}."
 
-    def _price(self, count: int, times: float = 1.0) -> Event:
-        """Of so many tables with ``times`` sigma of noise."""
-        mu = self.priced_for.l2 / (times * self.sigma)
+    def _make_event(self, count: int, noise_factor: float = 1.0) -> Event:
+        """Of so many tables with ``noise_factor`` sigma of noise."""
+        mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
         return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)
 
 
-def _check_questions(num_queries: int, num_classes: int, rounds: int) -> None:
+def _check_queries(num_queries: int, num_classes: int, rounds: int) -> None:
     """Refuse what no mechanism can answer, whoever votes."""
     checks.integer("num_queries", num_queries, low=0)
     checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")

@@ -11,28 +11,28 @@ from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.gaussian import answer_event
+from pate_torch.mechanisms.gaussian import make_answer_event
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 
-def screen_event(sigma: float, count: int, discrete: bool) -> Event:
+def make_screen_event(sigma: float, count: int, discrete: bool) -> Event:
     """The price of ``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
     if discrete:
         return events.ZCDP(rho=1 / (2 * sigma**2), count=count)
     return events.Gaussian(mu=1 / sigma, count=count)
 
 
-def first_of(passed_Q: Tensor, allowed: int | None) -> int:
-    """How many queries are asked when asking ends with the ``allowed``-th pass (None: no end)."""
-    if allowed is None:
+def count_queries_to_ask(passed_Q: Tensor, max_passes: int | None) -> int:
+    """How many queries are asked when asking ends with the ``max_passes``-th pass (None: no end)."""
+    if max_passes is None:
         return len(passed_Q)
-    return int((passed_Q.cumsum(0) - passed_Q.long() < allowed).sum())
+    return int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confident(VoteMechanism):
+class ConfidentGNMax(VoteMechanism):
     """No answer if top + N(0, screen_sigma^2) < threshold, else argmax(n + N(0, sigma^2)). All in votes.
 
     The check's noise is *one* number per query: noise per class before the maximum is another, dearer mechanism.
@@ -46,8 +46,8 @@ class Confident(VoteMechanism):
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query answered, both Gaussian
     (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the shards' adjacency (the top count has sensitivity 1).
-    Which queries are answered depends on private data, so the guarantee is the cap that ``worst_case`` charges (Smith &
-    Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
+    Which queries are answered depends on private data, so the guarantee is the cap that ``privacy_events`` charges
+    (Smith & Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
     """
 
@@ -65,10 +65,10 @@ class Confident(VoteMechanism):
         if self.max_answers is not None:
             checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")
 
-    def _events(self, asked: int, answered: int) -> tuple[Event, ...]:
+    def _make_events(self, num_asked: int, num_answered: int) -> tuple[Event, ...]:
         return (
-            screen_event(self.screen_sigma, asked, self.discrete),
-            answer_event(self.sigma, answered, self.discrete),
+            make_screen_event(self.screen_sigma, num_asked, self.discrete),
+            make_answer_event(self.sigma, num_answered, self.discrete),
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
@@ -86,22 +86,24 @@ class Confident(VoteMechanism):
                 f"Set it below {num_teachers}, or train more teachers.",
             )
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Every query asked, and as many answered as may be."""
-        answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
-        return self._events(num_queries, answered)
+        num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
+        return self._make_events(num_queries, num_answered)
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Screen every query, then answer those that pass."""
-        top_Q = self._counts(votes).max(1).values
-        passed_Q = top_Q + noise.gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
-        asked = first_of(passed_Q, None if self.max_answers is None else self.max_answers - context.answered)
-        passed_Q = passed_Q[:asked]
-        prefix = votes.take(torch.arange(asked))
-        label_Q = self._answer_passed(prefix, noise, self.sigma, passed_Q)
-        return Answers(label_Q, self._events(asked, int(passed_Q.sum())))
+        top_Q = self._cast_counts(votes).max(1).values
+        passed_Q = top_Q + noise.draw_gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
+        num_asked = count_queries_to_ask(
+            passed_Q, None if self.max_answers is None else self.max_answers - context.num_answered
+        )
+        passed_Q = passed_Q[:num_asked]
+        asked_votes = votes.select(torch.arange(num_asked))
+        label_Q = self._draw_labels_where(asked_votes, noise, self.sigma, passed_Q)
+        return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
 
-    def outcome_model(self) -> outcomes.Confident | None:
+    def make_outcome_model(self) -> outcomes.Confident | None:
         """None with ``max_answers``: stopping early by the votes has no data-dependent price."""
         if self.discrete or self.max_answers is not None:
             return None

@@ -11,14 +11,14 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.sparse_vector_base import distance, teachers_to_pass
+from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance, compute_min_teachers
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Answers, Context
+from pate_torch.types import NO_ANSWER, Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleStable(VoteMechanism):
+class DistanceToInstability(VoteMechanism):
     """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else "no answer". For few, decisive queries.
 
     dist = max(0, ceil(gap/2) - 1), in moves of one vote.
@@ -55,27 +55,29 @@ class SingleStable(VoteMechanism):
             ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        needed = teachers_to_pass(self.threshold)
-        if num_teachers < needed:
+        min_teachers = compute_min_teachers(self.threshold)
+        if num_teachers < min_teachers:
             raise checks.fail(
                 "num_teachers",
                 num_teachers,
-                f"must be at least {needed} for mechanism={self.name} at epsilon={self.epsilon:g} and "
+                f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
                 f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that",
                 "Take more teachers, a larger epsilon or delta, or mechanism=gaussian.",
             )
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Every query asked, answered or not."""
-        noise: Event = (
+        noise_event: Event = (
             events.PureDP(epsilon=self.epsilon, count=num_queries)
             if self.discrete
             else events.Laplace(ratio=self.epsilon, count=num_queries)
         )
-        return (noise, events.Delta(delta=self.delta, count=num_queries))
+        return (noise_event, events.Delta(delta=self.delta, count=num_queries))
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Test every query."""
-        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
-        label_Q = torch.where(noisy_Q > self.threshold, votes.plurality(), NO_ANSWER)
-        return Answers(label_Q.to(torch.int64), self.worst_case(len(votes)))
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
+            (len(votes),), 1 / self.epsilon, votes.counts_QC.device
+        )
+        label_Q = torch.where(noisy_Q > self.threshold, votes.compute_plurality(), NO_ANSWER)
+        return Answers(label_Q.to(torch.int64), self.privacy_events(len(votes)))

@@ -12,11 +12,11 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(VoteMechanism):
+class ExponentialMechanism(VoteMechanism):
     """P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, by Gumbel-max in log space; answers every query.
 
     Attributes:
@@ -30,7 +30,7 @@ class Exponential(VoteMechanism):
 
     name: str = "exponential"
     sigma: float
-    kinds: ClassVar[tuple[str, ...]] = ("torch",)
+    noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,15 +41,15 @@ class Exponential(VoteMechanism):
         """The exponent h, per vote."""
         return math.sqrt(2) / self.sigma
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One answer per query, however the queries are split into rounds."""
         return (events.BoundedRange(eta=2 * self.rate, count=num_queries),)
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every query."""
-        score_QC = self.rate * self._counts(votes)
-        label_Q = (score_QC + noise.gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
-        return Answers(label_Q, self.worst_case(len(votes)))
+        score_QC = self.rate * self._cast_counts(votes)
+        label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
+        return Answers(label_Q, self.privacy_events(len(votes)))
 
-    def outcome_model(self) -> outcomes.Exponential:
+    def make_outcome_model(self) -> outcomes.Exponential:
         return outcomes.Exponential(rate=self.rate)

@@ -13,10 +13,10 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, Context, NoisyCounts
+from pate_torch.types import Answers, MechanismContext, NoisyCounts
 
 
-def answer_event(sigma: float, count: int, discrete: bool) -> Event:
+def make_answer_event(sigma: float, count: int, discrete: bool) -> Event:
     """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes counts by sqrt(2) in L2."""
     if discrete:
         return events.ZCDP(rho=1 / sigma**2, count=count)
@@ -24,7 +24,7 @@ def answer_event(sigma: float, count: int, discrete: bool) -> Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian(VoteMechanism):
+class GNMax(VoteMechanism):
     """argmax_c(n_c + N(0, sigma^2)), noise independent per query and class; answers every query.
 
     LZCW21's binary form, which adds N(0, s1^2) to the count of ones and compares with K/2, is this mechanism at sigma =
@@ -50,19 +50,19 @@ class Gaussian(VoteMechanism):
         checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One answer per query, however the queries are split into rounds."""
-        return (answer_event(self.sigma, num_queries, self.discrete),)
+        return (make_answer_event(self.sigma, num_queries, self.discrete),)
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every query."""
-        events = self.worst_case(len(votes))
+        answer_events = self.privacy_events(len(votes))
         if not self.counts:
-            return Answers(self._gaussian_argmax(votes, noise, self.sigma), events)
-        noisy_QC = self._gaussian_counts(votes, noise, self.sigma)
+            return Answers(self._draw_noisy_argmax(votes, noise, self.sigma), answer_events)
+        noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
-        return Answers(noisy_QC.argmax(1), events, noisy=NoisyCounts(noisy_QC, self.sigma))
+        return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
-    def outcome_model(self) -> outcomes.Gnmax | None:
+    def make_outcome_model(self) -> outcomes.Gnmax | None:
         """None where more than the label is released, or the noise is discrete."""
         return None if self.discrete or self.counts else outcomes.Gnmax(sigma=self.sigma)

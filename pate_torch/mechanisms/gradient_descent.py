@@ -12,15 +12,15 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import MIN_CLIP_NORM, UNIT_NORM, GradientSums, Sensitivity, one_vector
-from pate_torch.types import Answers, Context
+from pate_torch.sensitive import MIN_CLIP_NORM, UNIT_NORM, GradientSums, Sensitivity, make_vector_sum_sensitivity
+from pate_torch.types import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent(RecordMechanism):
     """W <- W + step_size * scale * (sum of clipped gradients(W) / clip_norm + N(0, sigma^2)), from W = 0.
 
-    For ``voters=gradients``. Every public point gets an answer and its logits: how many are asked changes no price.
+    For ``method=gradients``. Every public point gets an answer and its logits: how many are asked changes no price.
 
     Attributes:
         sigma: Standard deviation of the noise of one number of the sum, in clipping norms.
@@ -41,11 +41,13 @@ class GradientDescent(RecordMechanism):
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("torch",)  # a discrete sampler's tables are as long as its noise: here 2^30
-    voters: ClassVar[str] = "gradients"
-    makes: ClassVar[str] = "sums gradients"
-    takes: ClassVar[Any] = GradientSums
-    per: ClassVar[str] = "step"
+    noise_kinds: ClassVar[tuple[str, ...]] = (
+        "torch",
+    )  # a discrete sampler's tables are as long as its noise: here 2^30
+    method: ClassVar[str] = "gradients"
+    output_description: ClassVar[str] = "sums gradients"
+    input_type: ClassVar[Any] = GradientSums
+    sensitivity_unit: ClassVar[str] = "step"
     name: str = "gradient_descent"
     early_noise_multiplier: float = 1.0
     clip_norm: float = 1.0
@@ -62,34 +64,41 @@ class GradientDescent(RecordMechanism):
         checks.positive("mechanism.step_size", self.step_size)
 
     @property
-    def priced_for(self) -> Sensitivity:
+    def max_sensitivity(self) -> Sensitivity:
         """One unit, one gradient of length at most ``clip_norm``, sigma's unit. Its L1 is no part of the price."""
-        return replace(one_vector(self.adjacency, 1), l1=math.inf)
+        return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """The price of ``steps`` sums per round, whatever it asks; the last round has noise of its own."""
         if num_queries == 0:
-            return (self._price(0),)
-        before = (self._price(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
-        return (*before, self._price(self.steps))
+            return (self._make_event(0),)
+        early_events = (self._make_event(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
+        return (*early_events, self._make_event(self.steps))
 
-    def draw(self, votes: GradientSums, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every question of a round."""
         if len(votes) == 0:
-            return Answers(torch.zeros(0, dtype=torch.int64), (self._price(0),))
-        times, longest = 1.0 if context.last else self.early_noise_multiplier, self.clip_norm * UNIT_NORM
+            return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
+        noise_factor, clip_length = (
+            1.0 if context.is_last_round else self.early_noise_multiplier,
+            self.clip_norm * UNIT_NORM,
+        )
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
-            gradient_DC = votes.gradient_sum(weight_DC, self.clip_norm)
+            gradient_DC = votes.compute_gradient_sum(weight_DC, self.clip_norm)
             # In whole numbers of 1/UNIT_NORM: the last bits of a float could tell of what it was added to.
             noisy_DC = (
-                noise.gaussian(votes.shape, times * self.sigma * longest, gradient_DC.device) + gradient_DC
+                noise.draw_gaussian(votes.shape, noise_factor * self.sigma * clip_length, gradient_DC.device)
+                + gradient_DC
             ).round()
             weight_DC = (
-                weight_DC + (self.step_size if step else self.first_step_size) * votes.scale * noisy_DC / longest
+                weight_DC + (self.step_size if step else self.first_step_size) * votes.scale * noisy_DC / clip_length
             )
-        score_PC = votes.scores(weight_DC)
-        asked_QC = score_PC if votes.asked_Q is None else score_PC[votes.asked_Q]
+        score_PC = votes.compute_scores(weight_DC)
+        score_QC = score_PC if votes.query_Q is None else score_PC[votes.query_Q]
         return Answers(
-            asked_QC.argmax(1), (self._price(self.steps, times),), score_PC=score_PC, model=votes.model(weight_DC)
+            score_QC.argmax(1),
+            (self._make_event(self.steps, noise_factor),),
+            score_PC=score_PC,
+            model=votes.make_model(weight_DC),
         )

@@ -10,15 +10,15 @@ import torch
 from pate_torch.accounting.events import Event
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity
-from pate_torch.types import Answers, Context, NoisyCounts
+from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity
+from pate_torch.types import Answers, MechanismContext, NoisyCounts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(RecordMechanism):
     """Releases n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
 
-    For cell counts only (``voters=reverse_knn``), where one unit names one class of one question: so a round costs the
+    For cell counts only (``method=reverse_knn``), where one unit names one class of one question: so a round costs the
     same whether it asks one question or ten thousand. Teachers vote on every question, and are refused. Counts leave
     rounded to whole records (the last bits of a float could tell of what it was added to).
 
@@ -32,24 +32,24 @@ class Histogram(RecordMechanism):
     Source: Dwork, McSherry, Nissim & Smith 2006, Example 1 (histograms); Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
-    voters: ClassVar[str] = "reverse_knn"
-    makes: ClassVar[str] = "makes a histogram"
-    takes: ClassVar[Any] = CellHistogram
-    per: ClassVar[str] = "round"
+    method: ClassVar[str] = "reverse_knn"
+    output_description: ClassVar[str] = "makes a histogram"
+    input_type: ClassVar[Any] = CellHistogram
+    sensitivity_unit: ClassVar[str] = "round"
     name: str = "histogram"
 
     @property
-    def priced_for(self) -> Sensitivity:
+    def max_sensitivity(self) -> Sensitivity:
         """One unit, one count of the whole table."""
-        return ONE_COUNT[self.adjacency]
+        return COUNT_SENSITIVITY[self.adjacency]
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """One table per round, whatever it asks."""
-        return (self._price(rounds if num_queries else 0),)
+        return (self._make_event(rounds if num_queries else 0),)
 
-    def draw(self, votes: CellHistogram, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every question of a round."""
-        noisy_QC = self._gaussian_counts(votes, noise, self.sigma)
+        noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
-        event = self._price(1 if len(votes) else 0)
-        return Answers(noisy_QC.argmax(1), (event,), noisy=NoisyCounts(noisy_QC, self.sigma))
+        event = self._make_event(1 if len(votes) else 0)
+        return Answers(noisy_QC.argmax(1), (event,), noisy_counts=NoisyCounts(noisy_QC, self.sigma))

@@ -11,15 +11,15 @@ from torch import Tensor
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.confident import screen_event
-from pate_torch.mechanisms.gaussian import answer_event
+from pate_torch.mechanisms.confident import make_screen_event
+from pate_torch.mechanisms.gaussian import make_answer_event
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interactive(VoteMechanism):
+class InteractiveGNMax(VoteMechanism):
     """Checks how far the votes exceed what the student expects; answers by GNMax where they do.
 
     If max_c(n_c - K p_c) + N(0, screen_sigma^2) >= threshold: argmax(n + N(0, sigma^2)). Else the student's own label
@@ -34,12 +34,12 @@ class Interactive(VoteMechanism):
 
     Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query the teachers answer, both
     Gaussian, under the shards' adjacency (p does not depend on the unit but through earlier answers, and max_c(n_c - K
-    p_c) has sensitivity 1). The guarantee is the cap that ``worst_case`` charges. With discrete noise K p_c is rounded
-    to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
+    p_c) has sensitivity 1). The guarantee is the cap that ``privacy_events`` charges. With discrete noise K p_c is
+    rounded to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
-    guided: ClassVar[bool] = True
+    uses_guide: ClassVar[bool] = True
     name: str = "interactive"
     sigma: float
     screen_sigma: float
@@ -53,38 +53,38 @@ class Interactive(VoteMechanism):
         checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
         checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
 
-    def _events(self, asked: int, answered: int) -> tuple[Event, ...]:
+    def _make_events(self, num_asked: int, num_answered: int) -> tuple[Event, ...]:
         return (
-            screen_event(self.screen_sigma, asked, self.discrete),
-            answer_event(self.sigma, answered, self.discrete),
+            make_screen_event(self.screen_sigma, num_asked, self.discrete),
+            make_answer_event(self.sigma, num_answered, self.discrete),
         )
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Every query asked, and every one answered by the teachers."""
-        return self._events(num_queries, num_queries)
+        return self._make_events(num_queries, num_queries)
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Screen every query, then answer.
 
         Raises:
             ValueError: The student's probabilities are ill-formed.
         """
-        counts_QC = self._counts(votes)
-        student_QC = _student(votes, context)
+        counts_QC = self._cast_counts(votes)
+        student_QC = _get_student_probabilities(votes, context)
         expected_QC = votes.num_teachers * student_QC
         excess_QC = counts_QC - (expected_QC.round().to(torch.int64) if self.discrete else expected_QC)
-        screen_Q = noise.gaussian((len(votes),), self.screen_sigma, counts_QC.device)
+        screen_Q = noise.draw_gaussian((len(votes),), self.screen_sigma, counts_QC.device)
         passed_Q = excess_QC.max(1).values + screen_Q >= self.threshold
-        label_Q = self._answer_passed(votes, noise, self.sigma, passed_Q)
-        own_Q = torch.zeros_like(passed_Q)
+        label_Q = self._draw_labels_where(votes, noise, self.sigma, passed_Q)
+        from_student_Q = torch.zeros_like(passed_Q)
         if context.student_QC is not None:
-            confidence_Q, own_label_Q = student_QC.max(1)
-            own_Q = ~passed_Q & (confidence_Q > self.student_confidence)
-            label_Q = torch.where(own_Q, own_label_Q, label_Q)
-        return Answers(label_Q, self._events(len(votes), int(passed_Q.sum())), from_student_Q=own_Q)
+            confidence_Q, student_label_Q = student_QC.max(1)
+            from_student_Q = ~passed_Q & (confidence_Q > self.student_confidence)
+            label_Q = torch.where(from_student_Q, student_label_Q, label_Q)
+        return Answers(label_Q, self._make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
 
 
-def _student(votes: Votes, context: Context) -> Tensor:
+def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:
     """The student's probabilities on the votes' device, float64 [Q, C]; uniform before there is a student."""
     shape = votes.counts_QC.shape
     device = votes.counts_QC.device

@@ -10,11 +10,11 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(VoteMechanism):
+class LNMax(VoteMechanism):
     """argmax_c(n_c + Lap(sigma)), noise independent per query and class; answers every query.
 
     Attributes:
@@ -32,18 +32,18 @@ class Laplace(VoteMechanism):
         super().__post_init__()
         checks.noise("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""
         ratio = 1 / self.sigma
         if self.discrete:
             return (events.PureDP(epsilon=ratio, count=2 * num_queries),)
         return (events.Laplace(ratio=ratio, count=2 * num_queries),)
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every query."""
-        counts_QC = self._counts(votes)
-        noisy_QC = counts_QC + noise.laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
-        return Answers(noisy_QC.argmax(1), self.worst_case(len(votes)))
+        counts_QC = self._cast_counts(votes)
+        noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
+        return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
 
-    def outcome_model(self) -> outcomes.Lnmax | None:
+    def make_outcome_model(self) -> outcomes.Lnmax | None:
         return None if self.discrete else outcomes.Lnmax(scale=self.sigma)

@@ -10,14 +10,18 @@ from torch import Tensor
 
 from pate_torch.accounting.events import Event
 from pate_torch.core import checks
-from pate_torch.mechanisms.sparse_vector_base import Blocks, SparseVector, distance
+from pate_torch.mechanisms.sparse_vector_base import (
+    SparseVectorMechanism,
+    ThresholdBlocks,
+    compute_instability_distance,
+)
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import SoftVotes, Votes
-from pate_torch.types import NO_ANSWER, Answers, Context
+from pate_torch.types import NO_ANSWER, Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftStability(SparseVector):
+class SoftSparseVector(SparseVectorMechanism):
     """Class probabilities by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then none.
 
     Of two classes one score is asked about, the second's; of more, the score of each, one after the other. The first
@@ -38,7 +42,7 @@ class SoftStability(SparseVector):
     """
 
     soft: ClassVar[bool] = True
-    takes: ClassVar[Any] = Votes | SoftVotes
+    input_type: ClassVar[Any] = Votes | SoftVotes
     name: str = "soft_stability"
     bins: int
 
@@ -46,63 +50,67 @@ class SoftStability(SparseVector):
         super().__post_init__()
         checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
 
-    def tests(self, num_queries: int, num_classes: int) -> int:
+    def count_tests(self, num_queries: int, num_classes: int) -> int:
         """The number of tests: a score may be tested twice, at most ``max_failures`` times over."""
-        return num_queries * _scores(num_classes) + self.max_failures
+        return num_queries * _count_scores_per_query(num_classes) + self.max_failures
 
-    def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Scores of the teachers' probabilities, or of their votes: then 0 or 1."""
         if isinstance(votes, SoftVotes):
-            counts_SV, shifted_SV = votes.histogram(self.bins), votes.shifted(self.bins)
+            counts_SV, shifted_SV = votes.compute_histogram(self.bins), votes.compute_shifted_histogram(self.bins)
         else:
-            ones_S = votes.counts_QC[:, -_scores(votes.num_classes) :].to(torch.int64).flatten()
+            ones_S = votes.counts_QC[:, -_count_scores_per_query(votes.num_classes) :].to(torch.int64).flatten()
             counts_SV = torch.zeros(len(ones_S), self.bins, dtype=torch.int64, device=ones_S.device)
             counts_SV[:, 0], counts_SV[:, -1] = votes.num_teachers - ones_S, ones_S
             shifted_SV = torch.zeros_like(counts_SV[:, 1:])
-        score_S, incurred = self._scored(counts_SV, shifted_SV, votes.num_classes, noise, context)
-        width = _scores(votes.num_classes)
+        score_S, incurred_events = self._draw_scores(counts_SV, shifted_SV, votes.num_classes, noise, context)
+        num_scores = _count_scores_per_query(votes.num_classes)
         # A query that the last failure left in the middle has no answer; a view would carry the rest along.
-        score_QC = score_S[: len(score_S) // width * width].view(-1, width).clone()
-        score_QC = torch.cat([1 - score_QC, score_QC], 1) if width == 1 else score_QC
-        label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, _largest(score_QC))
-        return Answers(label_Q, incurred, score_QC=score_QC)
+        score_QC = score_S[: len(score_S) // num_scores * num_scores].view(-1, num_scores).clone()
+        score_QC = torch.cat([1 - score_QC, score_QC], 1) if num_scores == 1 else score_QC
+        label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, _select_largest_class(score_QC))
+        return Answers(label_Q, incurred_events, score_QC=score_QC)
 
-    def _scored(
-        self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: Context
+    def _draw_scores(
+        self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: MechanismContext
     ) -> tuple[Tensor, tuple[Event, ...]]:
         """The scores of a prefix, NaN for none, and what they cost."""
         device, size = counts_SV.device, len(counts_SV)
-        calibration = self.calibration(context.num_queries, num_classes)
+        scales = self.compute_scales(context.num_queries, num_classes)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
         padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
-        noisy_S = distance(counts_SV) + noise.laplace((size,), 2 * calibration.scale, device)
-        noisy_shifted_S = distance(padded_SV) + noise.laplace((size,), 2 * calibration.scale, device)
+        noisy_S = compute_instability_distance(counts_SV) + noise.draw_laplace((size,), 2 * scales.noise_scale, device)
+        noisy_shifted_S = compute_instability_distance(padded_SV) + noise.draw_laplace(
+            (size,), 2 * scales.noise_scale, device
+        )
         score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
-        blocks = Blocks(calibration, noise, device, context)
+        blocks = ThresholdBlocks(scales, noise, device, context)
         start = 0
-        while start < size and not blocks.stopped:
-            place = blocks.next_failure(noisy_S, start)
-            start = min(place + 1, size)
-            if place == size:
+        while start < size and not blocks.is_stopped:
+            score_index = blocks.find_next_failure(noisy_S, start)
+            start = min(score_index + 1, size)
+            if score_index == size:
                 break
-            score_S[place] = torch.nan
-            blocks.fail()
-            if blocks.stopped:
+            score_S[score_index] = torch.nan
+            blocks.end_block()
+            if blocks.is_stopped:
                 break
-            if bool(noisy_shifted_S[place] > blocks.threshold()):
-                score_S[place] = shifted_score_S[place]
+            if bool(noisy_shifted_S[score_index] > blocks.get_noisy_threshold()):
+                score_S[score_index] = shifted_score_S[score_index]
             else:
-                blocks.fail()
-        return score_S[:start], self._events(blocks.started, context.num_queries, first=blocks.first)
+                blocks.end_block()
+        return score_S[:start], self._make_events(
+            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_block
+        )
 
 
-def _scores(num_classes: int) -> int:
+def _count_scores_per_query(num_classes: int) -> int:
     """How many scores say all of a query."""
     return 1 if num_classes == 2 else num_classes
 
 
-def _largest(score_QC: Tensor) -> Tensor:
+def _select_largest_class(score_QC: Tensor) -> Tensor:
     """The class of the largest score, the last one of equals: of two classes the second from 1/2 on, as printed."""
     return score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)

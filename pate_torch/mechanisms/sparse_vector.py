@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pate_torch.mechanisms.sparse_vector_base import Blocks, SparseVector, distance
+from pate_torch.mechanisms.sparse_vector_base import (
+    SparseVectorMechanism,
+    ThresholdBlocks,
+    compute_instability_distance,
+)
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Answers, Context
+from pate_torch.types import NO_ANSWER, Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stability(SparseVector):
+class SparseVector(SparseVectorMechanism):
     """The exact plurality where dist + Lap(2 lambda) > w + Lap(lambda), else "no answer"; stops at the T-th failure.
 
     dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow from
@@ -26,20 +30,24 @@ class Stability(SparseVector):
 
     name: str = "stability"
 
-    def draw(self, votes: Votes, noise: NoiseSource, context: Context) -> Answers:
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer until the T-th failure."""
         device = votes.counts_QC.device
-        calibration = self.calibration(context.num_queries)
-        noisy_Q = distance(votes.counts_QC) + noise.laplace((len(votes),), 2 * calibration.scale, device)
-        label_Q = votes.plurality()
-        blocks = Blocks(calibration, noise, device, context)
+        scales = self.compute_scales(context.num_queries)
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
+            (len(votes),), 2 * scales.noise_scale, device
+        )
+        label_Q = votes.compute_plurality()
+        blocks = ThresholdBlocks(scales, noise, device, context)
         start = 0
-        while start < len(votes) and not blocks.stopped:
-            query = blocks.next_failure(noisy_Q, start)
+        while start < len(votes) and not blocks.is_stopped:
+            query = blocks.find_next_failure(noisy_Q, start)
             start = min(query + 1, len(votes))
             if query < len(votes):
                 label_Q[query] = NO_ANSWER
-                blocks.fail()
-        incurred = self._events(blocks.started, context.num_queries, first=blocks.first)
+                blocks.end_block()
+        incurred_events = self._make_events(
+            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_block
+        )
         # A view would carry the exact labels after the stop along with it.
-        return Answers(label_Q[:start].clone(), incurred)
+        return Answers(label_Q[:start].clone(), incurred_events)

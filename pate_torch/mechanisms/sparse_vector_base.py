@@ -26,10 +26,10 @@ from pate_torch.accounting.events import Event
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 
 
-def distance(counts_QC: Tensor) -> Tensor:
+def compute_instability_distance(counts_QC: Tensor) -> Tensor:
     """The distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
 
     It has sensitivity 1, and is 0 wherever a neighbor's winner differs.
@@ -39,33 +39,35 @@ def distance(counts_QC: Tensor) -> Tensor:
     return ((gap_Q + 1) // 2 - 1).clamp(min=0)
 
 
-def teachers_to_pass(threshold: float) -> int:
+def compute_min_teachers(threshold: float) -> int:
     """The fewest teachers whose unanimous vote has a distance above ``threshold``."""
     return 2 * math.floor(threshold) + 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class SparseVectorScales:
     """The scales of one release.
 
     Attributes:
-        scale: The noise scale lambda, in votes.
+        noise_scale: The noise scale lambda, in votes.
         threshold: The threshold w, in votes.
-        blocks: Number of thresholds that may be drawn, each pure 2/lambda.
+        max_blocks: Number of thresholds that may be drawn, each pure 2/lambda.
     """
 
-    scale: float
+    noise_scale: float
     threshold: float
-    blocks: int
+    max_blocks: int
 
     @property
-    def teachers_needed(self) -> int:
+    def min_teachers(self) -> int:
         """Fewest teachers whose unanimous vote is answered at least every other time."""
-        return teachers_to_pass(self.threshold)
+        return compute_min_teachers(self.threshold)
 
 
-def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete: bool = False) -> Calibration:
-    """Calibrate lambda such that ``blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
+def calibrate(
+    *, epsilon: float, delta: float, max_blocks: int, num_tests: int, discrete: bool = False
+) -> SparseVectorScales:
+    """Calibrate lambda such that ``max_blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
 
     lambda is the least at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. The rest: some
     test whose winner differs between neighbors (then dist = 0) passes. Let w + L_b be the thresholds. Given them all,
@@ -77,38 +79,44 @@ def calibrate(*, epsilon: float, delta: float, blocks: int, tests: int, discrete
     which is delta/2 at w. A threshold that happens to be low serves more tests: the maximum allows for that, where the
     tail of the difference of the two noises would not.
     """
-    scale = _least_scale(epsilon, delta, blocks)
+    noise_scale = _compute_min_noise_scale(epsilon, delta, max_blocks)
     # On the integers the mass at 0 makes the tail a little above 1/2.
-    tail = 1 / (1 + math.exp(-1 / (2 * scale))) if discrete else 0.5
-    bound = tests * tail * _lowest_threshold(blocks, scale if discrete else None)
-    return Calibration(scale=scale, threshold=max(0.0, 2 * scale * math.log(2 * bound / delta)), blocks=blocks)
+    tail_probability = 1 / (1 + math.exp(-1 / (2 * noise_scale))) if discrete else 0.5
+    failure_bound = (
+        num_tests * tail_probability * _bound_max_threshold_moment(max_blocks, noise_scale if discrete else None)
+    )
+    return SparseVectorScales(
+        noise_scale=noise_scale,
+        threshold=max(0.0, 2 * noise_scale * math.log(2 * failure_bound / delta)),
+        max_blocks=max_blocks,
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _least_scale(epsilon: float, delta: float, blocks: int) -> float:
-    def price(scale: float) -> tuple[Event, ...]:
-        return (events.PureDP(epsilon=2 / scale, count=blocks), events.Delta(delta=delta / 2))
+def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> float:
+    def make_events(noise_scale: float) -> tuple[Event, ...]:
+        return (events.PureDP(epsilon=2 / noise_scale, count=max_blocks), events.Delta(delta=delta / 2))
 
-    return calibration.smallest_sigma(price, epsilon=epsilon, delta=delta)
+    return calibration.smallest_sigma(make_events, epsilon=epsilon, delta=delta)
 
 
-def _lowest_threshold(blocks: int, scale: float | None) -> float:
-    """E[max_b exp(-L_b/(2 scale))] of ``blocks`` independent L_b ~ Lap(scale), or more, on the integers; None: reals.
+def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
+    """E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` independent L_b ~ Lap(scale), or more, on the integers; None: reals.
 
     With F the law of X = exp(-L/(2 scale)): 1 - F(x) <= high/x^2 where x >= 1, and F(x) >= low x^2 where x <= 1 (high =
     low = 1/2 on the reals), and E[max X] is the integral of 1 - F^blocks.
     """
-    high = 0.5 if scale is None else 1 / (1 + math.exp(-1 / scale))
-    low = 0.5 if scale is None else high * math.exp(-1 / scale)
-    below_1 = 1 - low**blocks / (2 * blocks + 1)
+    high = 0.5 if noise_scale is None else 1 / (1 + math.exp(-1 / noise_scale))
+    low = 0.5 if noise_scale is None else high * math.exp(-1 / noise_scale)
+    below_1 = 1 - low**num_blocks / (2 * num_blocks + 1)
     # By parts, with the integral of (1 - high u^2)^(blocks - 1) over u = 1/x as an incomplete beta function.
-    inner = beta(0.5, blocks) * betainc(0.5, blocks, high) / (2 * math.sqrt(high))
-    above_1 = 2 * high * blocks * float(inner) - 1 + (1 - high) ** blocks
+    tail_integral = beta(0.5, num_blocks) * betainc(0.5, num_blocks, high) / (2 * math.sqrt(high))
+    above_1 = 2 * high * num_blocks * float(tail_integral) - 1 + (1 - high) ** num_blocks
     return below_1 + above_1
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseVector(VoteMechanism):
+class SparseVectorMechanism(VoteMechanism):
     """Base of the mechanisms that pay per failure. Subclasses answer; this prices and calibrates.
 
     A threshold serves until its first failure, over any number of calls: T blocks are paid for.
@@ -129,17 +137,17 @@ class SparseVector(VoteMechanism):
         checks.delta("mechanism.delta", self.delta)
         checks.integer("mechanism.max_failures", self.max_failures, low=1)
 
-    def tests(self, num_queries: int, num_classes: int) -> int:
+    def count_tests(self, num_queries: int, num_classes: int) -> int:
         """How many noisy tests ``num_queries`` queries can take."""
         return num_queries
 
-    def calibration(self, num_queries: int, num_classes: int = 2) -> Calibration:
+    def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorScales:
         """The scales of a release of ``num_queries``."""
         return calibrate(
             epsilon=self.epsilon,
             delta=self.delta,
-            blocks=self.max_failures,
-            tests=max(1, self.tests(num_queries, num_classes)),
+            max_blocks=self.max_failures,
+            num_tests=max(1, self.count_tests(num_queries, num_classes)),
             discrete=self.discrete,
         )
 
@@ -150,31 +158,31 @@ class SparseVector(VoteMechanism):
             ValueError: There are too few teachers; the message says how many it takes.
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        calibration = self.calibration(num_queries, num_classes)
-        if num_teachers < calibration.teachers_needed:
+        scales = self.compute_scales(num_queries, num_classes)
+        if num_teachers < scales.min_teachers:
             raise checks.fail(
                 "num_teachers",
                 num_teachers,
-                f"must be at least {calibration.teachers_needed} for mechanism={self.name}: at "
+                f"must be at least {scales.min_teachers} for mechanism={self.name}: at "
                 f"epsilon={self.epsilon:g}, delta={self.delta:g}, max_failures={self.max_failures}, "
-                f"{num_queries} queries it needs lambda={calibration.scale:.1f} and w={calibration.threshold:.1f}, "
+                f"{num_queries} queries it needs lambda={scales.noise_scale:.1f} and w={scales.threshold:.1f}, "
                 "and only a gap above 2w passes",
                 "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
             )
 
-    def worst_case(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
         """The price of every block that may be started, and one delta."""
-        return self._events(self.max_failures, num_queries)
+        return self._make_events(self.max_failures, num_queries)
 
-    def _events(self, blocks: int, num_queries: int, *, first: bool = True) -> tuple[Event, ...]:
-        pure = 2 / self.calibration(num_queries).scale
+    def _make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[Event, ...]:
+        block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
         return (
-            events.PureDP(epsilon=pure, count=blocks),
-            events.Delta(delta=self.delta / 2, count=int(first)),
+            events.PureDP(epsilon=block_epsilon, count=num_blocks),
+            events.Delta(delta=self.delta / 2, count=int(with_delta)),
         )
 
 
-class Blocks:
+class ThresholdBlocks:
     """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
 
     Args:
@@ -184,54 +192,56 @@ class Blocks:
         context: Says whether this is the release's first call.
     """
 
-    def __init__(self, calibration: Calibration, noise: NoiseSource, device: torch.device, context: Context) -> None:
-        self._calibration, self._noise, self._device, self._kept = calibration, noise, device, noise.kept
-        if context.turn == 0:
-            assert not context.answered and not context.failures
-            self._kept.clear()
-            self._kept.update(failures=0, blocks=0)
-        elif "blocks" not in self._kept:
+    def __init__(
+        self, scales: SparseVectorScales, noise: NoiseSource, device: torch.device, context: MechanismContext
+    ) -> None:
+        self._scales, self._noise, self._device, self._state = scales, noise, device, noise.state
+        if context.round_index == 0:
+            assert not context.num_answered and not context.num_failures
+            self._state.clear()
+            self._state.update(failures=0, blocks=0)
+        elif "blocks" not in self._state:
             raise ValueError("noise: a later call goes on with the thresholds of the first, and here are none")
-        self._before = self.blocks
+        self._num_blocks_before = self.num_blocks
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many thresholds the release has drawn."""
-        return int(self._kept["blocks"])
+        return int(self._state["blocks"])
 
     @property
-    def started(self) -> int:
+    def num_new_blocks(self) -> int:
         """How many this call has drawn."""
-        return self.blocks - self._before
+        return self.num_blocks - self._num_blocks_before
 
     @property
-    def first(self) -> bool:
+    def has_first_block(self) -> bool:
         """Whether the release's first threshold is among them."""
-        return self._before == 0 < self.blocks
+        return self._num_blocks_before == 0 < self.num_blocks
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether the last failure allowed has happened."""
-        return self._kept["failures"] >= self._calibration.blocks
+        return self._state["failures"] >= self._scales.max_blocks
 
-    def threshold(self) -> float:
+    def get_noisy_threshold(self) -> float:
         """The noisy threshold w_hat of the present block."""
-        assert not self.stopped
-        if "threshold" not in self._kept:
-            self._kept["blocks"] += 1
-            noise = self._noise.laplace((1,), self._calibration.scale, self._device)
-            self._kept["threshold"] = self._calibration.threshold + float(noise)
-        return self._kept["threshold"]
+        assert not self.is_stopped
+        if "threshold" not in self._state:
+            self._state["blocks"] += 1
+            noise = self._noise.draw_laplace((1,), self._scales.noise_scale, self._device)
+            self._state["threshold"] = self._scales.threshold + float(noise)
+        return self._state["threshold"]
 
-    def fail(self) -> None:
+    def end_block(self) -> None:
         """End the block."""
-        self._kept["failures"] += 1
-        del self._kept["threshold"]
+        self._state["failures"] += 1
+        del self._state["threshold"]
 
-    def next_failure(self, noisy_Q: Tensor, start: int) -> int:
+    def find_next_failure(self, noisy_Q: Tensor, start: int) -> int:
         """The first index from ``start`` on whose noisy distance does not exceed w_hat; len(noisy_Q) if none.
 
         Between failures the threshold stands still, so one pass finds the next, where the paper tests query by query.
         """
-        below = (noisy_Q[start:] <= self.threshold()).nonzero()
-        return start + int(below[0]) if len(below) else len(noisy_Q)
+        failure_indices = (noisy_Q[start:] <= self.get_noisy_threshold()).nonzero()
+        return start + int(failure_indices[0]) if len(failure_indices) else len(noisy_Q)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.methods.description import VotersDescription
-from pate_torch.protocols import Student, silent
-from pate_torch.sensitive import Sensitive, Votes
+from pate_torch.protocols import Student, do_nothing
+from pate_torch.sensitive import SensitiveValue, Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.types import Dataset, PrivateData
 
@@ -40,8 +40,8 @@ class FittedVoters:
     """
 
     id: str
-    sensitive: Sensitive
-    remember: Callable[[str], object] = silent
+    sensitive: SensitiveValue
+    remember: Callable[[str], object] = do_nothing
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
     ensemble: Ensemble | None = None
@@ -71,7 +71,7 @@ class Voters(Protocol):
         ...
 
     @property
-    def guided(self) -> bool:
+    def uses_guide(self) -> bool:
         """Whether they look at the student between rounds."""
         ...
 
@@ -127,7 +127,7 @@ class VotersBase:
         checks.one_of("voters.name", self.name, (type(self).name,))
 
     @property
-    def guided(self) -> bool:
+    def uses_guide(self) -> bool:
         return False
 
     @property

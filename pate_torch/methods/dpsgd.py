@@ -41,7 +41,7 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.data.units import leave_out_unusable, one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
-from pate_torch.protocols import Progress, Student, silent
+from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.reporting import owner_file
 from pate_torch.reporting.builder import claims, encoder_asset, student_figures
 from pate_torch.reporting.console import show_closing
@@ -66,7 +66,7 @@ class EntropyOptimizer(DPOptimizer):
         """Add noise from ``NoiseSource`` to the summed gradients."""
         for p in self.params:
             sigma = self.noise_multiplier * self.max_grad_norm
-            drawn = self.noise.gaussian(tuple(p.summed_grad.shape), sigma, p.device)
+            drawn = self.noise.draw_gaussian(tuple(p.summed_grad.shape), sigma, p.device)
             p.grad = (p.summed_grad + drawn.to(p.dtype)).view_as(p)
 
 
@@ -117,7 +117,7 @@ class DpSgd:
             rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
             epsilon = plan.privacy.target_epsilon
             if epsilon is None:
-                planned = plan.mechanism.worst_case(plan.num_queries, plan.num_rounds)
+                planned = plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds)
                 epsilon = accounting.epsilon(planned, plan.privacy.delta).epsilon
             multiplier = self.noise_multiplier(rate, epsilon, plan.privacy.delta)
             events = (sampled_gaussian(rate, multiplier, self.steps),)
@@ -140,12 +140,12 @@ class DpSgd:
                 else:
                     release_store.refuse_used_folder(plan.folder)
                     call.begin(plan.folder)
-                    with budget.spend(events, mechanism="dpsgd", what="model by DP-SGD") as spending:
+                    with budget.spend(events, mechanism="dpsgd", purpose="model by DP-SGD") as spending:
                         with clock("training"):
                             progress = stages("Training by DP-SGD")
                             self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
                         student = Student(self._network(data.spec), module.cpu().eval(), data.spec)
-                        spending.wrote(save_model(student, release))
+                        spending.record_files(save_model(student, release))
                     release_id = spending.id
                 report = self.report(plan, data, student, batch, multiplier, ledger, release_id, facts)
                 make_private_folder(plan.folder / "private")
@@ -203,7 +203,7 @@ class DpSgd:
         path = plan.ledger_path
         if path.exists():
             with Ledger(path) as known:
-                kinds = {account.name: account.filter.kind for account in known.accounts()}
+                kinds = {account.name: account.filter.kind for account in known.list_accounts()}
             if kinds.get(data.spec.name) == "gdp":
                 why = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
                 if not data.spec.benchmark:
@@ -232,7 +232,7 @@ class DpSgd:
         multiplier: float,
         noise: NoiseSource,
         device: torch.device,
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> None:
         """Train ``module`` in place. Each step sees each record with probability ``rate``, whatever the others do."""
         private, cpu = data.private, torch.device("cpu")
@@ -247,7 +247,7 @@ class DpSgd:
         for step in range(self.steps):
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-            chosen = (noise.uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
+            chosen = (noise.draw_uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
             optimizer.zero_grad()
             self._gradients(model, private, data, chosen, device)
             optimizer.step()
@@ -311,15 +311,15 @@ class DpSgd:
             reused=False,
             seconds={},  # a step takes the longer the more records are sampled
             **measured,
-            ledger_head=ledger.head(),
+            ledger_head=ledger.get_head(),
             class_names=spec.class_names,
             takes=spec.kind,
-            encoder=None if spec.encoder is None else spec.encoder.without_points,
+            encoder=None if spec.encoder is None else spec.encoder.card_without_points,
             created=datetime.date.today().isoformat(),
             encoder_here=False,
             assets=encoder_asset(spec),
             sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
             owner=owner,
-            declared_values=data.declared,
+            declared_values=data.provenance,
             chosen_by=plan.privacy.chosen_by,
         )

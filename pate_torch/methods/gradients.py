@@ -12,8 +12,9 @@ clipped to length 1.
 
 Guarantee: a gradient is a function of one unit's record and of public values (``map_records_independently``), quantized
 to whole numbers: so sums are exact, no record influences the rounding of another's, and a gradient is at most
-``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``sensitive.one_vector`` x ``UNIT_NORM``.
-Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by public points.
+``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``sensitive.make_vector_sum_sensitivity`` x
+``UNIT_NORM``. Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by
+public points.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from pate_torch.data.units import one_per_unit
 from pate_torch.features.whitening import Whitening
 from pate_torch.methods.description import VotersDescription, group_of
 from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
-from pate_torch.protocols import Progress, silent
-from pate_torch.sensitive import GradientSums, of_each_record, one_vector, quantize
+from pate_torch.protocols import Progress, do_nothing
+from pate_torch.sensitive import GradientSums, make_record_sum_sensitivity, make_vector_sum_sensitivity, quantize
 from pate_torch.types import Dataset, Shards
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Gradients(RecordVoters):
         *,
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> GradientSums:
         """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
@@ -121,7 +122,9 @@ class Gradients(RecordVoters):
         size = self.declared(data)
         assert size is not None
         classes, width = data.spec.num_classes, z_ND.shape[1]
-        sensitivity = of_each_record(shards, one_vector(shards.adjacency, width * classes))
+        sensitivity = make_record_sum_sensitivity(
+            shards, make_vector_sum_sensitivity(shards.adjacency, width * classes)
+        )
         return GradientSums(
             z_ND=z_ND,
             y_N=private.y,

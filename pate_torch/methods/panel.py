@@ -20,7 +20,7 @@ from pate_torch.core.device import settled
 from pate_torch.methods import teacher_votes
 from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.methods.description import VotersDescription
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import independence, voting
 from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
@@ -97,7 +97,7 @@ class Panel:
     def __repr__(self) -> str:
         return f"Panel({len(self)} teachers, content withheld)"
 
-    def predictions(self, x: Tensor, progress: Progress = silent) -> Tensor:
+    def predictions(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class becomes class 0."""
         rows = []
         for number, member in enumerate(self.members):
@@ -106,7 +106,7 @@ class Panel:
             progress(number + 1, len(self))
         return torch.stack(rows)
 
-    def votes(self, x: Tensor, progress: Progress = silent) -> Votes:
+    def votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
         return voting.count(self.predictions(x, progress), self.spec.num_classes)
 
@@ -162,7 +162,7 @@ def _fit_all(
     )  # before anything is trained
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
-        own = shards.of(teacher)
+        own = shards.get_indices(teacher)
         members.append(_member(fit, seed, private.x[own], private.y[own], teacher, errors))
         progress(teacher + 1, shards.num_teachers)
     if errors and len(errors) == shards.num_teachers:
@@ -170,13 +170,13 @@ def _fit_all(
     panel = Panel(tuple(members), spec, len(errors))
     if several:
         tried = independence.choose(range(1, shards.num_teachers))
-        own = shards.of(tried)
+        own = shards.get_indices(tried)
         panel.untried = packed, private.x[own], private.y[own], tried
     return panel
 
 
 def fit_estimators(
-    estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = silent
+    estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = do_nothing
 ) -> Panel:
     """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
 
@@ -228,7 +228,7 @@ def fit_modules(
     *,
     seed: int,
     device: torch.device | str = "cpu",
-    progress: Progress = silent,
+    progress: Progress = do_nothing,
 ) -> Panel:
     """PRIVATE. Train a network of the user's own for every shard, as ``recipe`` says (but for its network).
 

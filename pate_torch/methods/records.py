@@ -17,7 +17,7 @@ from pate_torch.features.contrastive import embed, encode, mean_shift
 from pate_torch.features.neighbors import placed
 from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.networks import feature_extractor
-from pate_torch.protocols import Progress, Student, silent
+from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.sensitive import SensitiveRecords
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
@@ -43,7 +43,7 @@ class RecordVoters(VotersBase):
         return 0
 
     @property
-    def guided(self) -> bool:
+    def uses_guide(self) -> bool:
         """Whether a later round lies in features of the student: always."""
         return True
 
@@ -76,7 +76,7 @@ class RecordVoters(VotersBase):
         *,
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> SensitiveRecords:
         """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from pate_torch.data.units import unit_names
 from pate_torch.methods.description import VotersDescription, every_unit, group_of
 from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
-from pate_torch.protocols import Progress, silent
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Sensitivity, of_each_record
+from pate_torch.protocols import Progress, do_nothing
+from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class ReverseKnn(RecordVoters):
         *,
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> Records:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
         ``encoder``: see ``RecordVoters.ask``; nearness is that of its features.
         """
         private, encoder, feature_PD = encode_public(data, shards, encoder, device)
-        sensitivity = of_each_record(shards, ONE_COUNT[shards.adjacency])
+        sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
         return Records(private, data.spec, encoder, feature_PD, sensitivity, progress)
 
 
@@ -82,7 +82,7 @@ class Records:
     encoder: nn.Module
     feature_PD: Tensor
     sensitivity: Sensitivity
-    progress: Progress = silent
+    progress: Progress = do_nothing
     num_teachers: int = 0
 
     def __len__(self) -> int:

@@ -20,8 +20,8 @@ from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
 from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.methods.description import VotersDescription, each_unit
-from pate_torch.protocols import silent
-from pate_torch.sensitive import Sensitive, SoftVotes, Votes
+from pate_torch.protocols import do_nothing
+from pate_torch.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.independence import Trial
@@ -114,10 +114,12 @@ class Teachers(VotersBase):
             votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
         alias = self.alias or self.stored or run.store.new_alias(stored.identity.fingerprint, stored.id)
-        opened: Sensitive = votes
+        opened: SensitiveValue = votes
         if self.soft(run.config):
             progress, device = run.stages("Asking for probabilities"), run.config.device
-            opened = SoftVotes.of(stored.ensemble.probabilities(run.data.pool.x, device=device, progress=progress))
+            opened = SoftVotes.from_probabilities(
+                stored.ensemble.probabilities(run.data.pool.x, device=device, progress=progress)
+            )
         return FittedVoters(id=alias, sensitive=opened, remember=remember, ensemble=stored.ensemble)
 
     def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
@@ -169,11 +171,11 @@ class Teachers(VotersBase):
                     trunk=trunk,
                     checkpoint_dir=checkpoints,
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
-                    log=silent if run.board is None else run.board.log,
-                    losses=silent if run.board is None else run.board.losses,
+                    log=do_nothing if run.board is None else run.board.log,
+                    losses=do_nothing if run.board is None else run.board.losses,
                     try_again=try_again,
                 )
-            head = run.ledger.head()
+            head = run.ledger.get_head()
             name = run.store.save(ensemble, identity, head)
             shutil.rmtree(checkpoints, ignore_errors=True)
         return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
@@ -278,7 +280,7 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
         if getattr(stored.identity, key) != getattr(here, key):
             there = "another one" if key == "fingerprint" else repr(getattr(stored.identity, key))
             raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
-    if stored.ledger_head is not None and (ledger is None or not ledger.head_contains(stored.ledger_head)):
+    if stored.ledger_head is not None and (ledger is None or not ledger.contains_head(stored.ledger_head)):
         raise checks.fail(
             "teachers",
             name,

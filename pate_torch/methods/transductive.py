@@ -27,7 +27,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
 from pate_torch.methods.teacher_votes import Tally, Teachers
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.types import Dataset
@@ -111,7 +111,7 @@ class JointVotes:
     balance: bool
 
     def predictions(
-        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = silent
+        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Each teacher's class, [K, P], of the raw public points [P, ...]; ties go to the lowest class.
 
@@ -133,7 +133,7 @@ class JointVotes:
         return out
 
     def tally(
-        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = silent
+        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. The counts of all teachers' classes, int32 [P, C]."""
         return voting.tally(self.predictions(ensemble, pool_x, device, progress), ensemble.network["num_classes"])

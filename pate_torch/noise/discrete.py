@@ -30,101 +30,101 @@ _GUARD_BITS = 64  # for rounding in the table: about X^3 units after X entries
 MAX_SCALE = 20_000  # votes; a table has some 10 entries per vote (Gaussian) or 45 (Laplace)
 
 
-def gaussian(shape: tuple[int, ...], sigma: Fraction) -> Tensor:
+def draw_gaussian(shape: tuple[int, ...], sigma: Fraction) -> Tensor:
     """Independent discrete Gaussians on the CPU, int64; sigma in votes, exactly as given."""
-    return _signed(shape, "gaussian", _scale("sigma", sigma))
+    return _draw_signed(shape, "gaussian", _check_scale("sigma", sigma))
 
 
-def laplace(shape: tuple[int, ...], scale: Fraction) -> Tensor:
+def draw_laplace(shape: tuple[int, ...], scale: Fraction) -> Tensor:
     """Independent discrete Laplaces on the CPU, int64; scale in votes, exactly as given."""
-    return _signed(shape, "laplace", _scale("scale", scale))
+    return _draw_signed(shape, "laplace", _check_scale("scale", scale))
 
 
-def _scale(name: str, value: Fraction) -> Fraction:
+def _check_scale(name: str, value: Fraction) -> Fraction:
     if not 0 < value <= MAX_SCALE:
-        allowed = f"must lie in (0, {MAX_SCALE}] with noise=discrete"
-        raise checks.fail(name, float(value), allowed, "Use noise=torch for larger noise.")
+        requirement = f"must lie in (0, {MAX_SCALE}] with noise=discrete"
+        raise checks.fail(name, float(value), requirement, "Use noise=torch for larger noise.")
     return Fraction(value)
 
 
 @dataclass(frozen=True)
-class _Table:
+class _CdfTable:
     """low[m] <= 2^bits P(|Z| <= m) <= high[m], integers; beyond the last entry lies less than 2^-bits."""
 
     low: list[int]
     high: list[int]
 
-    def locate(self, known: int) -> int | None:
-        """|Z| when the first bits of U are ``known``; None where they do not decide."""
-        sure, possible = bisect_right(self.high, known), bisect_right(self.low, known)
-        return sure if sure == possible < len(self.low) else None
+    def find_magnitude(self, first_bits: int) -> int | None:
+        """|Z| when the first bits of U are ``first_bits``; None where they do not decide."""
+        upper_rank, lower_rank = bisect_right(self.high, first_bits), bisect_right(self.low, first_bits)
+        return upper_rank if upper_rank == lower_rank < len(self.low) else None
 
 
-def _exp_bounds(exponent: Fraction, precision: int) -> tuple[int, int]:
+def _compute_exp_bounds(exponent: Fraction, precision: int) -> tuple[int, int]:
     """Integers around exp(-exponent) 2^precision. Decimal's exp is correctly rounded; four units cover the rest."""
     # Decimal digits: those of 2^precision, and as many as the exponent's own size makes exp lose.
     digits = precision * 31 // 100 + 20 + len(str(math.ceil(exponent)))
     context = Context(prec=digits, Emin=-(10**9), Emax=10**9)
     power = context.exp(context.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))
-    middle = int(context.multiply(power, Decimal(1 << precision)))
-    return max(0, middle - 4), middle + 4
+    nearest_integer = int(context.multiply(power, Decimal(1 << precision)))
+    return max(0, nearest_integer - 4), nearest_integer + 4
 
 
 @lru_cache(maxsize=64)
-def _table(kind: str, scale: Fraction, bits: int) -> _Table:
+def _build_cdf_table(kind: str, scale: Fraction, bits: int) -> _CdfTable:
     """Interval arithmetic on integers with ``bits`` + guard binary digits: lower ends floored, upper ends ceiled.
 
     Weights w_0 = 1, w_(m+1) = w_m r_m, with r_m constant (Laplace) or r_(m+1) = r_m exp(-1/sigma^2) (Gaussian).
     """
     precision = bits + _GUARD_BITS
-    one = 1 << precision
-    ratio = _exp_bounds(1 / (2 * scale**2) if kind == "gaussian" else 1 / scale, precision)
-    decay = _exp_bounds(1 / scale**2, precision) if kind == "gaussian" else (one, one)
+    fixed_point_one = 1 << precision
+    ratio = _compute_exp_bounds(1 / (2 * scale**2) if kind == "gaussian" else 1 / scale, precision)
+    decay = _compute_exp_bounds(1 / scale**2, precision) if kind == "gaussian" else (fixed_point_one, fixed_point_one)
 
-    def times(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+    def multiply_intervals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         return left[0] * right[0] >> precision, -(-left[1] * right[1] >> precision)
 
-    weight = (one, one)
-    sums = [(one, one)]
+    weight = (fixed_point_one, fixed_point_one)
+    sums = [(fixed_point_one, fixed_point_one)]
     while True:
-        weight, ratio = times(weight, ratio), times(ratio, decay)
+        weight, ratio = multiply_intervals(weight, ratio), multiply_intervals(ratio, decay)
         # The weights left out fall at least as fast as a geometric series of the present ratio.
-        tail = -(-2 * weight[1] * one // (one - ratio[1]))
+        tail = -(-2 * weight[1] * fixed_point_one // (fixed_point_one - ratio[1]))
         if tail < 1 << (_GUARD_BITS - 2):
             break
         sums.append((sums[-1][0] + 2 * weight[0], sums[-1][1] + 2 * weight[1]))
     total = (sums[-1][0], sums[-1][1] + tail)
     low = [(part << bits) // total[1] for part, _ in sums]
     high = [-(-(part << bits) // total[0]) for _, part in sums]
-    return _Table(low, high)
+    return _CdfTable(low, high)
 
 
 @lru_cache(maxsize=64)
-def _bounds(kind: str, scale: Fraction, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    table = _table(kind, scale, bits)
+def _get_cdf_bounds(kind: str, scale: Fraction, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    table = _build_cdf_table(kind, scale, bits)
     return np.array(table.low, dtype=np.uint64), np.array(table.high, dtype=np.uint64)
 
 
-def _refine(kind: str, scale: Fraction, known: int, bits: int) -> int:
+def _draw_until_decided(kind: str, scale: Fraction, first_bits: int, bits: int) -> int:
     """Draw further bits of U until they decide."""
     while True:
-        known = known << _STEP_BITS | int.from_bytes(os.urandom(_STEP_BITS // 8), "big")
+        first_bits = first_bits << _STEP_BITS | int.from_bytes(os.urandom(_STEP_BITS // 8), "big")
         bits += _STEP_BITS
-        magnitude = _table(kind, scale, bits).locate(known)
+        magnitude = _build_cdf_table(kind, scale, bits).find_magnitude(first_bits)
         if magnitude is not None:
             return magnitude
 
 
-def _signed(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int = FIRST_BITS) -> Tensor:
+def _draw_signed(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int = FIRST_BITS) -> Tensor:
     """Magnitude by inversion, then a fair sign. ``bits``: how many are drawn before looking (fewer in the tests)."""
     size = math.prod(shape)
-    word = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+    random_word = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
     # The lowest bit is the sign; the others are the first bits of U.
-    known = word >> np.uint64(64 - bits)
-    low, high = _bounds(kind, scale, bits)
-    magnitude = np.searchsorted(high, known, side="right").astype(np.int64)
-    possible = np.searchsorted(low, known, side="right")
-    for i in np.flatnonzero((magnitude != possible) | (magnitude == len(low))):
-        magnitude[i] = _refine(kind, scale, int(known[i]), bits)
-    sign = 1 - 2 * (word & np.uint64(1)).astype(np.int64)
+    first_bits = random_word >> np.uint64(64 - bits)
+    low, high = _get_cdf_bounds(kind, scale, bits)
+    magnitude = np.searchsorted(high, first_bits, side="right").astype(np.int64)
+    lower_magnitude = np.searchsorted(low, first_bits, side="right")
+    for i in np.flatnonzero((magnitude != lower_magnitude) | (magnitude == len(low))):
+        magnitude[i] = _draw_until_decided(kind, scale, int(first_bits[i]), bits)
+    sign = 1 - 2 * (random_word & np.uint64(1)).astype(np.int64)
     return torch.from_numpy(sign * magnitude).reshape(shape)

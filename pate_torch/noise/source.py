@@ -27,17 +27,17 @@ from pate_torch.core import checks
 from pate_torch.core.files import private_folder, replacing
 from pate_torch.noise import discrete
 from pate_torch.sensitive import Sensitivity
-from pate_torch.types import Answers, Rehearsed
+from pate_torch.types import Answers, DryRunAnswers
 
-_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
-_BLOCK = 1 << 18
+_UNIFORM_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
+_BLOCK_NUMBERS = 1 << 18
 """Numbers drawn at a time: they stay in a core's cache, and several threads share out the blocks of a large draw."""
 
 
-KINDS = ("torch", "discrete")
+NOISE_KINDS = ("torch", "discrete")
 
-LEAST_DELTA = 1e-15
-"""With continuous noise. Of ``_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one at 36.7
+MIN_CONTINUOUS_NOISE_DELTA = 1e-15
+"""With continuous noise. Of ``_UNIFORM_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one at 36.7
 scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on them."""
 
 
@@ -47,7 +47,7 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
     Raises:
         ValueError: Names the key.
     """
-    checks.one_of("noise", kind, KINDS)
+    checks.one_of("noise", kind, NOISE_KINDS)
     if insecure_seed is not None:
         checks.integer("insecure_noise_seed", insecure_seed, low=0)
         if kind == "discrete":
@@ -66,28 +66,30 @@ def check_delta(kind: str, delta: float) -> None:
         ValueError: Names the smallest delta.
     """
     checks.delta("privacy.delta", delta)
-    if kind != "discrete" and delta < LEAST_DELTA:
-        what = f"must be at least {LEAST_DELTA:g} with continuous noise, whose tails end where its bits do"
-        raise checks.fail("privacy.delta", delta, what, "Use noise=discrete, whose tails do not, or a larger delta.")
+    if kind != "discrete" and delta < MIN_CONTINUOUS_NOISE_DELTA:
+        message = (
+            f"must be at least {MIN_CONTINUOUS_NOISE_DELTA:g} with continuous noise, whose tails end where its bits do"
+        )
+        raise checks.fail("privacy.delta", delta, message, "Use noise=discrete, whose tails do not, or a larger delta.")
 
 
 @dataclass(eq=False)
 class NoiseSource:
     """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
 
-    There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``Rehearsal``.
+    There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``DryRunNoise``.
     Continuous noise is rounded to float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise
     cannot.
 
     Attributes:
         kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace).
         insecure_seed: Makes noise repeatable, and void as a protection; None: the operating system's entropy.
-        kept: PRIVATE. What a release goes on with in its next call, of noise that was drawn in this one.
+        state: PRIVATE. What a release goes on with in its next call, of noise that was drawn in this one.
     """
 
     kind: str = "torch"
     insecure_seed: int | None = None
-    kept: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    state: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _generator: torch.Generator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,84 +104,91 @@ class NoiseSource:
         """Whether no outsider could know the noise; else nothing drawn is private."""
         return self.insecure_seed is None
 
-    def marked(self, answers: Answers) -> Answers:
+    def stamp(self, answers: Answers) -> Answers:
         """The answers drawn from here, with what paid for them."""
         raise NotImplementedError
 
-    def _permit(self) -> None:
+    def _check_draw_allowed(self) -> None:
         """Called before every draw."""
 
-    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent U(0, 1), float64, strictly between 0 and 1."""
-        self._permit()
-        return self._blocks(self._uniform, shape).to(device)
+        self._check_draw_allowed()
+        return self._fill_blocks(self._make_uniform_block, shape).to(device)
 
-    def exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    def draw_exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent Exp(1), float64, strictly positive."""
-        self._permit()
-        return self._blocks(self._exponential, shape).to(device)
+        self._check_draw_allowed()
+        return self._fill_blocks(self._make_exponential_block, shape).to(device)
 
-    def gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    def draw_gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
-        self._permit()
-        return self._blocks(lambda size: self._exponential(size).log_().neg_(), shape).to(device)
+        self._check_draw_allowed()
+        return self._fill_blocks(lambda size: self._make_exponential_block(size).log_().neg_(), shape).to(device)
 
-    def gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
+    def draw_gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
         """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
         checks.positive("sigma", sigma)
-        self._permit()
+        self._check_draw_allowed()
         if self.kind == "discrete":
-            return discrete.gaussian(shape, Fraction(sigma)).to(device)
-        return self._blocks(self._normal, shape).mul_(sigma).to(device)
+            return discrete.draw_gaussian(shape, Fraction(sigma)).to(device)
+        return self._fill_blocks(self._make_normal_block, shape).mul_(sigma).to(device)
 
-    def laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
+    def draw_laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
         """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
         checks.positive("scale", scale)
-        self._permit()
+        self._check_draw_allowed()
         if self.kind == "discrete":
-            return discrete.laplace(shape, Fraction(scale)).to(device)
+            return discrete.draw_laplace(shape, Fraction(scale)).to(device)
         return (
-            self._blocks(lambda size: self._exponential(size).sub_(self._exponential(size)), shape)
+            self._fill_blocks(
+                lambda size: self._make_exponential_block(size).sub_(self._make_exponential_block(size)), shape
+            )
             .mul_(scale)
             .to(device)
         )
 
-    def _uniform(self, size: int) -> Tensor:
+    def _make_uniform_block(self, size: int) -> Tensor:
         if self._generator is not None:
-            bits = torch.randint(1 << _BITS, (size,), generator=self._generator)
+            bits = torch.randint(1 << _UNIFORM_BITS, (size,), generator=self._generator)
         else:
-            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64).bitwise_and_((1 << _BITS) - 1)
-        return bits.to(torch.float64).add_(0.5).mul_(2.0**-_BITS)
+            bits = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64).bitwise_and_(
+                (1 << _UNIFORM_BITS) - 1
+            )
+        return bits.to(torch.float64).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
 
-    def _exponential(self, size: int) -> Tensor:
-        return self._uniform(size).log_().neg_()
+    def _make_exponential_block(self, size: int) -> Tensor:
+        return self._make_uniform_block(size).log_().neg_()
 
-    def _normal(self, size: int) -> Tensor:
+    def _make_normal_block(self, size: int) -> Tensor:
         """Box and Muller 1958: a radius and an angle make two."""
-        half = (size + 1) // 2
-        radius, angle = self._exponential(half).mul_(2).sqrt_(), self._uniform(half).mul_(2 * math.pi)
+        num_pairs = (size + 1) // 2
+        radius, angle = (
+            self._make_exponential_block(num_pairs).mul_(2).sqrt_(),
+            self._make_uniform_block(num_pairs).mul_(2 * math.pi),
+        )
         return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
 
-    def _blocks(self, draw: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """``draw(size)`` for one block after the other; by threads, unless a seed fixes the order."""
-        out = torch.empty(shape, dtype=torch.float64)
-        parts = [part for part in out.view(-1).split(_BLOCK) if len(part)]
+    def _fill_blocks(self, make_block: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """``make_block(size)`` for one block after the other; by threads, unless a seed fixes the order."""
+        values = torch.empty(shape, dtype=torch.float64)
+        blocks = [block for block in values.view(-1).split(_BLOCK_NUMBERS) if len(block)]
 
-        def fill(part: Tensor) -> None:
-            part.copy_(draw(len(part)))
+        def fill_block(block: Tensor) -> None:
+            block.copy_(make_block(len(block)))
 
-        if len(parts) == 1 or self._generator is not None:
-            for part in parts:
-                fill(part)
-            return out
+        if len(blocks) == 1 or self._generator is not None:
+            for block in blocks:
+                fill_block(block)
+            return values
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(fill, parts):  # raises what a thread raised: no block is left undrawn
+            for _ in pool.map(fill_block, blocks):  # raises what a thread raised: no block is left undrawn
                 pass
-        return out
+        return values
 
 
 @dataclass(eq=False)
-class Rehearsal(NoiseSource):
+class DryRunNoise(NoiseSource):
     """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
 
     It may stand in for a budget (``budget.Door``), and then spends nothing.
@@ -190,25 +199,25 @@ class Rehearsal(NoiseSource):
 
     events: tuple[Event, ...] = ()
 
-    def marked(self, answers: Answers) -> Rehearsed:
+    def stamp(self, answers: Answers) -> DryRunAnswers:
         """The answers as those of a rehearsal, a type that nothing releases or writes."""
-        return Rehearsed(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
+        return DryRunAnswers(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
 
-    def covers(self, sensitivity: Sensitivity) -> None:
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Nothing to refuse: there is no account."""
 
     @contextmanager
-    def spend(self, events: Iterable[Event], **facts: object) -> Iterator[Rehearsal]:
+    def spend(self, events: Iterable[Event], **facts: object) -> Iterator[DryRunNoise]:
         """The rehearsal itself, with what a budget would have been charged in ``events``."""
         self.events += tuple(events)
         yield self
 
     @property
-    def noise(self) -> Rehearsal:
+    def noise(self) -> DryRunNoise:
         """The rehearsal itself, as a source of noise."""
         return self
 
-    def incur(self, events: Iterable[Event]) -> None:
+    def record_cost(self, events: Iterable[Event]) -> None:
         """Nothing: nobody is charged."""
 
 
@@ -220,24 +229,24 @@ cannot go on, and stays charged at its worst.
 """
 
 
-def seal(path: Path, kept: dict[str, float]) -> str:
+def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
     """PRIVATE. Write noise that a suspended release goes on with, whole or not at all.
 
     Returns:
         The hash of the file, which the ledger remembers; "" where nothing is kept.
     """
-    if not kept:
+    if not noise_state:
         path.unlink(missing_ok=True)
         return ""
     # Salted: a hash of the noise alone could be tried against all the noise there is.
-    content = json.dumps({"salt": secrets.token_hex(16), "kept": kept}).encode()
+    content = json.dumps({"salt": secrets.token_hex(16), "kept": noise_state}).encode()
     private_folder(path.parent, _README)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
 
-def unseal(path: Path) -> tuple[dict[str, float], str]:
+def load_noise_state(path: Path) -> tuple[dict[str, float], str]:
     """What was kept, and the hash of the file; nothing where there is no file, or a damaged one."""
     try:
         content = path.read_bytes()

@@ -12,9 +12,9 @@ import torch
 from scipy import stats
 
 from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import erm, error_counts, representatives
@@ -33,7 +33,7 @@ from pate_torch.pac.sample import (
 from pate_torch.pac.semi_private import sspp_candidates
 from pate_torch.protocols import HypothesisClass
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Answers, Context
+from pate_torch.types import NO_ANSWER, Answers, MechanismContext
 
 RELABEL_FACTOR = (1 + math.exp(0.5)) ** 2
 """What relabeling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""
@@ -70,21 +70,21 @@ def sub_samp(
     x_Q: Floats,
     *,
     num_teachers: int,
-    mechanism: Stability,
-    budget: Door,
+    mechanism: SparseVector,
+    budget: NoiseProvider,
 ) -> Answers:
     """Sub-sample and aggregate: an ERM per shard, and the sparse vector over the stability of their votes.
 
     Queries after the T-th unstable one get NO_ANSWER as the unstable ones do.
-    Guarantee: that of ``Stability``: a record sits in one shard. Replace-one (positions make the shards).
-    Source: BTT18 Algorithm 4 / NB20 Algorithm 5, with the distance halved and stopping at T (see ``Stability``).
+    Guarantee: that of ``SparseVector``: a record sits in one shard. Replace-one (positions make the shards).
+    Source: BTT18 Algorithm 4 / NB20 Algorithm 5, with the distance halved and stopping at T (see ``SparseVector``).
     """
     require_replace_one(sample, "sub-sample and aggregate")
     x_Q = points("x_Q", x_Q)
     checks.integer("num_teachers", num_teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
-    with pay(budget, mechanism.worst_case(len(x_Q)), "sub-sample and aggregate") as spending:
+    with pay(budget, mechanism.privacy_events(len(x_Q)), "sub-sample and aggregate") as spending:
         answers = _sub_samp(hypotheses, sample, x_Q, num_teachers, mechanism, spending.noise)
-        spending.incur(answers.events)
+        spending.record_cost(answers.events)
     return answers
 
 
@@ -93,12 +93,12 @@ def _sub_samp(
     sample: Sample,
     x_Q: Floats,
     num_teachers: int,
-    mechanism: Stability,
+    mechanism: SparseVector,
     noise: NoiseSource,
 ) -> Answers:
     """``sub_samp`` with noise that has been paid for."""
     votes = votes_of_shards(hypotheses, sample, num_teachers, x_Q)
-    answers = mechanism.release(votes, noise, Context(num_queries=len(x_Q)))
+    answers = mechanism.release(votes, noise, MechanismContext(num_queries=len(x_Q)))
     label_Q = torch.full((len(x_Q),), NO_ANSWER, dtype=torch.int64)
     label_Q[: len(answers.label_Q)] = answers.label_Q
     return replace(answers, label_Q=label_Q)
@@ -130,7 +130,7 @@ class AgPrivClPlan:
     draws_tail: float
     per_record: tuple[float, float]
     num_teachers: int
-    mechanism: Stability
+    mechanism: SparseVector
     total: tuple[float, float]
     minimum_n: int
     minimum_queries: int
@@ -217,7 +217,7 @@ def plan_ag_priv_cl(
     group = sum(math.exp(i * hat_epsilon) for i in range(draws))
     per_record = hat_epsilon, (inner_delta - tail) / group
     cutoff = math.ceil(_cutoff(m, alpha, beta))
-    mechanism = Stability(epsilon=per_record[0], delta=per_record[1], max_failures=cutoff, noise=noise_kind)
+    mechanism = SparseVector(epsilon=per_record[0], delta=per_record[1], max_failures=cutoff, noise=noise_kind)
     wanted = two_thirds_teachers(mechanism, m, beta)
     teachers = min(wanted, subset) if num_teachers is None else num_teachers
     enough = _minimum_subset(vc_dimension, max(wanted, teachers), m, cutoff, alpha=alpha, beta=beta, resample=resample)
@@ -243,10 +243,10 @@ def _cutoff(num_queries: int, alpha: float, beta: float) -> float:
     return max(1.0, expected / 8 + math.sqrt(3 * expected * math.log(num_queries / beta)) / 4)
 
 
-def two_thirds_teachers(mechanism: Stability, num_queries: int, beta: float) -> int:
+def two_thirds_teachers(mechanism: SparseVector, num_queries: int, beta: float) -> int:
     """Number of teachers whose two-thirds majority (dist = K/6 - 1) passes every test with probability 1 - beta/4."""
-    plan = mechanism.calibration(num_queries)
-    noise = plan.scale * (math.log(4 * plan.blocks / beta) + 2 * math.log(4 * num_queries / beta))
+    plan = mechanism.compute_scales(num_queries)
+    noise = plan.noise_scale * (math.log(4 * plan.max_blocks / beta) + 2 * math.log(4 * num_queries / beta))
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 
@@ -299,7 +299,7 @@ def ag_priv_cl(
     delta: float,
     alpha: float,
     beta: float,
-    budget: Door,
+    budget: NoiseProvider,
     **options: Any,
 ) -> Answers:
     """Answers m queries: sub-sample, relabel, resample, sub-sample and aggregate (AgPrivCl).
@@ -398,7 +398,7 @@ def unv_priv_cl(
     delta: float,
     alpha: float,
     beta: float,
-    budget: Door,
+    budget: NoiseProvider,
     share: float = 0.5,
     first: int | None = None,
     **options: Any,
@@ -445,7 +445,7 @@ def unv_priv_cl(
         if len(candidates) > 1:
             wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
             index, chose = gumbel_max(-wrong, late / 2, spending.noise), (BoundedRange(eta=late),)
-        spending.incur((*events, *chose))
+        spending.record_cost((*events, *chose))
     learner = Chosen(candidates[index], index, chose)
     rest_Q = torch.from_numpy(hypotheses.predict(learner.hypothesis, queries[m0:]).astype(np.int64))
     label_Q = torch.cat([answers.label_Q, rest_Q])

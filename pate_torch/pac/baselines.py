@@ -8,7 +8,7 @@ import torch
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, Event, PureDP
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.core.rng import numpy_stream
 from pate_torch.pac.agnostic import votes_of_shards
@@ -34,7 +34,7 @@ def df18_size(vc_dimension: int, *, epsilon: float, alpha: float) -> int:
 
 
 def df18_vote(
-    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, *, epsilon: float, alpha: float, budget: Door
+    hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, *, epsilon: float, alpha: float, budget: NoiseProvider
 ) -> Predicted:
     """Predicts by an exponential vote P(c) ~ exp(epsilon n_c/2) of ERMs on disjoint shards.
 
@@ -81,7 +81,7 @@ def averaging(
     gamma: float,
     alpha: float,
     beta: float,
-    budget: Door,
+    budget: NoiseProvider,
 ) -> Predicted:
     """Predicts by the ERM of one of ceil(1/gamma) disjoint shards, drawn afresh for each point.
 
@@ -122,7 +122,7 @@ def represented(
     epsilon: float,
     alpha: float,
     beta: float,
-    budget: Door,
+    budget: NoiseProvider,
 ) -> Chosen:
     """The exponential mechanism over the dichotomies of draws from a reference distribution, which knows no record.
 

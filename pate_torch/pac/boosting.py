@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pate_torch.accounting.events import BoundedRange, Event
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.pac.classes import error_counts
 from pate_torch.pac.exponential import Chosen, gumbel_max
@@ -51,7 +51,7 @@ def high_confidence(
     *,
     epsilon: float,
     failure: float,
-    budget: Door,
+    budget: NoiseProvider,
     alpha: float = 0.5,
 ) -> Chosen:
     """The exponential mechanism on a = ceil(ln(3/failure)) disjoint folds, then on the last fold among the winners.

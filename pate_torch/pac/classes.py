@@ -57,14 +57,14 @@ class Enumerable(ABC):
     vc_dimension: int
 
     @abstractmethod
-    def representatives(self, x: Floats) -> Sequence[Any]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[Any]:
         """One hypothesis for each dichotomy of x [n, D]: no two agree on all of x, none is missing."""
 
     @abstractmethod
     def predict(self, hypothesis: Any, x: Floats) -> Bools:
         """The labels of x [n, D], bool [n]."""
 
-    def labelings(self, hypotheses: Sequence[Any], x: Floats) -> Bools:
+    def compute_labelings(self, hypotheses: Sequence[Any], x: Floats) -> Bools:
         """Labels of x [n, D] by each hypothesis, bool [M, n]."""
         return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
 
@@ -72,18 +72,18 @@ class Enumerable(ABC):
         """Number of (x, y) each hypothesis gets wrong, int64 [M]; sensitivity 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
-    def dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
+    def enumerate_dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
         """Every labeling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
         x = points("x", x)
-        hypotheses = self.representatives(x)
-        return self.labelings(hypotheses, x), list(hypotheses)
+        hypotheses = self.enumerate_representatives(x)
+        return self.compute_labelings(hypotheses, x), list(hypotheses)
 
 
 def representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
     """One hypothesis per dichotomy of x; any HypothesisClass will do."""
     if isinstance(hypotheses, Enumerable):
-        return hypotheses.representatives(x)
-    return hypotheses.dichotomies(x)[1]
+        return hypotheses.enumerate_representatives(x)
+    return hypotheses.enumerate_dichotomies(x)[1]
 
 
 def error_counts(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
@@ -115,7 +115,7 @@ class Thresholds(Enumerable):
     name: str = "thresholds"
     vc_dimension: int = 1
 
-    def representatives(self, x: Floats) -> Sequence[float]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[float]:
         return cuts(_column(x, self.name)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
@@ -136,7 +136,7 @@ class Intervals(Enumerable):
     name: str = "intervals"
     vc_dimension: int = 2
 
-    def representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
         cut = cuts(_column(x, self.name))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
@@ -187,7 +187,7 @@ class Stumps(Enumerable):
             raise checks.fail("x.shape", x.shape, f"must have {self.num_features} features")
         return x
 
-    def representatives(self, x: Floats) -> Sequence[Stump]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[Stump]:
         x = self._features(x)
         stumps = [Stump(0, -np.inf, True), Stump(0, np.inf, True)]
         rows = [np.packbits(np.stack([np.ones(len(x), bool), np.zeros(len(x), bool)]), axis=1)]
@@ -241,7 +241,7 @@ class HalfPlanes(Enumerable):
     name: str = "half-planes"
     vc_dimension: int = 3
 
-    def representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
         spots = np.unique(x, axis=0)
         if spots.shape[1] != 2:
             raise checks.fail("x.shape", x.shape, "half-planes live in two dimensions")

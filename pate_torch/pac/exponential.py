@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pate_torch.accounting.events import BoundedRange, Event
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import error_counts
@@ -54,7 +54,7 @@ def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
 
 def gumbel_max(utility_M: Floats | Ints, rate: float, noise: NoiseSource) -> int:
     """An index drawn from ``log_law`` without leaving log space: argmax of score plus standard Gumbel noise."""
-    gumbel = noise.gumbel((len(utility_M),), _CPU).numpy()
+    gumbel = noise.draw_gumbel((len(utility_M),), _CPU).numpy()
     return int(np.argmax(log_law(utility_M, rate) + gumbel))
 
 
@@ -69,7 +69,7 @@ def exponential_mechanism(
     sample: Sample,
     *,
     epsilon: float,
-    budget: Door,
+    budget: NoiseProvider,
     alpha: float = VACUOUS,
 ) -> Chosen:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from pate_torch.accounting.events import BoundedRange, Event
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import Chosen
@@ -49,7 +49,7 @@ def _least_curvature(radius: float) -> float:
 
 
 def logistic_exponential(
-    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: Door, alpha: float = 0.5
+    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = 0.5
 ) -> Chosen:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 
@@ -112,9 +112,9 @@ def _draw(sample: Sample, radius: float, ridge: float, rate: float, noise: Noise
     lower = np.linalg.cholesky(precision)
     center = start - cho_solve((lower, True), gradient)
     while True:
-        standard_D = noise.gaussian((dimension,), 1.0, _CPU).numpy()
+        standard_D = noise.draw_gaussian((dimension,), 1.0, _CPU).numpy()
         theta = center + solve_triangular(lower, standard_D, trans="T", lower=True) / math.sqrt(rate)
-        log_u = math.log(float(noise.uniform((1,), _CPU)[0]))
+        log_u = math.log(float(noise.draw_uniform((1,), _CPU)[0]))
         step = theta - start
         bound = level + float(gradient @ step) + float(step @ precision @ step) / 2
         if np.linalg.norm(theta) <= radius and log_u <= -rate * (objective(theta)[0] - bound):

@@ -12,9 +12,9 @@ from scipy.special import ndtri
 
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import Delta, Event, PureDP
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import RELABEL_FACTOR, relabel, votes_of_shards
 from pate_torch.pac.nets import realizable_size
@@ -29,7 +29,7 @@ from pate_torch.pac.sample import (
     without_replacement,
 )
 from pate_torch.protocols import HypothesisClass
-from pate_torch.types import Answers, Context
+from pate_torch.types import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def relabeled_gnmax(
     epsilon: float,
     delta: float,
     alpha: float,
-    budget: Door,
+    budget: NoiseProvider,
     shard: int = 30,
 ) -> Answers:
     """Answers every query: sub-sample, relabel, and GNMax on the votes of ERMs on the relabeled sub-sample's shards.
@@ -168,7 +168,7 @@ def _answer(
 ) -> Answers:
     chosen = sample.take(without_replacement(sample.n, plan.subset, noise))
     votes = votes_of_shards(hypotheses, relabel(hypotheses, chosen, noise=noise), plan.num_teachers, x_Q)
-    return Gaussian(sigma=plan.sigma).release(votes, noise, Context(num_queries=len(x_Q)))
+    return GNMax(sigma=plan.sigma).release(votes, noise, MechanismContext(num_queries=len(x_Q)))
 
 
 def _teachers(plan: RelabeledPlan, num_queries: int, alpha: float) -> float:

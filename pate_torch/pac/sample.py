@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from pate_torch.accounting.events import Event
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.ledger.ledger import HYPOTHESIS
+from pate_torch.ledger.ledger import PURPOSE_HYPOTHESIS
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import Sensitivity
 
@@ -92,13 +92,13 @@ class Sample:
 
 def without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
     """A uniformly random subset of 0..n-1, from the noise source: amplification by sampling needs it kept secret."""
-    key = noise.uniform((n,), torch.device("cpu")).numpy()
+    key = noise.draw_uniform((n,), torch.device("cpu")).numpy()
     return np.argpartition(key, size - 1)[:size].astype(np.int64) if size < n else np.arange(n, dtype=np.int64)
 
 
 def with_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
     """``size`` independent uniform draws from 0..n-1, from the noise source."""
-    return np.floor(noise.uniform((size,), torch.device("cpu")).numpy() * n).astype(np.int64)
+    return np.floor(noise.draw_uniform((size,), torch.device("cpu")).numpy() * n).astype(np.int64)
 
 
 def require_replace_one(sample: Sample, algorithm: str) -> None:
@@ -116,18 +116,18 @@ REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="re
 """All of these algorithms are private with regard to a record that is replaced, each by its own argument."""
 
 
-def pay(budget: Door, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
+def pay(budget: NoiseProvider, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
     """Charge first, then noise: every algorithm draws within this.
 
     Raises:
         ValueError: An account of another adjacency.
     """
-    budget.covers(REPLACE_ONE)
+    budget.check_adjacency(REPLACE_ONE)
     refuse_discrete(budget, algorithm)
-    return budget.spend(events, mechanism=algorithm, what=HYPOTHESIS)
+    return budget.spend(events, mechanism=algorithm, purpose=PURPOSE_HYPOTHESIS)
 
 
-def refuse_discrete(budget: Door, algorithm: str) -> None:
+def refuse_discrete(budget: NoiseProvider, algorithm: str) -> None:
     """Refuse, before anything is charged, an account whose noise is discrete: these algorithms draw real numbers.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.exponential import Chosen, exponential_mechanism
@@ -47,7 +47,7 @@ def sspp(
     public_x: Floats,
     *,
     epsilon: float,
-    budget: Door,
+    budget: NoiseProvider,
     alpha: float = 0.5,
     beta: float = 0.5,
 ) -> Chosen:

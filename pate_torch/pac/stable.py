@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, Event, PureDP
-from pate_torch.budget import Door
+from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import votes_of_shards
@@ -156,7 +156,7 @@ def _stable_draws(
 
 
 def _flip(label_Q: Bools, alpha: float, noise: NoiseSource) -> Bools:
-    return label_Q ^ (noise.uniform((len(label_Q),), _CPU).numpy() < alpha)
+    return label_Q ^ (noise.draw_uniform((len(label_Q),), _CPU).numpy() < alpha)
 
 
 def stable_predictor(
@@ -166,7 +166,7 @@ def stable_predictor(
     *,
     gamma: float,
     alpha: float,
-    budget: Door,
+    budget: NoiseProvider,
     subset: int | None = None,
     constants: str = "paper",
     cover: bool = False,
@@ -234,7 +234,7 @@ def private_prediction(
     *,
     epsilon: float,
     alpha: float,
-    budget: Door,
+    budget: NoiseProvider,
     subset: int | None = None,
     constants: str = "paper",
 ) -> Predicted:
@@ -377,7 +377,7 @@ def private_predictor(
     x_Q: Floats,
     *,
     alpha: float,
-    budget: Door,
+    budget: NoiseProvider,
     epsilon: float | None = None,
     eta: float | None = None,
     constants: str = "paper",

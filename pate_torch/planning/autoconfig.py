@@ -15,7 +15,7 @@ from pate_torch.accounting import calibration
 from pate_torch.core import checks
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning import feasibility, gradient_budget
 from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy
 from pate_torch.queries.clusters import Medoids
@@ -168,11 +168,11 @@ def _teachers(facts: Facts, num_teachers: int | None, num_queries: int | None) -
     )
 
 
-def _gaussian(facts: Facts, queries: int) -> Gaussian:
+def _gaussian(facts: Facts, queries: int) -> GNMax:
     def events(sigma: float) -> tuple[object, ...]:
-        return Gaussian(sigma=sigma).worst_case(queries)
+        return GNMax(sigma=sigma).privacy_events(queries)
 
-    return Gaussian(sigma=calibration.smallest_sigma(events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
+    return GNMax(sigma=calibration.smallest_sigma(events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
 
 
 def _gradients(facts: Facts, why: str) -> Method:

@@ -283,7 +283,7 @@ class PlanEvaluator:
 
     def events(self, plan: RunConfig, queries: int) -> tuple[Event, ...]:
         """What a run of so many questions may charge, the publication of their price as the plan has it."""
-        labels = plan.mechanism.worst_case(queries, min(plan.query.rounds, queries))
+        labels = plan.mechanism.privacy_events(queries, min(plan.query.rounds, queries))
         return labels + plan.events_beside_labels(self.num_classes)
 
     def _opens(self, plan: RunConfig, events: tuple[Event, ...]) -> bool:

@@ -44,8 +44,8 @@ from pate_torch.data import locations
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.ledger import Account, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.interactive import Interactive
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
 from pate_torch.planning.choice import Choice, Declared, PlanEvaluator, best, takes_probabilities
@@ -259,7 +259,11 @@ def _rows(
         row = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
         each = composed(row)
         recommended = not given & {"mechanism.threshold", "experiment"}
-        if isinstance(each.mechanism, Confident | Interactive) and recommended and each.num_teachers != teachers:
+        if (
+            isinstance(each.mechanism, ConfidentGNMax | InteractiveGNMax)
+            and recommended
+            and each.num_teachers != teachers
+        ):
             row = (*row, f"mechanism.threshold={each.mechanism.threshold * each.num_teachers / teachers:.4g}")
             each = composed(row)
         yield row, each
@@ -387,7 +391,7 @@ def _account(base: RunConfig) -> tuple[Account | None, Path | None]:
     if not path.exists():
         return None, None
     with Ledger(path, create=False, readonly=True) as ledger:
-        found = {account.name: account for account in ledger.accounts()}.get(base.dataset.name)
+        found = {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
     return found, None if found is None else path
 
 

@@ -20,9 +20,9 @@ from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax,
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
-from pate_torch.mechanisms.distance_to_instability import SingleStable
+from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.sparse_vector_base import SparseVector, teachers_to_pass
+from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism, compute_min_teachers
 from pate_torch.planning.gradient_budget import Descent, calibrated
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
@@ -116,10 +116,10 @@ def break_even(mechanism: Mechanism, num_classes: int) -> float | None:
 def lead_to_answer(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:
     """The lead, in votes, at which a question is answered every other time; None: whether it is depends on no lead."""
     match mechanism:
-        case SparseVector():
-            return mechanism.calibration(num_queries, num_classes).teachers_needed
-        case SingleStable():
-            return teachers_to_pass(mechanism.threshold)
+        case SparseVectorMechanism():
+            return mechanism.compute_scales(num_queries, num_classes).min_teachers
+        case DistanceToInstability():
+            return compute_min_teachers(mechanism.threshold)
     return None
 
 
@@ -174,10 +174,10 @@ def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None, public: 
         size: About how many records there are; None: it is not public.
         public: Public points; None: not known.
     """
-    if plan.privacy.noise not in GradientDescent.kinds:
+    if plan.privacy.noise not in GradientDescent.noise_kinds:
         return None
     delta = plan.privacy.delta
-    epsilon = calibration.price(mechanism.worst_case(plan.num_queries, plan.num_rounds), delta)
+    epsilon = calibration.price(mechanism.privacy_events(plan.num_queries, plan.num_rounds), delta)
     return calibrated(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size, public=public)
 
 
@@ -247,8 +247,8 @@ def _at_skill(skill: float, num_classes: int) -> float:
 def _model(mechanism: Mechanism) -> OutcomeModel | None:
     """The law of a label that is given, be the noise continuous or discrete."""
     match mechanism:
-        case gaussian.Gaussian() | confident.Confident() | interactive.Interactive() | histogram.Histogram():
+        case gaussian.GNMax() | confident.ConfidentGNMax() | interactive.InteractiveGNMax() | histogram.Histogram():
             return Gnmax(sigma=mechanism.sigma)
-        case laplacian.Laplace():
+        case laplacian.LNMax():
             return Lnmax(scale=mechanism.sigma)
-    return mechanism.outcome_model()
+    return mechanism.make_outcome_model()

@@ -77,7 +77,7 @@ def calibrated(
     if records is not None:
         mechanism = replace(mechanism, steps=_STEPS, clip_norm=_CLIP_NORM)
     sigma = calibration.smallest_sigma(
-        lambda sigma: replace(mechanism, sigma=sigma).worst_case(1), epsilon=epsilon, delta=delta
+        lambda sigma: replace(mechanism, sigma=sigma).privacy_events(1), epsilon=epsilon, delta=delta
     )
     found = Descent(mechanism=replace(mechanism, sigma=sigma), records=records, public=public)
     if found.directions is None:

@@ -31,11 +31,11 @@ from torch import nn
 
 from pate_torch.core import checks, rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import Context, Dataset, PrivateData
+from pate_torch.types import Dataset, MechanismContext, PrivateData
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Dataset], nn.Module | None]
@@ -271,7 +271,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     assert truth_Q is not None
     said_KQ = probability_KQC.argmax(-1).numpy()
     model = learnt(said_KQ, truth_Q[: len(asked)].numpy(), data.spec.num_classes, seed)
-    return replace(model, score_KQS=SoftVotes.of(probability_KQC).score_KQS)
+    return replace(model, score_KQS=SoftVotes.from_probabilities(probability_KQC).score_KQS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,13 +338,15 @@ def simulate_release(
         """Share answered, share right of it, and what was asked."""
         votes, truth_Q = model.ask(num_teachers, releases * size, seed)
         kind = getattr(mechanism, "noise", "torch")
-        noise = Rehearsal(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
+        noise = DryRunNoise(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
         answered = right = 0
         for start in range(0, releases * size, size):
-            asked: Votes | SoftVotes = votes.take(torch.arange(start, start + size))
+            asked: Votes | SoftVotes = votes.select(torch.arange(start, start + size))
             if soft and model.score_KQS is not None:
                 asked = model.ask_soft(num_teachers, start, start + size, seed)
-            label_Q = mechanism.release(asked, noise, Context(num_queries=num_queries, rounds=rounds)).label_Q.numpy()
+            label_Q = mechanism.release(
+                asked, noise, MechanismContext(num_queries=num_queries, rounds=rounds)
+            ).label_Q.numpy()
             answered += int((label_Q >= 0).sum())
             right += int((label_Q == truth_Q[start : start + len(label_Q)]).sum())
         return answered / (releases * size), right / answered if answered else None, votes, truth_Q
@@ -356,7 +358,7 @@ def simulate_release(
         answered=answered,
         right=right,
         interval=None if right is None else _interval(rights, crowd.questions, crowd.error),
-        plurality=float((votes.plurality().numpy() == truth_Q).mean()),
+        plurality=float((votes.compute_plurality().numpy() == truth_Q).mean()),
         teacher=crowd.teacher_accuracy,
         questions=releases * size,
     )
@@ -383,8 +385,8 @@ def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: E
     shards = partition.shards(records, 1, seed)
     asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
     scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
-    noise = Rehearsal(mechanism.noise, rng.derive(seed, "plan", "noise"))
-    label_Q = scaled.release(asked, noise, Context(num_queries=len(asked))).label_Q
+    noise = DryRunNoise(mechanism.noise, rng.derive(seed, "plan", "noise"))
+    label_Q = scaled.release(asked, noise, MechanismContext(num_queries=len(asked))).label_Q
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
     right = float((label_Q == truth_Q).double().mean())

@@ -190,7 +190,7 @@ def _leads(sheet: PlanReport) -> str:
 def _account(sheet: PlanReport) -> str:
     account, shown = sheet.account, sheet.best or sheet.choices[0]
     assert account is not None
-    state = "closed" if account.closed else f"has spent {_charged(account)}"
+    state = "closed" if account.is_closed else f"has spent {_charged(account)}"
     left = "any number" if (shown.left or 0) >= MOST_QUERIES else str(shown.left)
     return (
         f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta "
@@ -247,7 +247,7 @@ def payload(sheet: PlanReport) -> dict[str, Any]:
             "epsilon_charged": None if account.guarantee is None else account.guarantee.epsilon,
             "budget_epsilon": account.budget_epsilon,
             "delta": account.delta,
-            "closed": account.closed,
+            "closed": account.is_closed,
         },
         "notes": list(sheet.notes),
     }

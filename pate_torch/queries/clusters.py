@@ -33,7 +33,7 @@ class Coreset:
     Source: Sener and Savarese 2018, Algorithm 1 (core-set).
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "coreset"
     rounds: int = 1
 
@@ -51,7 +51,7 @@ class Coreset:
             nearest_P.clamp_(max=_distances_to(point, x_PD, norm_P))
             nearest_P[point] = -1.0
 
-        for asked in state.asked_Q.tolist():
+        for asked in state.query_Q.tolist():
             cover(asked)
         chosen: list[int] = []
         for _ in range(share(state)):
@@ -72,7 +72,7 @@ class Medoids:
     large clusters, whose points lie as far apart as those of different ones.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "medoids"
     rounds: int = 1
     restarts: int = 1
@@ -88,7 +88,7 @@ class Medoids:
         if count == 0:
             return points[:0]
         x_RD = features(state)[points]
-        stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
+        stream = rng.torch_stream(state.seed, "query", self.name, len(state.query_Q))
         cluster_R, center_KD = kmeans(x_RD, count, stream, self.restarts)
         off_center_R = off_center(x_RD, cluster_R, center_KD).cpu()
         cluster_R = cluster_R.cpu()
@@ -121,7 +121,7 @@ class Prototypes:
         restarts: Number of runs of k-means on the eigenvectors.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "prototypes"
     rounds: int = 1
     neighbors: int = 6
@@ -138,15 +138,15 @@ class Prototypes:
         if count == 0 or len(state.pool_x) == 1:
             return open_points(state)[:count]
         graph = neighbor_graph(features(state), self.neighbors)
-        stream = rng.torch_stream(state.seed, "query", self.name, len(state.asked_Q))
+        stream = rng.torch_stream(state.seed, "query", self.name, len(state.query_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
-        clusters = len(state.asked_Q) + count
+        clusters = len(state.query_Q) + count
         place_PW = spectral(graph, min(clusters, _AXES), stream)
         cluster_P, center_KW = kmeans(place_PW, clusters, stream, self.restarts)
         off_center_P = off_center(place_PW, cluster_P, center_KW).cpu()
         spacing_P, cluster_P = graph.spacing_P.cpu(), cluster_P.cpu()
         size_K = torch.bincount(cluster_P, minlength=len(center_KW))
-        size_K[cluster_P[state.asked_Q]] = 0
+        size_K[cluster_P[state.query_Q]] = 0
         first_K = torch.full_like(size_K, len(cluster_P))  # clusters are numbered as rounding has it, points are not
         first_K = first_K.scatter_reduce(0, cluster_P, torch.arange(len(cluster_P)), "amin")
         largest_first = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
@@ -180,7 +180,7 @@ class PrototypesThenMargin(Prototypes):
     prototypes again.
     """
 
-    guided: ClassVar[bool] = True
+    uses_guide: ClassVar[bool] = True
     name: str = "prototypes_then_margin"
     rounds: int = 2
     first: int = 50
@@ -192,8 +192,8 @@ class PrototypesThenMargin(Prototypes):
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]."""
-        if len(state.asked_Q) == 0:
-            state = dataclasses.replace(state, remaining=min(self.first, state.remaining), rounds_left=1)
+        if len(state.query_Q) == 0:
+            state = dataclasses.replace(state, num_remaining=min(self.first, state.num_remaining), num_rounds_left=1)
         if state.student_PC is None:
             return super().select(state)
         return Margin(name=self.name, rounds=self.rounds).select(state)

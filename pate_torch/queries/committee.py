@@ -28,7 +28,7 @@ class Committee:
         ridge: Weight of the squared norm.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "committee"
     rounds: int = 4
     members: int = 15
@@ -51,8 +51,8 @@ class Committee:
         """How many members choose each class at each public point, [P, C]."""
         answered = state.label_Q != NO_ANSWER
         x_PD = F.pad(features(state).cpu().double(), (0, 1), value=1.0)
-        x_ND, label_N = x_PD[state.asked_Q[answered].cpu()], state.label_Q[answered].cpu()
-        stream = rng.torch_stream(state.seed, "query", self.name, "members", len(state.asked_Q))
+        x_ND, label_N = x_PD[state.query_Q[answered].cpu()], state.label_Q[answered].cpu()
+        stream = rng.torch_stream(state.seed, "query", self.name, "members", len(state.query_Q))
         votes_PC = torch.zeros(len(x_PD), state.spec.num_classes)
         for _ in range(self.members):
             drawn = torch.randint(len(label_N), (len(label_N),), generator=stream)

@@ -47,7 +47,7 @@ class Disagreement:
         width: Principal axes kept of wider data.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "disagreement"
     rounds: int = 20
     fit: str = "loss"
@@ -68,7 +68,7 @@ class Disagreement:
         """The points of the next stretch that are disagreed about, in stream order; empty when the stream has ended."""
         count = len(state.pool_x)
         stream_P = torch.randperm(count, generator=rng.torch_stream(state.seed, "query", self.name))
-        start = self._resume(stream_P, state.asked_Q)
+        start = self._resume(stream_P, state.query_Q)
         x_PD = None
         while start < count:
             stop = max(1, 2 * start)
@@ -77,7 +77,7 @@ class Disagreement:
                 x_PD = bordered(features(state, self.width).cpu()) if x_PD is None else x_PD
                 stretch = stretch[self._disputed(x_PD, state, stretch, max(1, start))]
             if len(stretch):
-                return stretch[: state.remaining]
+                return stretch[: state.num_remaining]
             start = stop
         return torch.zeros(0, dtype=torch.int64)
 
@@ -99,7 +99,7 @@ class Disagreement:
     def _disputed(self, x_PD: Tensor, state: QueryState, stretch: Tensor, time: int) -> Tensor:
         """Bool, one for each point of the stretch."""
         answered = state.label_Q != NO_ANSWER
-        x_ND = x_PD[state.asked_Q[answered].cpu()]
+        x_ND = x_PD[state.query_Q[answered].cpu()]
         label_N = state.label_Q[answered].cpu()
         disputed = torch.zeros(len(stretch), dtype=torch.bool)
         # With two classes one problem says it all; a class never answered has no hypothesis of its own yet.

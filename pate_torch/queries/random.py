@@ -16,20 +16,20 @@ from pate_torch.protocols import QueryState
 def open_points(state: QueryState) -> Tensor:
     """Pool indices not asked before, increasing, int64 [R]."""
     unseen_P = torch.ones(len(state.pool_x), dtype=torch.bool)
-    unseen_P[state.asked_Q.cpu()] = False
+    unseen_P[state.query_Q.cpu()] = False
     return unseen_P.nonzero().squeeze(1)
 
 
 def shuffled(points: Tensor, state: QueryState, strategy: str) -> Tensor:
     """The points in an order that depends on (seed, strategy, how many were asked before) alone."""
-    stream = rng.torch_stream(state.seed, "query", strategy, len(state.asked_Q))
+    stream = rng.torch_stream(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 
 def share(state: QueryState) -> int:
     """How many to ask this round: an equal share of what remains, at least one while any remains."""
-    checks.integer("rounds_left", state.rounds_left, low=1)
-    return min(-(-state.remaining // state.rounds_left), len(state.pool_x) - len(state.asked_Q))
+    checks.integer("rounds_left", state.num_rounds_left, low=1)
+    return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
 def features(state: QueryState, width: int = 64) -> Tensor:
@@ -46,7 +46,7 @@ class Random:
     Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "random"
     rounds: int = 1
     shuffle: bool = True

@@ -21,7 +21,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import Event, to_json
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import Charge
-from pate_torch.ledger.ledger import CHOICE, Account, Ledger
+from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
 from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Student
 from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
@@ -88,8 +88,10 @@ def build_report(
         split=data.pool.split,
         reused=release.id not in paid,
         voters=voters,
-        rounds=len(release.rounds) or 1,
-        seconds=public_seconds(seconds, voters, chosen=any(part.what == CHOICE for part in claimed["parts"])),
+        rounds=len(release.queries_per_round) or 1,
+        seconds=public_seconds(
+            seconds, voters, chosen=any(part.what == PURPOSE_STUDENT_CHOICE for part in claimed["parts"])
+        ),
         answer_files=release_store.answer_files(record),
         **measured,
         label_accuracy=correct / answered if answered else None,
@@ -97,10 +99,10 @@ def build_report(
         teachers_id=record["teachers_id"],
         teachers_kept=TeacherStore(ledger.path.parent).holds(record["teachers_id"]),
         release_id=release.id,
-        ledger_head=ledger.head(),
+        ledger_head=ledger.get_head(),
         class_names=data.spec.class_names,
         takes=data.spec.kind,
-        encoder=None if data.spec.encoder is None else data.spec.encoder.without_points,
+        encoder=None if data.spec.encoder is None else data.spec.encoder.card_without_points,
         encoder_here=encoder_here,
         epsilon_curve=epsilon_curve(release, delta),
         account_curve=account_curve(ledger, name, release) if release.id in paid else (),
@@ -111,7 +113,7 @@ def build_report(
         sensitivity=record["sensitivity"],
         assets=(pool_asset(name, record["pool_sha256"], owner), *encoder_asset(data.spec), *_assets(record)),
         owner=owner,
-        declared_values=data.declared,
+        declared_values=data.provenance,
         chosen_by=chosen_by,
     )
 
@@ -150,7 +152,7 @@ def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
     truth = data.evaluation.y
     if not len(truth):
         return {}
-    predicted = student.probabilities(data.evaluation.x).argmax(1)
+    predicted = student.compute_probabilities(data.evaluation.x).argmax(1)
     return {
         "student_accuracy": accuracy_of(predicted, truth),
         "student_size": len(truth),
@@ -189,31 +191,31 @@ def claims(ledger: Ledger, name: str, reservations: Sequence[str], *, now: Seque
     Returns:
         The fields of a ``ReleaseReport`` that are claims.
     """
-    account, claim = ledger.account(name), ledger.claim(name, reservations)
-    guarantee, total, total_ex_post = claim.guarantee, account.guarantee, account.ex_post
+    account, claim = ledger.get_account(name), ledger.make_claim(name, reservations)
+    guarantee, total, total_ex_post = claim.guarantee, account.guarantee, account.ex_post_guarantee
     return {
         "epsilon": None if guarantee is None else guarantee.epsilon,
         "accountant": "none" if guarantee is None else guarantee.route,
-        "epsilon_ex_post": None if claim.ex_post is None else claim.ex_post.epsilon,
-        "private": claim.private,
-        "parts": tuple(_part(account, identity, charge, identity in now) for identity, charge in claim.parts.items()),
+        "epsilon_ex_post": None if claim.ex_post_guarantee is None else claim.ex_post_guarantee.epsilon,
+        "private": claim.is_private,
+        "parts": tuple(_part(account, identity, charge, identity in now) for identity, charge in claim.charges.items()),
         "epsilon_charged": None if total is None else total.epsilon,
         "charged_accountant": None if total is None else total.route,
         "epsilon_charged_ex_post": None if total_ex_post is None else total_ex_post.epsilon,
         "budget_epsilon": account.budget_epsilon,
         "other_releases": tuple(
             _part(account, identity, charge, False)
-            for identity, charge in ledger.charges(name).items()
-            if identity not in claim.parts
+            for identity, charge in ledger.get_charges(name).items()
+            if identity not in claim.charges
         ),
     }
 
 
 def _part(account: Account, identity: str, charge: Charge, now: bool) -> ChargedRelease:
     """One reservation: what it paid for, and its own guarantee."""
-    alone = replace(account, private=not charge.insecure)  # its noise is its own; the cap is the account's
-    guarantee = alone.claim(charge.planned, capped=account.private)
-    what = charge.what if charge.committed or now else f"{charge.what}, interrupted: charged at its worst case"
+    alone = replace(account, is_private=not charge.insecure)  # its noise is its own; the cap is the account's
+    guarantee = alone.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
+    what = charge.purpose if charge.is_committed or now else f"{charge.purpose}, interrupted: charged at its worst case"
     if guarantee is None:
         return ChargedRelease(release_id=identity, what=f"{what}, {NOT_PRIVATE}: seeded noise", now=now)
     return ChargedRelease(
@@ -222,7 +224,7 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Charged
         epsilon=guarantee.epsilon,
         accountant=guarantee.route,
         now=now,
-        events=to_json(charge.planned),
+        events=to_json(charge.reserved_events),
     )
 
 
@@ -267,12 +269,14 @@ def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, .
 
     (A composition takes up to a second.) Empty where questions cost unequally, or no epsilon is claimed.
     """
-    each, asked, account = _per_question(release), len(release.query_Q), ledger.account(name)
-    if each is None or not account.private:
+    each, asked, account = _per_question(release), len(release.query_Q), ledger.get_account(name)
+    if each is None or not account.is_private:
         return ()
-    before = [e for other, charge in ledger.charges(name).items() if other != release.id for e in charge.planned]
+    before = [
+        e for other, charge in ledger.get_charges(name).items() if other != release.id for e in charge.reserved_events
+    ]
     moments = np.unique(np.linspace(1, asked, min(asked, COMPOSED)).round().astype(int))
-    totals = [account.claim([*before, replace(each, count=each.count * int(q))]) for q in moments]
+    totals = [account.compute_guarantee([*before, replace(each, count=each.count * int(q))]) for q in moments]
     known = [total.epsilon for total in totals if total is not None]
     if len(known) < len(moments):
         return ()

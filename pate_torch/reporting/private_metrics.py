@@ -132,7 +132,7 @@ def count_records(data: Dataset, everyone: PrivateData | None = None) -> dict[st
     rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
     rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
     rows |= {"private kept from the voters": kept} if kept else {}
-    return rows | {f"left out {why}": count for why, count in data.dropped.items()}
+    return rows | {f"left out {why}": count for why, count in data.num_dropped_by_reason.items()}
 
 
 def owner_summary(
@@ -174,11 +174,11 @@ def owner_summary(
 
         def both() -> tuple[float, float]:
             prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
-            plurality = count(prediction_KQ, data.spec.num_classes).plurality()
+            plurality = count(prediction_KQ, data.spec.num_classes).compute_plurality()
             return accuracy_of(prediction_KQ, truth), accuracy_of(plurality, truth)
 
         mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
-    asked = None if votes is None else votes.take(release.query_Q)
+    asked = None if votes is None else votes.select(release.query_Q)
     theorem_epsilon = None
     if model is not None and rounds == 1 and asked is not None and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
@@ -196,7 +196,7 @@ def owner_summary(
 
 def gap_quantiles(votes: Votes) -> dict[str, float]:
     """PRIVATE. Quantiles of winner minus runner-up, in votes."""
-    gap = votes.gap().double()
+    gap = votes.compute_gaps().double()
     if len(gap) == 0:
         return {}
     values = torch.quantile(gap, torch.tensor(QUANTILES, dtype=torch.float64, device=gap.device))
@@ -254,7 +254,7 @@ def attack_student(
         by_plan = min(bound, accounting.delta(planned, 0.0))
     contrast = None if nonprivate is None else attack(functools.partial(logits_of_one, nonprivate), sides, seed)
     return Membership(
-        student=attack(student.logits, sides, seed),
+        student=attack(student.compute_logits, sides, seed),
         nonprivate=contrast,
         bound=bound,
         bound_by_plan=by_plan,
@@ -272,7 +272,7 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
     """
     votes, voters = release.raw_votes, release.voters
     if votes is None and voters is not None and isinstance(voters.sensitive, Votes):
-        votes = voters.sensitive.take(release.labels.query_Q)
+        votes = voters.sensitive.select(release.labels.query_Q)
     if votes is None:
         return
     table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
@@ -296,7 +296,7 @@ def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble
         votes=voters.sensitive if isinstance(voters.sensitive, Votes) else None,
         ensemble=voters.ensemble,
         nonprivate=nonprivate,
-        model=config.mechanism.outcome_model(),
+        model=config.mechanism.make_outcome_model(),
         rounds=config.num_rounds,
         delta=config.privacy.delta,
         device=config.device,
@@ -325,15 +325,15 @@ def examine(
     sides = config.membership.sides(data, shards, run.loaded.others, config.seed)
     if sides is None:
         return figures
-    claim = run.ledger.claim(data.spec.name, [release.labels.id, *run.paid])
+    claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.paid])
     found = attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,
-        events=claim.planned,
+        events=claim.reserved_events,
         delta=facts["delta"],
         seed=config.seed,
-        secret=claim.private,
+        secret=claim.is_private,
         held_out=run.loaded.others is not None,
     )
     if run.board is not None:

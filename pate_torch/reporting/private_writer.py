@@ -87,8 +87,8 @@ class PrivateBoard:
 
     def votes(self, votes: Votes, answered_Q: Tensor) -> None:
         """PRIVATE. The gaps of the questions asked, and the share of them answered (bool [Q])."""
-        self._spread("votes/gap", votes.gap(), 0)
-        self._spread("votes/top", votes.top(), 0)
+        self._spread("votes/gap", votes.compute_gaps(), 0)
+        self._spread("votes/top", votes.compute_top_counts(), 0)
         if len(answered_Q):
             share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
             for question, share in thinned(numbered(share_Q.tolist())):

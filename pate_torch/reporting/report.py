@@ -17,7 +17,7 @@ from pate_torch.accounting.formatting import show_delta, show_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.description import VotersDescription, group_of, one_unit
 from pate_torch.reporting.intervals import Share, percent
-from pate_torch.types import CHOSEN_BY, LABEL_UNIT, EncoderCard, PublicAsset
+from pate_torch.types import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 
 Scalar = bool | int | float | str | None
 
@@ -328,7 +328,7 @@ class ReleaseReport:
         checks.one_of("noise", self.noise, ("torch", "discrete"))
         checks.one_of("takes", self.takes, TAKES)
         if self.chosen_by is not None:
-            checks.one_of("chosen_by", self.chosen_by, CHOSEN_BY)
+            checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
         checks.boolean("private", self.private)
         checks.boolean("reused", self.reused)
         checks.boolean("encoder_here", self.encoder_here)

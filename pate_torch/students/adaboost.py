@@ -14,7 +14,7 @@ from sklearn.ensemble import AdaBoostClassifier
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
 from pate_torch.students.training import prepare
 
 _UNSEEN = -30.0  # logit of a class without labels
@@ -43,8 +43,8 @@ class AdaBoost:
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """Fit the vote of stumps.
 

@@ -16,7 +16,7 @@ import torch
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.parallel import side_by_side
-from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, do_nothing
 from pate_torch.types import DataSpec
 
 
@@ -54,8 +54,8 @@ class Ensemble:
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """Fit the voting student.
 

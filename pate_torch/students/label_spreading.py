@@ -43,7 +43,7 @@ class LabelSpreading(GradientStudent):
     Attributes:
         unlabeled_batch: Public points a step.
         keep_fraction: Share of each class's propagated labels that is learnt from: those with the widest lead.
-        alignment: Expected share of each class, ``uniform`` or ``labels``.
+        alignment: Expected share of each class, ``draw_uniform`` or ``labels``.
     """
 
     everywhere: ClassVar[bool] = False
@@ -128,7 +128,7 @@ def propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
 
 
 def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
-    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
+    """The share that each class should get, [C]: ``draw_uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if kind == "uniform":
         # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.

@@ -11,7 +11,7 @@ from torch import nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.features.contrastive import mean_shift
-from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentTask, silent
+from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentTask, do_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class ReleasedModel:
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """The model.
 
@@ -106,7 +106,7 @@ def _off(student: Student, task: StudentTask) -> float:
     theirs_QC = task.posterior_QC.cpu().double()
     told_Q = (theirs_QC > _SMALLEST).all(1)
     theirs_QC = theirs_QC[told_Q].log()
-    ours_QC = student.logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()
+    ours_QC = student.compute_logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()
     ours_QC = (task.model.radius * ours_QC).log_softmax(1)
     return float((ours_QC - theirs_QC).abs().max() / theirs_QC.std().clamp(min=1)) if bool(told_Q.any()) else 0.0
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
 from pate_torch.students.label_noise import LINEAR, cross_validated, quietly, scale
 from pate_torch.students.training import prepare
 
@@ -48,8 +48,8 @@ class Logistic:
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """Fit the linear classifier.
 

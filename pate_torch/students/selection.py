@@ -15,7 +15,7 @@ from pate_torch.accounting.events import BoundedRange, Event
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.data.units import hold_out, one_per_unit
-from pate_torch.ledger.ledger import CHOICE
+from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
 from pate_torch.pac.selection import draw
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.types import Dataset, PrivateData
@@ -49,7 +49,7 @@ class Selection:
         if len(checks.mapping("selection.candidates", self.candidates)) < 2:
             raise checks.fail("selection.candidates", list(self.candidates), "must name at least two students")
 
-    def worst_case(self) -> tuple[Event, ...]:
+    def privacy_events(self) -> tuple[Event, ...]:
         """The price of one choice."""
         return (BoundedRange(eta=self.epsilon),)
 
@@ -95,12 +95,16 @@ class Selection:
         Raises:
             ValueError: The choice could not be charged; nothing has been trained.
         """
-        budget.check(self.worst_case())
+        budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
         held = one_per_unit(held, budget.adjacency)
-        errors = [int((student.probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()]
-        with budget.spend(self.worst_case(), mechanism=f"selection:{self.name}", what=CHOICE) as spending:
+        errors = [
+            int((student.compute_probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()
+        ]
+        with budget.spend(
+            self.privacy_events(), mechanism=f"selection:{self.name}", purpose=PURPOSE_STUDENT_CHOICE
+        ) as spending:
             winner = draw(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
         chosen = list(students)[winner]
         return chosen, students[chosen], spending.id

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch.core import checks
-from pate_torch.protocols import Checkable, FeatureRecipe, Log, Progress, Student, StudentAlgorithm, StudentTask, silent
+from pate_torch.protocols import (
+    Checkable,
+    FeatureRecipe,
+    Log,
+    Progress,
+    Student,
+    StudentAlgorithm,
+    StudentTask,
+    do_nothing,
+)
 from pate_torch.students.bagging import Ensemble
 from pate_torch.students.label_spreading import ALPHA, most_confident, propagate
 from pate_torch.students.linear_model import linear_student
@@ -87,8 +96,8 @@ class SelfTraining:
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """The student of the last generation, or the model of the last round.
 

@@ -21,9 +21,9 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
 
     Answers given for cells, or by a model, speak for every public point.
     """
-    if release.pool_rounds:
+    if release.num_pool_rounds:
         label_Q, share_QC = _everywhere(release)
-        rounds = torch.arange(release.pool_rounds)
+        rounds = torch.arange(release.num_pool_rounds)
         return StudentTask(
             spec,
             pool.x,
@@ -34,8 +34,10 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
             model=release.model,
         )
     answered, believed_QC = release.answered_Q, None
-    if release.noisy is not None:  # round by round: how far teachers lead differs with who answers what
-        believed_QC = torch.cat([label_posterior(part) for part in release.noisy.split(release.rounds)])[answered]
+    if release.noisy_counts is not None:  # round by round: how far teachers lead differs with who answers what
+        believed_QC = torch.cat(
+            [label_posterior(part) for part in release.noisy_counts.split(release.queries_per_round)]
+        )[answered]
     elif release.score_QC is not None:
         believed_QC = release.score_QC[answered]
         believed_QC = believed_QC / believed_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
@@ -55,9 +57,9 @@ def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
     if release.score_RPC is not None:
         share_QC = release.score_RPC.flatten(0, 1).softmax(1)
         return share_QC.argmax(1), share_QC
-    assert release.cell_RP is not None and release.noisy is not None
+    assert release.cell_RP is not None and release.noisy_counts is not None
     cell_Q = release.cell_RP.flatten()
-    return release.label_Q[cell_Q], class_proportions(release.noisy)[cell_Q]
+    return release.label_Q[cell_Q], class_proportions(release.noisy_counts)[cell_Q]
 
 
 def lead(noisy: NoisyCounts) -> float:

@@ -24,7 +24,7 @@ from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import one_thread
 from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
-from pate_torch.protocols import Log, Progress, Student, StudentTask, silent
+from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
 from pate_torch.students.label_noise import believable, doubted
 from pate_torch.types import DataSpec
 
@@ -308,8 +308,8 @@ class GradientStudent(ABC):
         *,
         seed: int,
         device: torch.device,
-        progress: Progress = silent,
-        log: Log = silent,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
     ) -> Student:
         """Train on released labels and public points; the student is the averaged model after the last step.
 

@@ -37,4 +37,4 @@ def logits_of_one(ensemble: Ensemble, x: Tensor) -> Tensor:
         x, spec = ensemble.trunk.features(x, "cpu"), ensemble.trunk.spec
     module = networks.rebuild(ensemble.network)
     module.load_state_dict({name: parameter[0].float() for name, parameter in ensemble.params.items()})
-    return Student(ensemble.network, module, spec).logits(x)
+    return Student(ensemble.network, module, spec).compute_logits(x)

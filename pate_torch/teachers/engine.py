@@ -21,7 +21,7 @@ from pate_torch.core.optimizers import Adam, Sgd
 from pate_torch.core.parallel import ahead
 from pate_torch.core.rng import torch_stream
 from pate_torch.features import augmentation
-from pate_torch.protocols import silent
+from pate_torch.protocols import do_nothing
 from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
@@ -143,7 +143,7 @@ class Feed:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
         self.x, self.y = brought(chunk.x_kS, device), brought(chunk.y_kS, device)
         self.dtype = recipe.torch_dtype
-        self.mean, self.std = spec.constants(self.dtype, device)
+        self.mean, self.std = spec.get_constants(self.dtype, device)
         sizes = chunk.size_k.tolist()
         self.index = torch.stack(
             [batches(seed, k, n, recipe.steps, recipe.batch_size) for k, n in zip(chunk.teachers, sizes, strict=True)],
@@ -258,7 +258,7 @@ def _steps(
 
 
 def train_stacked(
-    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
+    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = do_nothing
 ) -> Trained:
     """PRIVATE. Train all teachers of the chunk at once; ``tell`` gets the share of the work done, now and then."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)

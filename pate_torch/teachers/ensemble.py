@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core.device import brought
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
 from pate_torch.teachers.recipe import MEMORY_GIB
@@ -98,7 +98,7 @@ class Ensemble:
         hear: Hear,
         batch: int | None = None,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> None:
         """PRIVATE. Call ``hear(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
 
@@ -145,7 +145,7 @@ class Ensemble:
         return launch.ask_size(cost, len(self), self.memory_gib, dtype.itemsize)
 
     def predictions(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
+        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
@@ -163,7 +163,7 @@ class Ensemble:
         return out
 
     def probabilities(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
+        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
@@ -177,13 +177,13 @@ class Ensemble:
         return out
 
     def votes(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
+        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
         return Votes(self.tally(x, batch, device, progress), len(self))
 
     def tally(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = silent
+        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
         num_classes = self.network["num_classes"]

@@ -128,7 +128,7 @@ class Trial:
         """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
         candidates = [(launch, teacher) for launch in launched for teacher in launch]
         launch, teacher = choose(candidates[1:] or candidates)
-        own, row, size = shards.of(teacher), teacher - launch.start, len(launch)
+        own, row, size = shards.get_indices(teacher), teacher - launch.start, len(launch)
         x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
         y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
         x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)

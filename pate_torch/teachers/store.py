@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, locks
 from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing, tensor_digest
-from pate_torch.protocols import silent
+from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.trunk import Trunk
@@ -186,7 +186,7 @@ class TeacherStore:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with locks.hold(private_folder(self.folder) / LOCK, "PATE_HOME", busy=silent):
+        with locks.hold(private_folder(self.folder) / LOCK, "PATE_HOME", busy=do_nothing):
             yield
 
     # ---- training -----------------------------------------------------------------------------------------------

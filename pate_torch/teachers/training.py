@@ -18,7 +18,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import content, private_folder, read_tensors, replacing
 from pate_torch.core.parallel import one_thread
-from pate_torch.protocols import Log, Progress, silent
+from pate_torch.protocols import Log, Progress, do_nothing
 from pate_torch.teachers import distributed, launch, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
@@ -64,10 +64,10 @@ def train(
     device: torch.device | str = "cpu",
     trunk: Trunk | None = None,
     checkpoint_dir: Path | None = None,
-    progress: Progress = silent,
-    log: Log = silent,
-    losses: Losses = silent,
-    try_again: Callable[[Trial], object] = silent,
+    progress: Progress = do_nothing,
+    log: Log = do_nothing,
+    losses: Losses = do_nothing,
+    try_again: Callable[[Trial], object] = do_nothing,
 ) -> Ensemble:
     """PRIVATE. One teacher per shard, on every rank (torchrun deals groups of them out and shares what they learnt).
 

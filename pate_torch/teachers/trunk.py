@@ -21,7 +21,7 @@ from pate_torch.core.rng import torch_stream
 from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.networks import remove_head
-from pate_torch.protocols import Progress, silent
+from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 _BLOCK = 4096  # records distorted at once
@@ -57,7 +57,7 @@ class PublicStart:
         *,
         seed: int,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> Trunk:
         """Learn the trunk from raw public points [P, ...]."""
         recipe = self.features
@@ -127,7 +127,7 @@ class Trunk:
         augment: Affine | None,
         seed: int,
         device: torch.device | str = "cpu",
-        progress: Progress = silent,
+        progress: Progress = do_nothing,
     ) -> tuple[PrivateData, Shards]:
         """PRIVATE. Features of every shard's records and of their copies, and the shards that hold them.
 
@@ -170,7 +170,7 @@ def encode_shards(
     private: PrivateData,
     shards: Shards,
     encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
-    progress: Progress = silent,
+    progress: Progress = do_nothing,
 ) -> tuple[PrivateData, Shards]:
     """PRIVATE. Features of every shard's records, and the shards that hold them.
 
@@ -184,7 +184,7 @@ def encode_shards(
     features, labels, units, sizes = [], [], [], []
     for teacher in range(shards.num_teachers):
         encode_own, rows = encoder(teacher), 0
-        for own in shards.of(teacher).split(_BLOCK):
+        for own in shards.get_indices(teacher).split(_BLOCK):
             parts = encode_own(private.x[own])
             features += parts
             labels += [private.y[own]] * len(parts)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.protocols import silent
+from pate_torch.protocols import do_nothing
 from pate_torch.teachers.engine import CURVE_POINTS, Trained, gather_rows, train_stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
@@ -49,7 +49,7 @@ def train_chunks(
     seed: int,
     chunks: list[range],
     workers: int,
-    tell: Callable[[range, float], object] = silent,
+    tell: Callable[[range, float], object] = do_nothing,
 ) -> Iterator[tuple[range, Trained]]:
     """PRIVATE. Train chunks in worker processes; yields (teachers, what was learnt) as they finish.
 

@@ -161,7 +161,7 @@ def convolved(events: Sequence[Event], delta: float) -> tuple[float, float]:
             mass = np.diff(_law(e, (grid + (1e-9 if up else -1e-9)) * step, up))
             total *= np.fft.rfft(np.roll(mass, size // 2 + up)) ** e["count"]
         mass = np.roll(np.fft.irfft(total, size), size // 2)
-        found.append(_epsilon(grid[:-1] * step, mass, delta + (-1 if up else 1) * size * 1e-15))
+        found.append(_get_epsilon(grid[:-1] * step, mass, delta + (-1 if up else 1) * size * 1e-15))
     return found[0], found[1]
 
 
@@ -174,7 +174,7 @@ def _law(e: Event, at: np.ndarray, up: bool) -> np.ndarray:
     return np.where(at < -top, 0, np.where(at < top, inside, 1))
 
 
-def _epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
+def _get_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
     """The least epsilon of a law: its delta is the most of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
     loss, mass = loss[::-1], mass[::-1]
     loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))

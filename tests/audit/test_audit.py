@@ -13,10 +13,10 @@ from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
 from pate_torch.audit.pairs import Pair, Setting, SoftPair, worst_pairs
 from pate_torch.mechanisms import distance_to_instability, sparse_vector
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
 from tests import ROOT
 from tests.mechanisms.vote_laws import CERTAIN
@@ -124,17 +124,17 @@ ONE_BY_ONE = {"stability", "soft_stability", "gradient_descent"}
 SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name in ONE_BY_ONE else name for name in NAMES]
 
 
-class Halved(Rehearsal):
+class Halved(DryRunNoise):
     """Half of the noise that is asked for."""
 
     def gaussian(self, shape, sigma, device):
-        return super().gaussian(shape, sigma / 2, device)
+        return super().draw_gaussian(shape, sigma / 2, device)
 
     def laplace(self, shape, scale, device):
-        return super().laplace(shape, scale / 2, device)
+        return super().draw_laplace(shape, scale / 2, device)
 
     def gumbel(self, shape, device):
-        return super().gumbel(shape, device) / 2
+        return super().draw_gumbel(shape, device) / 2
 
 
 class Quartered(Halved):
@@ -158,7 +158,7 @@ class Quartered(Halved):
 )
 def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queries, monkeypatch):
     """Takes six times as many runs as a quarter, and more."""
-    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
+    monkeypatch.setattr(audit_module, "DryRunNoise", Halved)
     faulty = run(name, runs=runs, keep=keep, queries=queries)
     assert not faulty.sound and faulty.proven > faulty.claimed
 
@@ -170,7 +170,7 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     honest = run(name, runs=max(runs // 2, 5_000), keep=keep, queries=queries, overrides=overrides)
     assert honest.sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
     monkeypatch.setattr(
-        audit_module, "Rehearsal", Quartered if "stability" in name or name == "gradient_descent" else Halved
+        audit_module, "DryRunNoise", Quartered if "stability" in name or name == "gradient_descent" else Halved
     )
     faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
     assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
@@ -187,7 +187,7 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
 def test_half_of_the_integer_noise_is_found_and_all_of_it_passes(name, keep, monkeypatch):
     _, runs, queries, _ = DECISIVE[name]
     assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
-    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
+    monkeypatch.setattr(audit_module, "DryRunNoise", Halved)
     assert not run(name, runs=2 * runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
 
 
@@ -208,7 +208,7 @@ def printed_pair(threshold: float, queries: int) -> Pair:
 
 
 def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
-    mechanism = distance_to_instability.SingleStable(epsilon=1.0, delta=1e-7)
+    mechanism = distance_to_instability.DistanceToInstability(epsilon=1.0, delta=1e-7)
     pair = printed_pair(mechanism.threshold, 1)
     tried = {"runs": 500_000, "independent": True, "confidence": CERTAIN}
     assert audit(mechanism, [pair], **tried).sound
@@ -222,7 +222,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load("stability", (), 1e-5)
     monkeypatch.setattr(sparse_vector, "distance", printed_distance)
-    pair = printed_pair(mechanism.calibration(8).threshold, 8)
+    pair = printed_pair(mechanism.compute_scales(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).sound
 
 
@@ -233,11 +233,13 @@ class Sixteenth(Quartered):
         return super().laplace(shape, scale / 4, device)
 
 
-class RightForTwoClasses(SoftStability):
+class RightForTwoClasses(SoftSparseVector):
     """A sixteenth of the noise where there are more."""
 
     def _scored(self, counts_SV, shifted_SV, num_classes, noise, context):
-        return super()._scored(counts_SV, shifted_SV, num_classes, noise if num_classes == 2 else Sixteenth(), context)
+        return super()._draw_scores(
+            counts_SV, shifted_SV, num_classes, noise if num_classes == 2 else Sixteenth(), context
+        )
 
 
 def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_several():
@@ -260,18 +262,18 @@ def test_one_teacher_alone_may_move_between_soft_sides():
     assert pair.votes("right").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 4 + [0.0] * 6)
 
 
-class ChargedOnce(Confident):
+class ChargedOnce(ConfidentGNMax):
     """The check is paid for once, not per query."""
 
     def _events(self, asked, answered):
-        screen, answer = super()._events(asked, answered)
+        screen, answer = super()._make_events(asked, answered)
         return dataclasses.replace(screen, count=min(asked, 1)), answer
 
 
 def test_a_threshold_charged_once_is_found():
     values = {"sigma": 30.0, "screen_sigma": 2.0, "threshold": 100.0}
     results = []
-    for cls in (Confident, ChargedOnce):
+    for cls in (ConfidentGNMax, ChargedOnce):
         mechanism = cls(**values)
         pairs = [p for p in worst_pairs(mechanism, 30) if p.name == "at the threshold"]
         results.append(audit(mechanism, pairs, runs=30_000, independent=True, confidence=CERTAIN))
@@ -279,15 +281,15 @@ def test_a_threshold_charged_once_is_found():
     assert results[1].proven > results[1].claimed
 
 
-class Uncharged(Gaussian):
+class Uncharged(GNMax):
     """Pays at the worst case for one query fewer than it answers."""
 
     def worst_case(self, num_queries, rounds=1):
-        return super().worst_case(max(0, num_queries - 1))
+        return super().privacy_events(max(0, num_queries - 1))
 
     def release(self, votes, noise, context):
         return dataclasses.replace(
-            super().release(votes, noise, context), events=Gaussian(sigma=self.sigma).worst_case(len(votes))
+            super().release(votes, noise, context), events=GNMax(sigma=self.sigma).privacy_events(len(votes))
         )
 
 
@@ -296,23 +298,23 @@ def test_events_beyond_the_worst_case_are_found():
     assert not result.sound and "incurred" in result.faults[0]
 
 
-class Seeded(Rehearsal):
+class Seeded(DryRunNoise):
     """Looks private, and draws from a published seed."""
 
     def __init__(self, kind: str = "torch") -> None:
         super().__init__(kind, 1337)
 
 
-class SeededInside(Gaussian):
+class SeededInside(GNMax):
     """Ignores the source it is given."""
 
     def draw(self, votes, noise, context):
-        return super().draw(votes, Rehearsal(insecure_seed=1337), context)
+        return super().draw(votes, DryRunNoise(insecure_seed=1337), context)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seeded_generator_is_found(name, monkeypatch):
-    monkeypatch.setattr(audit_module, "Rehearsal", Seeded)
+    monkeypatch.setattr(audit_module, "DryRunNoise", Seeded)
     assert any("seeded" in fault for fault in run(name, runs=300, keep=DECISIVE[name][0]).faults)
 
 
@@ -341,7 +343,7 @@ def test_command_prints_both_figures_and_exits_0(capsys):
 
 
 def test_command_exits_1_on_a_fault(monkeypatch, capsys):
-    monkeypatch.setattr(audit_module, "Rehearsal", Halved)
+    monkeypatch.setattr(audit_module, "DryRunNoise", Halved)
     assert main(["mechanism=single_stable", "--runs", "20000"]) == 1
     assert "REFUTED" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
@@ -33,7 +33,7 @@ def plan_of(source, home, student=None, **changes):
         dataset=source,
         partition=ReplaceOne(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
-        mechanism=Gaussian(sigma=1.0),
+        mechanism=GNMax(sigma=1.0),
         query=Random(name="passive", shuffle=False),
         student=student,
         guide_student=student,

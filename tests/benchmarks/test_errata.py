@@ -11,12 +11,12 @@ from scipy import integrate, special, stats
 
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.theory import sample_sizes as sizes
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.exponential import log_law
 from pate_torch.sensitive import Votes
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "errata.md").read_text()
@@ -57,12 +57,12 @@ def test_the_tsybakov_condition_is_about_the_distance_from_one_half():
 
 def test_stable_queries_are_the_ones_answered():
     """Theorem 2's proof needs 'distance 0 is seldom answered'; with bottom and top swapped it is answered always."""
-    plan = Stability(epsilon=1.0, delta=1e-5, max_failures=5).calibration(100)
+    plan = SparseVector(epsilon=1.0, delta=1e-5, max_failures=5).compute_scales(100)
 
     def passes(threshold_noise):  # of a query at distance 0, given the noise on the threshold
-        return stats.laplace(scale=2 * plan.scale).sf(plan.threshold + threshold_noise)
+        return stats.laplace(scale=2 * plan.noise_scale).sf(plan.threshold + threshold_noise)
 
-    law = stats.laplace(scale=plan.scale)
+    law = stats.laplace(scale=plan.noise_scale)
     answered = integrate.quad(lambda z: law.pdf(z) * passes(z), -np.inf, np.inf, limit=500)[0]
     assert 100 * answered <= 1e-5 / 2  # as executed: top is the answer
     assert 1 - answered > 0.99999  # as the proof prints it: bottom is the answer
@@ -76,7 +76,9 @@ def test_high_margin_is_the_small_probability_of_a_small_margin():
     T, K = sizes.lzcw21_proposition_18(m, nu=0.0, xi=xi, epsilon=1.0, delta=1e-5, gamma=gamma)
     ones_Q = np.random.default_rng(0).binomial(K, 0.5, size=m)
     votes = Votes(np_counts(ones_Q, K), K)
-    answers = Stability(epsilon=1.0, delta=1e-5, max_failures=T).release(votes, Rehearsal(), Context(num_queries=m))
+    answers = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T).release(
+        votes, DryRunNoise(), MechanismContext(num_queries=m)
+    )
     assert not answers.answered_Q.any()
 
 

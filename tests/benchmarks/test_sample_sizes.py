@@ -16,13 +16,13 @@ from benchmarks.theory import sample_sizes as sizes
 from pate_torch.accounting.accountant import routes
 from pate_torch.accounting.calibration import smallest_sigma
 from pate_torch.accounting.events import Gaussian as Event
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.exponential import gumbel_max
 from pate_torch.sensitive import SoftVotes, Votes
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 
 ASKED = {"epsilon": 1.0, "delta": 1e-5}
 M, T, BETA, RUNS = 100, 5, 0.1, 200
@@ -39,16 +39,16 @@ def binary(ones_Q, teachers: int) -> Votes:
 
 def answered(ones_Q, teachers: int) -> bool:
     """Whether all but the first few queries get label 1 from the sparse vector."""
-    mechanism = Stability(**ASKED, max_failures=T)
-    label_Q = mechanism.release(binary(ones_Q, teachers), Rehearsal(), Context(num_queries=M)).label_Q
+    mechanism = SparseVector(**ASKED, max_failures=T)
+    label_Q = mechanism.release(binary(ones_Q, teachers), DryRunNoise(), MechanismContext(num_queries=M)).label_Q
     return len(label_Q) == M and bool((label_Q[UNSTABLE:] == 1).all())
 
 
 def scored(score_KQ: np.ndarray, expected_Q, error: float = 1e-9) -> bool:
     """Whether all queries get their score from the soft sparse vector."""
-    mechanism = SoftStability(**ASKED, max_failures=T, bins=BINS)
+    mechanism = SoftSparseVector(**ASKED, max_failures=T, bins=BINS)
     votes = SoftVotes(torch.from_numpy(score_KQ)[..., None])
-    score_Q = mechanism.release(votes, Rehearsal(), Context(num_queries=M_SOFT)).score_QC[:, 1]
+    score_Q = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=M_SOFT)).score_QC[:, 1]
     return len(score_Q) == len(expected_Q) and bool((abs(score_Q.numpy() - expected_Q) <= error).all())
 
 
@@ -99,7 +99,7 @@ def gaussian_majority(teachers: float, draw) -> bool:
     teachers = 6 * math.ceil(teachers / 6)
     sigma = math.sqrt(2) * sizes.lzcw21_algorithm_1(M, **ASKED)
     votes = binary(np.full(M, 2 * teachers // 3), teachers)
-    return bool((Gaussian(sigma=sigma).release(votes, Rehearsal(), Context(num_queries=M)).label_Q == 1).all())
+    return bool((GNMax(sigma=sigma).release(votes, DryRunNoise(), MechanismContext(num_queries=M)).label_Q == 1).all())
 
 
 def unstable(cutoff: float, draw) -> bool:
@@ -112,13 +112,13 @@ def net(count: float, draw) -> bool:
     return np.diff(np.concatenate([[0], np.sort(draw.random(math.ceil(count))), [1]])).max() <= 0.05
 
 
-SOFT = SoftStability(**ASKED, max_failures=T, bins=BINS).calibration(M_SOFT)
+SOFT = SoftSparseVector(**ASKED, max_failures=T, bins=BINS).compute_scales(M_SOFT)
 CASES = {
     "btt18_corollary_3_9": (sizes.btt18_corollary_3_9(M, T, **ASKED, beta=BETA), at_distance),
     "btt18_theorem_3_11": (sizes.btt18_theorem_3_11(M, T, **ASKED, beta=BETA), three_in_four),
     "btt18_corollary_4_1": (sizes.btt18_corollary_4_1(10_000, alpha=0.1, gamma=0.0, beta=BETA), unstable),
     "btt18_theorem_5_6": (sizes.btt18_theorem_5_6(M_SOFT, T, **ASKED, beta=BETA), soft_at_distance),
-    "btt18_lemma_5_13": (sizes.btt18_lemma_5_13(SOFT.scale, SOFT.threshold, beta=BETA), soft_majority),
+    "btt18_lemma_5_13": (sizes.btt18_lemma_5_13(SOFT.noise_scale, SOFT.threshold, beta=BETA), soft_majority),
     "btt18_theorem_5_14": (
         sizes.btt18_theorem_5_14(M_SOFT, T, **ASKED, beta=BETA, n_shard=50, alpha=0.0, nu=0.1)[0],
         soft_three_in_four,
@@ -190,7 +190,7 @@ def test_the_exponential_mechanism_keeps_its_excess_risk():
     risk_M = np.linspace(0.1, 0.6, 50)
     allowed = sizes.wlf16_theorem_17(n, epsilon=epsilon, rho=0, log_K=math.log(50))
     assert allowed < 0.3
-    chosen = [gumbel_max(-risk_M, epsilon * n / 2, Rehearsal()) for _ in range(RUNS)]
+    chosen = [gumbel_max(-risk_M, epsilon * n / 2, DryRunNoise()) for _ in range(RUNS)]
     assert np.mean([risk_M[index] - risk_M.min() for index in chosen]) <= allowed
 
 
@@ -273,12 +273,12 @@ def test_proposition_18_holds_in_simulation_with_the_fewest_teachers_its_proof_a
         return (2 * teachers * xi - math.sqrt(2 * teachers * L)) / 2 - 1 - threshold - noise_bound
 
     assert spare(K - 1) < 0 <= spare(K)
-    mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=T)
-    noise, generator = Rehearsal(insecure_seed=0), np.random.default_rng(4)
+    mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T)
+    noise, generator = DryRunNoise(insecure_seed=0), np.random.default_rng(4)
 
     def answered(teachers):
         votes = binary(generator.binomial(teachers, 0.5 + xi, size=m), teachers)
-        answers = mechanism.release(votes, noise, Context(num_queries=m))
+        answers = mechanism.release(votes, noise, MechanismContext(num_queries=m))
         return len(answers.label_Q) == m and bool((answers.label_Q == 1).all())
 
     assert all(answered(K) for _ in range(20))

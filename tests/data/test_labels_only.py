@@ -16,7 +16,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -68,7 +68,7 @@ def test_a_label_changed_reaches_one_teacher():
     shards = ReplaceOne().shards(data.private, 10, seed=0)
     before, after = (train(p, data.spec, shards, RECIPE, seed=0, trunk=trunk) for p in (data.private, changed))
     same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)
-    assert (~same_K).nonzero().flatten().tolist() == [k for k in range(10) if 11 in shards.of(k).tolist()]
+    assert (~same_K).nonzero().flatten().tolist() == [k for k in range(10) if 11 in shards.get_indices(k).tolist()]
 
 
 def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path):
@@ -105,7 +105,7 @@ def plan(tmp_path):
         dataset=SOURCE,
         partition=ReplaceOne(),
         teacher=RECIPE,
-        mechanism=Gaussian(sigma=1.0),
+        mechanism=GNMax(sigma=1.0),
         query=Random(),
         student=student,
         guide_student=student,
@@ -131,7 +131,7 @@ def test_a_run_says_what_it_protects_and_what_it_does_not(plan):
     assert any("features of all records are public" in row for row in privacy["assumptions"])
     assert any("features of the private records" in row for row in privacy["not_covered"])
     assert "the label of one record replaced" in privacy["guarantee"]["symbols"]
-    assert Ledger(plan.root / "ledger.sqlite").account("digits_labels").unit == LABEL_UNIT
+    assert Ledger(plan.root / "ledger.sqlite").get_account("digits_labels").unit == LABEL_UNIT
 
 
 def test_an_account_opened_for_records_refuses_labels(plan, tmp_path):

@@ -273,7 +273,7 @@ def test_a_strange_private_record_changes_nobody_else(tmp_path):
     same_public_side(plain, loaded)
     filled = units.leave_out_unusable(loaded, "replace_one").private
     assert len(filled) == 64 and filled.x.isfinite().all() and not filled.x[-2].any() and not filled.y[-4]
-    assert loaded.dropped == {"with missing numbers": 1, "of no known class": 1}
+    assert loaded.num_dropped_by_reason == {"with missing numbers": 1, "of no known class": 1}
     loaded = units.leave_out_unusable(loaded, "add_remove")
     rows = rows_of(loaded.private)
     assert set(rows) - set(rows_of(plain.private)) == {"s1", "s3"}
@@ -730,7 +730,7 @@ def test_private_test_records_are_not_looked_at(agreed, tmp_path):
     data = source.load()
     assert ("perhaps" in data.spec.class_names) is agreed
     assert data.spec.input_shape == (5 + agreed,)
-    assert data.dropped == ({} if agreed else {"of no known class": 1})
+    assert data.num_dropped_by_reason == ({} if agreed else {"of no known class": 1})
 
 
 # --- strict CSV ------------------------------------------------------------------------------------------------------

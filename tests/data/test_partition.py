@@ -43,7 +43,7 @@ def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
         digest = hashlib.blake2b(name.encode(), key=key, digest_size=16).digest()
         shard = int.from_bytes(digest[:8], "big") % teachers
         rows[shard].append((int.from_bytes(digest[8:], "big"), position))
-    assert [shards.of(k).tolist() for k in range(teachers)] == [
+    assert [shards.get_indices(k).tolist() for k in range(teachers)] == [
         [position for _, position in sorted(row)] for row in rows
     ]
     assert sorted(shards.index_KS[shards.mask_KS].tolist()) == list(range(len(ids)))
@@ -91,7 +91,7 @@ def test_capacity_fixes_the_shape_and_keeps_the_first_by_hash():
     cut = AddRemove(capacity=20).shards(data, 10, 0)
     assert cut.index_KS.shape == (10, 20)
     assert int(full.mask_KS.sum(1).max()) > 20
-    assert all(cut.of(k).tolist() == full.of(k).tolist()[:20] for k in range(10))
+    assert all(cut.get_indices(k).tolist() == full.get_indices(k).tolist()[:20] for k in range(10))
     assert AddRemove(capacity=1000).shards(data, 10, 0).index_KS.shape == (10, 1000)
 
 
@@ -108,7 +108,7 @@ def test_hash_shards_are_binomially_even_and_depend_on_the_seed():
     chi2 = float(((sizes - 400) ** 2 / 400).sum())
     assert 23 < chi2 < 86  # chi-square(49), 0.1 % on either side: neither lumpy nor suspiciously equal
     other = AddRemove().shards(data, 50, 2)
-    overlap = len(set(shards.of(0).tolist()) & set(other.of(0).tolist()))
+    overlap = len(set(shards.get_indices(0).tolist()) & set(other.get_indices(0).tolist()))
     assert overlap < 40  # 8 expected by chance, 400 if the seed had no say
 
 

@@ -54,7 +54,7 @@ def test_a_record_more_moves_nobody_and_one_without_a_text_is_dropped_alone(tmp_
     rows.loc[COUNT + 1] = ["  ", "spam", "u99", "nothing"]
     rows.sample(frac=1, random_state=0).to_csv(path, index=False)
     after = text(path, id="key", empty="drop").load()
-    assert after.dropped == {"without a text": 1}
+    assert after.num_dropped_by_reason == {"without a text": 1}
     filled = leave_out_unusable(after, "replace_one").private
     assert len(filled) == len(before.private) + 2 and "-" in texts.unpack(filled.x)  # it keeps its place
     after = leave_out_unusable(after, "add_remove")

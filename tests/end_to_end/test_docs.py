@@ -37,7 +37,7 @@ from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
 from pate_torch.ledger import command as ledger_command
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from tests.end_to_end import documents
 from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
 from tests.mechanisms.vote_laws import CERTAIN
@@ -135,7 +135,7 @@ def understood(line: str, workspace: Path) -> None:
         known = [word for word in arguments if "=" in word and not word.startswith("--")]
         audit.load(known[0].removeprefix("mechanism="), known[1:], 1e-5)
     elif name == "ledger":
-        ledger_command._parser().parse_args(arguments)
+        ledger_command._make_parser().parse_args(arguments)
     elif name == "benchmarks.gpu.check":
         gpu_check.make_parser().parse_args(arguments)
     elif name == "make":
@@ -360,7 +360,7 @@ def test_the_table_of_prices_is_right():
     sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]
     assert len(rows) == 6 and len(sigmas) == 4
     for row in rows:
-        found = [show_epsilon(epsilon(Gaussian(sigma=s).worst_case(int(row[0])), 1e-5).epsilon) for s in sigmas]
+        found = [show_epsilon(epsilon(GNMax(sigma=s).privacy_events(int(row[0])), 1e-5).epsilon) for s in sigmas]
         assert row[1:] == found
 
 

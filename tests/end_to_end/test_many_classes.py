@@ -8,12 +8,12 @@ import torch
 from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.exponential import Exponential
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.exponential import ExponentialMechanism
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.laplace import Laplace
+from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.methods.teacher_votes import Teachers
@@ -40,11 +40,11 @@ def data():
 
 ADJACENT = {"adjacency": "add_remove"}
 WAYS = {
-    "gaussian": (Teachers(num_teachers=4), Gaussian(sigma=0.1)),
-    "confident": (Teachers(num_teachers=4), Confident(sigma=0.1, screen_sigma=0.5, threshold=1)),
-    "laplace": (Teachers(num_teachers=4), Laplace(sigma=0.1)),
-    "exponential": (Teachers(num_teachers=4), Exponential(sigma=0.1)),
-    "transductive": (TransductiveTeachers(num_teachers=4), Gaussian(sigma=0.1)),
+    "gaussian": (Teachers(num_teachers=4), GNMax(sigma=0.1)),
+    "confident": (Teachers(num_teachers=4), ConfidentGNMax(sigma=0.1, screen_sigma=0.5, threshold=1)),
+    "laplace": (Teachers(num_teachers=4), LNMax(sigma=0.1)),
+    "exponential": (Teachers(num_teachers=4), ExponentialMechanism(sigma=0.1)),
+    "transductive": (TransductiveTeachers(num_teachers=4), GNMax(sigma=0.1)),
     "gradients": (Gradients(), GradientDescent(sigma=0.01, steps=2, **ADJACENT)),
     "reverse_knn": (ReverseKnn(), Histogram(sigma=0.1, **ADJACENT)),
 }

@@ -29,7 +29,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import Pate, PrivateLabeler
 from pate_torch.cli.main import main
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from tests import ROOT
 from tests.command_runs import train
 
@@ -299,7 +299,7 @@ def pate(tmp_path):
         "clouds",
         classes=["a", "b", "c"],
         num_teachers=10,
-        mechanism=Gaussian(sigma=2.0),
+        mechanism=GNMax(sigma=2.0),
         delta=1e-4,
         budget_epsilon=50.0,
         home=tmp_path,
@@ -323,7 +323,7 @@ def test_the_labeler_leaves_what_is_pinned(tmp_path, entropy, pinned, pate):
         labels = [labeler.answer(x).tolist() for x in clouds(5, 1)[0].split(2)]
         charged = labeler.epsilon
     account = pate.account
-    found = {"labels": labels, "charged": charged, "settled": account.ex_post.epsilon}
+    found = {"labels": labels, "charged": charged, "settled": account.ex_post_guarantee.epsilon}
     (journal,) = tmp_path.glob("answers/*")
     lines = [normal(json.loads(line), tmp_path) for line in journal.read_text().splitlines()]
     pinned("labeler", found | {"journal": lines})

@@ -120,7 +120,7 @@ def test_it_runs_from_elsewhere(installed):
     environment, elsewhere = installed
     script = str(Path(environment["PATE_SITE"]) / "bin" / "pate")
     done = run(script, "train", "--cfg", "job", "--resolve", "mechanism=confident", env=environment, cwd=elsewhere)
-    assert done.returncode == 0 and "pate_torch.mechanisms.confident.Confident" in done.stdout, done.stderr
+    assert done.returncode == 0 and "pate_torch.mechanisms.confident.ConfidentGNMax" in done.stdout, done.stderr
 
     small = ("num_teachers=5", "teacher.steps=3", "student.steps=3", "num_queries=4", "baseline=false", "quiet=true")
     done = run(script, "train", *small, env=environment, cwd=elsewhere)

@@ -23,7 +23,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
 from pate_torch.features.encoded_dataset import Encoded
 from pate_torch.features.encoder import Encoder
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
 from tests.reporting.json_schema import faults, privacy_schema
 from tests.run_configs import changed
@@ -481,7 +481,7 @@ def test_teachers_on_features_are_found_again(ran):
         dataset=plan.dataset.source,
         encoder=plan.dataset.encoder,
         teachers=kept,
-        mechanism=Gaussian(sigma=9),
+        mechanism=GNMax(sigma=9),
     )
     pipeline.run(other)
     assert json.loads((other.folder / "release/summary.json").read_text())["teachers_id"] == kept

@@ -391,7 +391,7 @@ def simulate_gpu(memory: int = 80 * 2**30) -> Iterator[SimulatedGpu]:
         return copied
 
     with ExitStack() as stack:
-        for cached_on_device in (types._on_device, augmentation._pixels):
+        for cached_on_device in (types._make_constant_tensor, augmentation._pixels):
             stack.callback(cached_on_device.cache_clear)
         stack.enter_context(patch.dict(contrastive._LEARNT, clear=True))
         for name, answer in answers.items():

@@ -46,7 +46,7 @@ def summary(folder):
 
 def spent(home):
     with Ledger(home / "ledger.sqlite") as ledger:
-        return {account.name: account.guarantee.epsilon for account in ledger.accounts()}
+        return {account.name: account.guarantee.epsilon for account in ledger.list_accounts()}
 
 
 def price(questions, sigma=8):

@@ -59,7 +59,7 @@ def settings(names=("no", "yes"), private=3000):
 
 def charges(home):
     with Ledger(home / "ledger.sqlite") as ledger:
-        return list(ledger.charges("people").values()) if ledger.accounts() else []
+        return list(ledger.get_charges("people").values()) if ledger.list_accounts() else []
 
 
 def release(home):
@@ -86,11 +86,15 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(name, asked
     flags = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
     assert main([name, *settings(), *flags, *LOOSE, "--first", "5"]) == 0
     (charge,) = charges(home)
-    assert charge.committed and charge.what == "hypothesis or its answers"
+    assert charge.is_committed and charge.purpose == "hypothesis or its answers"
     statement = json.loads((release(home) / "privacy.json").read_text())
     guarantee = statement["guarantee"]
     assert statement["private"] and guarantee["adjacency"] == "replace_one" and guarantee["unit"] == "record"
-    assert guarantee["epsilon"] == accounting.epsilon(charge.planned, 1e-4).epsilon <= asked["epsilon"] * (1 + 1e-9)
+    assert (
+        guarantee["epsilon"]
+        == accounting.epsilon(charge.reserved_events, 1e-4).epsilon
+        <= asked["epsilon"] * (1 + 1e-9)
+    )
     assert statement["mechanism"]["name"] == name
     capsys.readouterr()
     import sys
@@ -106,7 +110,7 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(name, asked
 def test_several_classes_are_charged_in_one_reservation_at_equal_shares(home):
     assert main(["sspp", *settings(("a", "b", "c")), "--epsilon", "3", *LOOSE]) == 0
     (found,) = charges(home)
-    assert found.committed and [event.eta for event in found.planned] == pytest.approx([1.0] * 3)
+    assert found.is_committed and [event.eta for event in found.reserved_events] == pytest.approx([1.0] * 3)
     statement = json.loads((release(home) / "privacy.json").read_text())
     assert len(statement["composition"]["parts"]) == 1 and statement["guarantee"]["epsilon"] <= 3
     assert json.loads((release(home) / "summary.json").read_text())["student_accuracy"] > 0.6
@@ -268,7 +272,7 @@ def test_a_released_rule_says_what_the_hypothesis_says(hypotheses, width):
     data = data_of(x, np.arange(len(x)) % 2)
     for hypothesis in hypotheses.representatives(x):
         student = students.of_hypotheses(data, [hypothesis])
-        said = student.probabilities(torch.as_tensor(x, dtype=torch.float32))
+        said = student.compute_probabilities(torch.as_tensor(x, dtype=torch.float32))
         assert (said.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis
         assert (said.max(1).values == 1).all()
 
@@ -281,10 +285,10 @@ def test_a_released_linear_model_is_the_one_that_was_drawn():
     theta = generator.normal(size=4)
     student = students.of_parameters(data, [theta])
     order = [int(np.flatnonzero((part.sample.x == row).all(1))[0]) for row in data.private.x.double().numpy()]
-    logit = student.logits(data.private.x)
+    logit = student.compute_logits(data.private.x)
     assert torch.allclose(logit[:, 1] - logit[:, 0], torch.tensor(part.scaled.x[order] @ theta).float(), atol=1e-5)
     many = students.of_parameters(data_of(x, np.arange(50) % 3, 3), [theta, -theta, 0 * theta])
-    assert many.logits(data.private.x).shape == (50, 3)
+    assert many.compute_logits(data.private.x).shape == (50, 3)
 
 
 # --- audit ----------------------------------------------------------------------------------------------------------

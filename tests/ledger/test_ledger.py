@@ -22,9 +22,9 @@ import pytest
 from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.events import ZCDP, Delta, Gaussian, Laplace, PureDP
-from pate_torch.ledger.chain import Chain
+from pate_torch.ledger.chain import HashChain
 from pate_torch.ledger.command import main
-from pate_torch.ledger.ledger import BudgetExceeded, Ledger, LedgerError, default_path
+from pate_torch.ledger.ledger import BudgetExceeded, Ledger, LedgerError, get_default_path
 
 MU = math.sqrt(2) / 40
 PLAN = (Gaussian(mu=MU, count=286),)
@@ -54,7 +54,7 @@ def raw(path: Path, *statements: str) -> None:
 
 def used(ledger: Ledger) -> float:
     """What came out, of all that was reserved."""
-    return ledger.account("svhn").ex_post.epsilon
+    return ledger.get_account("svhn").ex_post_guarantee.epsilon
 
 
 # ---- charging -------------------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ def test_releases_compose_by_mu_squared(ledger):
 def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path) as again:
-        assert again.spent("svhn").epsilon == pytest.approx(2.4353597494239, rel=1e-12)
-        assert again.account("svhn").open == 1
+        assert again.get_guarantee("svhn").epsilon == pytest.approx(2.4353597494239, rel=1e-12)
+        assert again.get_account("svhn").num_open == 1
 
 
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
@@ -142,13 +142,13 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
         ledger.reserve("svhn", [Gaussian(mu=MU, count=500)], **FACTS)
     assert ledger.head() == head and ledger.spent("svhn") == spent
     error, text = refusal.value, str(refusal.value)
-    assert isinstance(error, ValueError) and error.cap == 4.0
-    assert error.spent == pytest.approx(2.43536, abs=1e-5)
-    assert error.asked == pytest.approx(gdp.epsilon(MU * math.sqrt(500), 1e-5))
+    assert isinstance(error, ValueError) and error.cap_epsilon == 4.0
+    assert error.spent_epsilon == pytest.approx(2.43536, abs=1e-5)
+    assert error.requested_epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(500), 1e-5))
     for words in ("2.43536 is spent", "the cap 4", "Nothing was drawn", "raise-cap svhn", "times the noise"):
         assert words in text
     # What it says would fit does fit, and one query more does not.
-    count = math.floor(error.fits * 500)
+    count = math.floor(error.fitting_share * 500)
     assert not ledger.account("svhn").admits([Gaussian(mu=MU, count=count + 1)])
     ledger.reserve("svhn", [Gaussian(mu=MU, count=count)], **FACTS)
 
@@ -170,8 +170,8 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     account = ledger.open_account("mnist", **TERMS, planned_events=plan)
     assert account.filter.kind == "rdp" and account.filter.delta_reserve == 5e-6
     ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDP(epsilon=0.05, count=7), Delta(delta=2e-6)])
-    assert ledger.account("mnist").ex_post.route == "rdp"
-    assert ledger.account("mnist").ex_post.epsilon >= epsilon([PureDP(epsilon=0.05, count=7)], 1e-5).epsilon
+    assert ledger.account("mnist").ex_post_guarantee.route == "rdp"
+    assert ledger.account("mnist").ex_post_guarantee.epsilon >= epsilon([PureDP(epsilon=0.05, count=7)], 1e-5).epsilon
     assert ledger.account("mnist").remaining.delta == pytest.approx(3e-6, rel=1e-12)
     with pytest.raises(BudgetExceeded, match="set aside for failures"):
         ledger.reserve("mnist", [Delta(delta=4e-6)], **FACTS)
@@ -218,7 +218,7 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
         def charge(_: int) -> str | None:
             with Ledger(path) as mine:
                 try:
-                    return mine.reserve("svhn", [Gaussian(mu=MU)], **FACTS, only_first=True).id
+                    return mine.reserve("svhn", [Gaussian(mu=MU)], **FACTS, first_charge_only=True).id
                 except ValueError as error:
                     assert "has been charged already" in str(error) and "interrupted" in str(error)
                     return None
@@ -324,9 +324,9 @@ def check_race(path: Path, processes: int, attempts: int) -> None:
     with ledger:
         (account,) = ledger.verify()
         room = math.floor(gdp.mu(4.0, 1e-5) ** 2 / 0.02**2)
-        assert account.releases + account.open == admitted == min(room, processes * attempts)
-        assert account.spent.scalar == pytest.approx(admitted * 0.02**2, rel=1e-12)
-        assert ledger.spent("shared").epsilon <= 4.0
+        assert account.num_releases + account.num_open == admitted == min(room, processes * attempts)
+        assert account.total_cost.scalar == pytest.approx(admitted * 0.02**2, rel=1e-12)
+        assert ledger.get_guarantee("shared").epsilon <= 4.0
 
 
 def test_processes_racing_for_one_account_lose_no_charge(path):
@@ -363,7 +363,7 @@ def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path
             worker.join(120)
         assert [worker.exitcode for worker in workers] == [0] * 8
         (account,) = ledger.verify()
-        assert fitting(4.0) <= account.releases + account.open == admitted.value <= fitting(4.5) < 240
+        assert fitting(4.0) <= account.num_releases + account.num_open == admitted.value <= fitting(4.5) < 240
         assert account.guarantee.epsilon <= 4.5
     for turn in range(6):
         with Ledger(tmp_path / f"{turn}.sqlite") as copy:
@@ -390,12 +390,12 @@ def test_two_processes_stop_at_the_cap(path):
     """The same race where the cap is near: some are refused, none passes it."""
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=PLAN)
-        left = ledger.account("shared").remaining.scalar - 10.5 * 0.02**2
+        left = ledger.get_account("shared").remaining_capacity.scalar - 10.5 * 0.02**2
         ledger.reserve("shared", [Gaussian(mu=math.sqrt(left))], **FACTS)
     admitted, ledger = hammer(path, 2, 20)
     with ledger:
         assert admitted == 10
-        assert ledger.spent("shared").epsilon <= 4.0
+        assert ledger.get_guarantee("shared").epsilon <= 4.0
         ledger.verify()
 
 
@@ -485,7 +485,7 @@ def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
     assert len(set(given)) == len(given) == 80
     assert (account.releases, account.open) == (40, 40)
     with Ledger(path) as again:
-        assert again.account("svhn") == account
+        assert again.get_account("svhn") == account
 
 
 def test_a_closed_ledger_is_said_to_be_closed(ledger):
@@ -498,7 +498,7 @@ def test_a_closed_ledger_is_said_to_be_closed(ledger):
 
 def test_only_a_damaged_file_is_called_damaged(ledger):
     def broken(error):
-        with ledger._chain._explained():
+        with ledger._chain._translated_errors():
             raise error
 
     for error in (sqlite3.ProgrammingError("wrong use"), sqlite3.OperationalError("something new")):
@@ -617,10 +617,10 @@ def test_a_cut_tail_shows_against_a_noted_head(path, ledger, tmp_path):
     ledger.backup(tmp_path / "old.sqlite")
     ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
     noted = ledger.head()
-    assert ledger.head_contains(noted)
+    assert ledger.contains_head(noted)
     with Ledger(tmp_path / "old.sqlite") as old:
         old.verify()
-        assert not old.head_contains(noted) and ledger.head_contains(old.head())
+        assert not old.contains_head(noted) and ledger.contains_head(old.get_head())
     assert main(["verify", "--contains", noted, "--path", str(path)]) == 0
     assert main(["verify", "--contains", noted, "--path", str(tmp_path / "old.sqlite")]) == 1
 
@@ -696,13 +696,13 @@ def test_a_full_disk_loses_nothing(path, ledger):
 def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path, readonly=True) as reader:
-        assert reader.spent("svhn") == ledger.spent("svhn")
+        assert reader.get_guarantee("svhn") == ledger.spent("svhn")
         with pytest.raises(LedgerError, match=r"readonly.*writable"):
             reader.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
-    monkeypatch.setattr("pate_torch.ledger.chain.WAIT_S", 0.01)
+    monkeypatch.setattr("pate_torch.ledger.chain.LOCK_TIMEOUT_SECONDS", 0.01)
     with Ledger(path) as other, ledger._chain.writing():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
@@ -715,7 +715,7 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
     ledger.backup(copy)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with Ledger(copy) as copied:
-        assert copied.head() == ledger.head() and copied.verify()[0].spent == ledger.account("svhn").spent
+        assert copied.get_head() == ledger.head() and copied.verify()[0].total_cost == ledger.account("svhn").spent
     with pytest.raises(LedgerError, match="exists already"):
         ledger.backup(copy)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]
@@ -724,7 +724,7 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
 def test_writing_outside_a_transaction_is_a_bug(ledger):
     with pytest.raises(AssertionError):
         ledger._chain.append("close", "svhn", {"reason": ""})
-    assert isinstance(ledger._chain, Chain)
+    assert isinstance(ledger._chain, HashChain)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
@@ -814,7 +814,7 @@ def test_the_module_runs_from_the_home_folder(written):
 
 def test_default_path_follows_the_home_folder(monkeypatch):
     monkeypatch.setenv("PATE_HOME", "/somewhere")
-    assert default_path() == Path("/somewhere/ledger.sqlite")
+    assert get_default_path() == Path("/somewhere/ledger.sqlite")
     monkeypatch.delenv("PATE_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", "/users")
-    assert default_path() == Path("/users/pate_torch/ledger.sqlite")
+    assert get_default_path() == Path("/users/pate_torch/ledger.sqlite")

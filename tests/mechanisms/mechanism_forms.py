@@ -44,8 +44,8 @@ def num_classes(name: str) -> int:
 
 def num_teachers(mechanism, queries: int, rounds: int) -> int:
     """Enough for the mechanism to answer some questions and refuse others."""
-    if hasattr(mechanism, "calibration"):
-        return 2 * mechanism.calibration(queries).teachers_needed
+    if hasattr(mechanism, "compute_scales"):
+        return 2 * mechanism.compute_scales(queries).min_teachers
     if mechanism.name == "single_stable":
         return 2 * math.ceil(2 * mechanism.threshold)
     return 20

@@ -12,10 +12,10 @@ from scipy import stats
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import total_pure, total_rho
 from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Context
+from pate_torch.types import NO_ANSWER, MechanismContext
 from tests.mechanisms.mechanism_forms import CONF, FORMS, NAMES, build, kinds, num_classes, num_teachers, random_votes
 from tests.mechanisms.vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled, sparse_law, tally
 
@@ -27,14 +27,14 @@ def ask(mechanism, votes: Votes, sizes: list[int], noise) -> tuple[torch.Tensor,
     """Answer in rounds of the given sizes, as the labeling protocol does."""
     label_Q, events, start = torch.zeros(0, dtype=torch.int64), (), 0
     for turn, size in enumerate(sizes):
-        context = Context(
+        context = MechanismContext(
             num_queries=sum(sizes),
             rounds=len(sizes),
-            turn=turn,
-            failures=int((label_Q == NO_ANSWER).sum()),
-            answered=int((label_Q != NO_ANSWER).sum()),
+            round_index=turn,
+            num_failures=int((label_Q == NO_ANSWER).sum()),
+            num_answered=int((label_Q != NO_ANSWER).sum()),
         )
-        answers = mechanism.release(votes.take(torch.arange(start, start + size)), noise, context)
+        answers = mechanism.release(votes.select(torch.arange(start, start + size)), noise, context)
         label_Q, events, start = torch.cat([label_Q, answers.label_Q]), events + answers.events, start + size
     return label_Q, events
 
@@ -75,9 +75,9 @@ def test_bad_values_are_refused_by_name(name):
 def test_only_the_priced_kind_of_noise_is_accepted(name, noise):
     mechanism = build(name, noise)
     votes = random_votes(4, 20, num_classes(name))
-    wrong = Rehearsal({"torch": "discrete", "discrete": "torch"}[noise])
+    wrong = DryRunNoise({"torch": "discrete", "discrete": "torch"}[noise])
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(votes, wrong, Context(num_queries=4))
+        mechanism.release(votes, wrong, MechanismContext(num_queries=4))
 
 
 @every_name
@@ -91,7 +91,7 @@ def test_a_kind_it_lacks_is_refused(name):
 
 @every_form
 def test_outcome_model_only_where_the_law_is_known(name, noise):
-    model = build(name, noise).outcome_model()
+    model = build(name, noise).make_outcome_model()
     known = {"gaussian": "Gnmax", "laplace": "Lnmax", "exponential": "Exponential", "confident": "Confident"}
     expected = known.get(name) if noise == "torch" else None
     assert (model and type(model).__name__) == expected
@@ -109,7 +109,7 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
     worst = mechanism.worst_case(40, len(sizes))
     for seed in range(4):
         votes = random_votes(40, teachers, num_classes(name), seed)
-        label_Q, incurred = ask(mechanism, votes, sizes, Rehearsal(noise))
+        label_Q, incurred = ask(mechanism, votes, sizes, DryRunNoise(noise))
         assert label_Q.dtype == torch.int64
         assert label_Q.min() >= NO_ANSWER and label_Q.max() < num_classes(name)
         assert (rdp.curve(incurred) <= rdp.curve(worst) * (1 + 1e-12)).all()
@@ -121,7 +121,7 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
 def test_zero_queries_cost_and_answer_nothing(name, noise):
     mechanism = build(name, noise)
     votes = Votes(torch.zeros(0, num_classes(name), dtype=torch.int64), 20)
-    answers = mechanism.release(votes, Rehearsal(noise), Context(num_queries=5))
+    answers = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=5))
     assert answers.label_Q.shape == (0,) and answers.label_Q.dtype == torch.int64
     assert not rdp.curve(answers.events).any() and not any(e.count for e in answers.events)
 
@@ -213,7 +213,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(name, noise):
     mechanism = build(name, noise, **extra)
     votes = Votes(torch.tensor([[19, 1]]).repeat(size, 1), 20)
     source = Recorder(noise)
-    mechanism.release(votes, source, Context(num_queries=size))
+    mechanism.release(votes, source, MechanismContext(num_queries=size))
     draws: dict = {}
     roles = []  # a draw of another shape or kind has another role; thresholds are drawn one by one
     for kind, tensor in source.drawn:
@@ -262,7 +262,7 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
     size = 60_000
     mechanism = build(name, noise, **({"threshold": 4.0} if name == "interactive" else {}))
     votes = Votes(torch.tensor([COUNTS]).repeat(size, 1), 20)
-    label_Q = mechanism.release(votes, Rehearsal(noise), Context(num_queries=size)).label_Q
+    label_Q = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=size)).label_Q
     observed = dict(zip(*(part.tolist() for part in label_Q.unique(return_counts=True)), strict=True))
     assert chi_square(observed, answer_law(name, noise, 1)) > TINY
     for wrong in (2 / 3, 3 / 2):
@@ -272,10 +272,10 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
 @pytest.mark.parametrize("noise", ["torch", pytest.param("discrete", marks=pytest.mark.slow)])
 def test_stability_follows_the_exact_law_and_no_other(noise):
     mechanism = build("stability", noise, epsilon=12.0, max_failures=2)
-    plan = mechanism.calibration(4)
+    plan = mechanism.compute_scales(4)
     distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
     counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])
-    votes, source, context = Votes(counts_QC, 300), Rehearsal(noise), Context(num_queries=4)
+    votes, source, context = Votes(counts_QC, 300), DryRunNoise(noise), MechanismContext(num_queries=4)
     runs = [mechanism.release(votes, source, context).label_Q for _ in range(10_000)]
     assert all(bool(((row == 0) | (row == NO_ANSWER)).all()) for row in runs)
     observed = tally(tuple((row == 0).tolist()) for row in runs)
@@ -291,7 +291,7 @@ def test_single_stable_passes_as_often_as_it_should(noise):
     mechanism = build("single_stable", noise, epsilon=0.5, delta=1e-3)
     size, distance = 40_000, 11
     votes = Votes(torch.tensor([[50 + distance + 1, 50 - distance - 1]]).repeat(size, 1), 100)
-    label_Q = mechanism.release(votes, Rehearsal(noise), Context(num_queries=size)).label_Q
+    label_Q = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=size)).label_Q
     observed = {c: int((label_Q == c).sum()) for c in (0, NO_ANSWER)}
     for epsilon, fits in ((0.5, True), (0.75, False), (1 / 3, False)):
         passes = float(law("laplace", 1 / epsilon, noise == "discrete").sf(math.log(1e3) / 0.5 - distance))
@@ -308,18 +308,18 @@ def test_repeatable_under_an_insecure_seed_only(name):
     teachers = num_teachers(mechanism, 200, 1)
     counts_QC = random_votes(200, teachers, num_classes(name)).counts_QC
     if "stab" in name:  # distances about the threshold, where the answers are random
-        level = mechanism.calibration(200).threshold if hasattr(mechanism, "calibration") else mechanism.threshold
+        level = mechanism.compute_scales(200).threshold if hasattr(mechanism, "compute_scales") else mechanism.threshold
         top = teachers // 2 + round(level) + 1
         counts_QC = torch.zeros_like(counts_QC)
         counts_QC[:, 0], counts_QC[:, 1] = top, teachers - top
     votes = Votes(counts_QC, teachers)
 
-    def labels(source: Rehearsal) -> list[int]:
-        return mechanism.release(votes, source, Context(num_queries=200)).label_Q.tolist()
+    def labels(source: DryRunNoise) -> list[int]:
+        return mechanism.release(votes, source, MechanismContext(num_queries=200)).label_Q.tolist()
 
-    assert labels(Rehearsal(insecure_seed=3)) == labels(Rehearsal(insecure_seed=3))
-    assert labels(Rehearsal(insecure_seed=3)) != labels(Rehearsal(insecure_seed=4))
-    assert labels(Rehearsal()) != labels(Rehearsal())
+    assert labels(DryRunNoise(insecure_seed=3)) == labels(DryRunNoise(insecure_seed=3))
+    assert labels(DryRunNoise(insecure_seed=3)) != labels(DryRunNoise(insecure_seed=4))
+    assert labels(DryRunNoise()) != labels(DryRunNoise())
 
 
 @every_form
@@ -329,7 +329,7 @@ def test_answers_live_where_the_votes_do(name, noise):
     mechanism = build(name, noise)
     for dtype in (torch.int64, torch.int32, torch.int16):
         votes = Votes(torch.tensor([[15, 5], [5, 15]], dtype=dtype, device=device), 20)
-        answers = mechanism.release(votes, Rehearsal(noise), Context(num_queries=2))
+        answers = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=2))
         assert answers.label_Q.device.type == device.type and answers.label_Q.dtype == torch.int64
 
 
@@ -338,7 +338,7 @@ def test_ties_of_integer_noise_go_to_the_lowest_class(name):
     mechanism = build(name, "discrete", sigma=0.01)  # exp(-100): no noise is ever drawn
     counts_QC = torch.tensor([[5, 5, 5], [3, 6, 6], [1, 5, 9]]).repeat(50, 1)
     votes = Votes(counts_QC, 15)
-    answers = mechanism.release(votes, Rehearsal("discrete"), Context(num_queries=150))
+    answers = mechanism.release(votes, DryRunNoise("discrete"), MechanismContext(num_queries=150))
     assert answers.label_Q.tolist() == [0, 1, 2] * 50
 
 
@@ -351,10 +351,10 @@ def test_max_answers_ends_the_asking(sizes):
     agree = torch.tensor([20, 0, 0])
     split = torch.tensor([7, 7, 6])
     votes = Votes(torch.stack([agree if q % 3 == 0 else split for q in range(100)]), 20)
-    source, label_Q, incurred, start = Rehearsal(), torch.zeros(0, dtype=torch.int64), (), 0
+    source, label_Q, incurred, start = DryRunNoise(), torch.zeros(0, dtype=torch.int64), (), 0
     for size in sizes:
-        context = Context(num_queries=100, rounds=len(sizes), answered=int((label_Q >= 0).sum()))
-        answers = mechanism.release(votes.take(torch.arange(start, start + size)), source, context)
+        context = MechanismContext(num_queries=100, rounds=len(sizes), num_answered=int((label_Q >= 0).sum()))
+        answers = mechanism.release(votes.select(torch.arange(start, start + size)), source, context)
         label_Q, incurred, start = torch.cat([label_Q, answers.label_Q]), incurred + answers.events, start + size
         if len(answers.label_Q) < size:
             break
@@ -373,13 +373,13 @@ def test_interactive_pays_only_where_the_student_is_wrong():
     mechanism = build("interactive", threshold=10.0, sigma=0.2, screen_sigma=0.2, student_confidence=0.8)
     votes = Votes(torch.tensor([[20, 0], [20, 0], [10, 10]]), 20)
     student_QC = torch.tensor([[0.95, 0.05], [0.1, 0.9], [0.6, 0.4]])
-    answers = mechanism.release(votes, Rehearsal(), Context(num_queries=3, student_QC=student_QC))
+    answers = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=3, student_QC=student_QC))
     assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]  # the student's own; the teachers'; nobody's
     assert answers.from_student_Q.tolist() == [True, False, False]
     assert [e.count for e in answers.events] == [3, 1]
     # Without a student no label is the student's, and a uniform expectation (10 votes each) stands in for it.
     lower = dataclasses.replace(mechanism, threshold=5.0)
-    answers = lower.release(votes, Rehearsal(), Context(num_queries=3))
+    answers = lower.release(votes, DryRunNoise(), MechanismContext(num_queries=3))
     assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]
     assert not answers.from_student_Q.any()
 
@@ -390,7 +390,9 @@ def test_interactive_pays_only_where_the_student_is_wrong():
 def test_interactive_refuses_what_is_not_a_probability(student):
     votes = Votes(torch.tensor([[12, 8]]), 20)
     with pytest.raises(ValueError, match="student"):
-        build("interactive").release(votes, Rehearsal(), Context(num_queries=1, student_QC=torch.tensor(student)))
+        build("interactive").release(
+            votes, DryRunNoise(), MechanismContext(num_queries=1, student_QC=torch.tensor(student))
+        )
 
 
 def test_interactive_baseline_is_whole_votes_under_integer_noise():
@@ -399,10 +401,10 @@ def test_interactive_baseline_is_whole_votes_under_integer_noise():
     votes = Votes(torch.tensor([[10, 10]]), 20)
     # K p = (10.4, 9.6), rounded (10, 10): the excess is exactly 0 and passes; unrounded it would be 0.4 and pass a
     # threshold of 0.3 that no whole excess of 0 passes.
-    context = Context(num_queries=1, student_QC=torch.tensor([[0.52, 0.48]]))
-    assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 1
+    context = MechanismContext(num_queries=1, student_QC=torch.tensor([[0.52, 0.48]]))
+    assert mechanism.release(votes, DryRunNoise("discrete"), context).events[1].count == 1
     mechanism = dataclasses.replace(mechanism, threshold=0.3)
-    assert mechanism.release(votes, Rehearsal("discrete"), context).events[1].count == 0
+    assert mechanism.release(votes, DryRunNoise("discrete"), context).events[1].count == 0
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "exponential", "confident", "interactive"])

@@ -10,24 +10,29 @@ from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import epsilon as accounted
 from pate_torch.accounting.events import Delta, PureDP
-from pate_torch.mechanisms.distance_to_instability import SingleStable
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.mechanisms.sparse_vector_base import _lowest_threshold, calibrate, distance, teachers_to_pass
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector_base import (
+    _bound_max_threshold_moment,
+    calibrate,
+    compute_instability_distance,
+    compute_min_teachers,
+)
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import SoftVotes, Votes
-from pate_torch.types import NO_ANSWER, Context
+from pate_torch.types import NO_ANSWER, MechanismContext
 from tests.mechanisms.vote_laws import Discrete, Recorder, sparse_law
 
 both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
 
 
-def stability(**values) -> Stability:
-    return Stability(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
+def stability(**values) -> SparseVector:
+    return SparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
 
 
-def soft(**values) -> SoftStability:
-    return SoftStability(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20, "bins": 4} | values))
+def soft(**values) -> SoftSparseVector:
+    return SoftSparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20, "bins": 4} | values))
 
 
 # -- the distance ---------------------------------------------------------------------------------------------------
@@ -61,7 +66,7 @@ def faults(dist) -> set[str]:
 
 
 def halved(counts) -> int:
-    return int(distance(torch.tensor([counts]))[0])
+    return int(compute_instability_distance(torch.tensor([counts]))[0])
 
 
 def test_halved_distance_has_sensitivity_1_and_vanishes_where_the_winner_differs():
@@ -99,18 +104,18 @@ def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
 
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
 def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
-    plan = calibrate(epsilon=epsilon, delta=delta, blocks=blocks, tests=tests)
+    plan = calibrate(epsilon=epsilon, delta=delta, max_blocks=blocks, num_tests=tests)
 
     def price(scale: float) -> float:
         return accounted((PureDP(epsilon=2 / scale, count=blocks), Delta(delta=delta / 2)), delta).epsilon
 
-    assert price(plan.scale) <= epsilon < price(0.999 * plan.scale)
+    assert price(plan.noise_scale) <= epsilon < price(0.999 * plan.noise_scale)
     log_term = math.log(2 / delta)  # in closed form, by zCDP: 2/lambda^2 a block
     closed = (math.sqrt(2 * blocks * (epsilon + log_term)) + math.sqrt(2 * blocks * log_term)) / epsilon
-    assert plan.scale < closed
-    apart = plan.scale * (math.log(2 * blocks / delta) + 2 * math.log(2 * tests / delta))
+    assert plan.noise_scale < closed
+    apart = plan.noise_scale * (math.log(2 * blocks / delta) + 2 * math.log(2 * tests / delta))
     assert plan.threshold < apart  # thresholds and tests bounded apart, with delta/4 each
-    assert apart < 3 * plan.scale * math.log(2 * (tests + blocks) / delta)  # LZCW21's
+    assert apart < 3 * plan.noise_scale * math.log(2 * (tests + blocks) / delta)  # LZCW21's
 
 
 @both_kinds
@@ -121,13 +126,13 @@ def test_the_lowest_of_several_thresholds_is_bounded_by_its_mean(noise, blocks):
         log_x = np.linspace(-30, 60, 2_000_001)
         below = stats.laplace(scale=2.0).sf(-4 * log_x)  # P(exp(-L/4) <= x)
         mean = integrate.trapezoid((1 - below**blocks) * np.exp(log_x), log_x)
-        assert _lowest_threshold(blocks, None) == pytest.approx(mean, rel=1e-6)
+        assert _bound_max_threshold_moment(blocks, None) == pytest.approx(mean, rel=1e-6)
         return
     law = Discrete("laplace", 2.0)
     least = np.arange(-law.reach, law.reach + 1)
     at_least = (law.sf(least - 1)) ** blocks  # P(min L >= l)
     mean = float(((at_least - law.sf(least) ** blocks) * np.exp(-least / 4)).sum())
-    assert mean <= _lowest_threshold(blocks, 2.0) <= 1.3 * mean
+    assert mean <= _bound_max_threshold_moment(blocks, 2.0) <= 1.3 * mean
 
 
 @pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (5, 2203), (20, 4529), (100, 10449)])
@@ -135,7 +140,7 @@ def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, close
     """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact price would take 191, 581,
     979, 3,209 and 7,949."""
     exact_price = {1: 191, 3: 581, 5: 979, 20: 3209, 100: 7949}
-    needed = stability(max_failures=failures).calibration(200).teachers_needed
+    needed = stability(max_failures=failures).compute_scales(200).min_teachers
     assert needed < exact_price[failures] < closed_form
 
 
@@ -143,10 +148,10 @@ def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, close
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_accountant_agrees_with_the_calibration(noise, rounds):
     mechanism = stability(noise=noise)
-    plan = mechanism.calibration(1000)
-    assert plan.blocks == 20
-    worst = mechanism.worst_case(1000, rounds)
-    assert worst == (PureDP(epsilon=2 / plan.scale, count=plan.blocks), Delta(delta=5e-6))
+    plan = mechanism.compute_scales(1000)
+    assert plan.max_blocks == 20
+    worst = mechanism.privacy_events(1000, rounds)
+    assert worst == (PureDP(epsilon=2 / plan.noise_scale, count=plan.max_blocks), Delta(delta=5e-6))
     assert 0.999 < accounted(worst, 1e-5).epsilon <= 1.0
 
 
@@ -154,8 +159,8 @@ def test_accountant_agrees_with_the_calibration(noise, rounds):
 def test_unstable_queries_pass_within_their_share_of_delta(noise):
     """P(some query of distance 0 passes), exactly, against delta/2."""
     for blocks, tests, delta in ((1, 1, 0.1), (2, 6, 0.4), (3, 8, 0.05)):
-        plan = calibrate(epsilon=8.0, delta=delta, blocks=blocks, tests=tests, discrete=noise == "discrete")
-        patterns = sparse_law([0] * tests, plan.threshold, plan.scale, blocks, noise == "discrete")
+        plan = calibrate(epsilon=8.0, delta=delta, max_blocks=blocks, num_tests=tests, discrete=noise == "discrete")
+        patterns = sparse_law([0] * tests, plan.threshold, plan.noise_scale, blocks, noise == "discrete")
         bad = sum(p for pattern, p in patterns.items() if any(pattern))
         assert bad <= delta / 2
         assert bad > delta / 200  # not won by a threshold beyond all reason
@@ -171,24 +176,24 @@ def test_btt18_algorithm_6_lets_unstable_queries_pass():
 
     held = integrate.quad(none_passes, -40, 40, points=[-20, 0, 20], limit=400)[0]
     assert 0.02 < 1 - held < 0.05
-    ours = calibrate(epsilon=1.0, delta=delta, blocks=1, tests=m)
-    assert ours.threshold / ours.scale > 1.8 * w  # with 2 lambda, and the moving threshold allowed for
+    ours = calibrate(epsilon=1.0, delta=delta, max_blocks=1, num_tests=m)
+    assert ours.threshold / ours.noise_scale > 1.8 * w  # with 2 lambda, and the moving threshold allowed for
 
 
 def test_number_of_teachers_is_exact_and_named():
     for w in (0.0, 0.5, 1.0, 41.3, 2408.6):
-        needed = teachers_to_pass(w)
+        needed = compute_min_teachers(w)
         assert halved((needed, 0)) > w >= halved((needed - 1, 0))
     mechanism = stability()
-    plan = mechanism.calibration(1000)
-    assert 2000 < plan.teachers_needed < 10_000
+    plan = mechanism.compute_scales(1000)
+    assert 2000 < plan.min_teachers < 10_000
     with pytest.raises(
-        ValueError, match=rf"{plan.teachers_needed} .*lambda={plan.scale:.1f} and w={plan.threshold:.1f}"
+        ValueError, match=rf"{plan.min_teachers} .*lambda={plan.noise_scale:.1f} and w={plan.threshold:.1f}"
     ):
         mechanism.check(num_queries=1000, num_teachers=250, num_classes=10)
-    mechanism.check(num_queries=1000, num_teachers=plan.teachers_needed, num_classes=10)
-    single = SingleStable(epsilon=0.1, delta=1e-9)
-    with pytest.raises(ValueError, match=str(teachers_to_pass(math.log(1e9) / 0.1))):
+    mechanism.check(num_queries=1000, num_teachers=plan.min_teachers, num_classes=10)
+    single = DistanceToInstability(epsilon=0.1, delta=1e-9)
+    with pytest.raises(ValueError, match=str(compute_min_teachers(math.log(1e9) / 0.1))):
         single.check(num_queries=3, num_teachers=250, num_classes=10)
 
 
@@ -228,9 +233,9 @@ def votes_about(threshold: float, queries: int, seed: int) -> Votes:
 @pytest.mark.parametrize("seed", range(4))
 def test_stability_is_the_papers_loop(noise, seed):
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.calibration(60)
+    plan = mechanism.compute_scales(60)
     votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
-    answers = mechanism.release(votes, source, Context(num_queries=60))
+    answers = mechanism.release(votes, source, MechanismContext(num_queries=60))
     (_, tests), *rest = source.drawn
     expected, blocks = loop(votes, tests.tolist(), [float(t) for _, t in rest], plan, 5)
     assert answers.label_Q.tolist() == expected
@@ -245,13 +250,13 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
     never = {"noise": noise, "max_failures": failures, "delta": 1e-12}  # ties pass with that probability at most
     mechanism = stability(**never)
     votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
-    source = Rehearsal(noise)
-    answers = mechanism.release(votes, source, Context(num_queries=50))
+    source = DryRunNoise(noise)
+    answers = mechanism.release(votes, source, MechanismContext(num_queries=50))
     assert answers.label_Q.tolist() == [NO_ANSWER] * failures
     assert answers.events[0].count == failures
-    again = mechanism.release(votes, source, Context(num_queries=50, rounds=2, turn=1))
+    again = mechanism.release(votes, source, MechanismContext(num_queries=50, rounds=2, round_index=1))
     assert len(again.label_Q) == 0 and not any(e.count for e in again.events)
-    answers = soft(**never).release(votes, Rehearsal(noise), Context(num_queries=50))
+    answers = soft(**never).release(votes, DryRunNoise(noise), MechanismContext(num_queries=50))
     assert answers.events[0].count == failures
     assert len(answers.label_Q) == math.ceil(failures / 2)  # two failures to a query
 
@@ -262,12 +267,12 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
 def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
     """The papers' loop sees no rounds: a threshold is drawn for a failure, and for nothing else."""
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.calibration(60)
+    plan = mechanism.compute_scales(60)
     votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
     labels, tests, thresholds, incurred = [], [], [], ()
     for turn, query_Q in enumerate(torch.arange(60).split(sizes)):
-        context, before = Context(num_queries=60, rounds=len(sizes), turn=turn), len(source.drawn)
-        answers = mechanism.release(votes.take(query_Q), source, context)
+        context, before = MechanismContext(num_queries=60, rounds=len(sizes), round_index=turn), len(source.drawn)
+        answers = mechanism.release(votes.select(query_Q), source, context)
         noises = [tensor.tolist() for _, tensor in source.drawn[before:]]
         tests, thresholds = tests + noises[0], thresholds + [value for (value,) in noises[1:]]
         labels, incurred = labels + answers.label_Q.tolist(), incurred + answers.events
@@ -280,15 +285,15 @@ def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
 def test_a_later_call_without_its_thresholds_is_refused():
     votes = Votes(torch.tensor([[10, 10]]), 20)
     with pytest.raises(ValueError, match="goes on with the thresholds"):
-        stability().release(votes, Rehearsal(), Context(num_queries=50, rounds=2, turn=1))
+        stability().release(votes, DryRunNoise(), MechanismContext(num_queries=50, rounds=2, round_index=1))
 
 
 def test_released_labels_hold_nothing_of_what_came_after_the_stop():
     """A view of the exact labels would be saved with all of them."""
     votes = Votes(torch.tensor([[10, 10]]).repeat(50, 1), 20)
-    answers = stability(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
+    answers = stability(max_failures=2).release(votes, DryRunNoise(), MechanismContext(num_queries=50))
     assert answers.label_Q.untyped_storage().nbytes() == 8 * len(answers.label_Q)
-    answers = soft(max_failures=2).release(votes, Rehearsal(), Context(num_queries=50))
+    answers = soft(max_failures=2).release(votes, DryRunNoise(), MechanismContext(num_queries=50))
     assert answers.score_QC.untyped_storage().nbytes() == 16 * len(answers.score_QC)
 
 
@@ -307,8 +312,8 @@ def test_histograms_count_as_defined(bins):
         plain[q, min(int(s), bins - 1)] += 1
         for v in range(1, bins):
             shifted[q, v - 1] += v - 0.5 <= s < v + 0.5
-    assert votes.histogram(bins).tolist() == plain.tolist()
-    assert votes.shifted(bins).tolist() == shifted.tolist()
+    assert votes.compute_histogram(bins).tolist() == plain.tolist()
+    assert votes.compute_shifted_histogram(bins).tolist() == shifted.tolist()
 
 
 def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores():
@@ -319,7 +324,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
         moved[rng.integers(7)] = torch.from_numpy(rng.random(5))
         for table in ("histogram", "shifted"):
             counts = [getattr(SoftVotes(s[..., None]), table)(4) for s in (scores, moved)]
-            dist = [distance(c) for c in counts]
+            dist = [compute_instability_distance(c) for c in counts]
             assert (dist[0] - dist[1]).abs().max() <= 1
             differs = counts[0].argmax(1) != counts[1].argmax(1)
             assert not dist[0][differs].any() and not dist[1][differs].any()
@@ -327,10 +332,10 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
 
 def test_released_scores_are_bin_centers():
     mechanism = soft(delta=1e-12)  # which what is split passes with at most
-    teachers = 4 * mechanism.calibration(6).teachers_needed
+    teachers = 4 * mechanism.compute_scales(6).min_teachers
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
-    answers = mechanism.release(SoftVotes(scores[..., None]), Rehearsal(), Context(num_queries=6))
+    answers = mechanism.release(SoftVotes(scores[..., None]), DryRunNoise(), MechanismContext(num_queries=6))
     assert answers.score_QC[:, 1].tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
     assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
     assert answers.events[0].count == 2  # the first block ended with the first test of the last query
@@ -365,7 +370,7 @@ def soft_loop(first, second, noise_1, noise_2, thresholds, plan, max_failures: i
 @pytest.mark.parametrize("failures", [1, 4, 7])
 def test_soft_stability_is_the_papers_loop(noise, seed, failures):
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=failures, bins=3)
-    plan = mechanism.calibration(30)
+    plan = mechanism.compute_scales(30)
     rng = np.random.default_rng(seed)
     teachers = 6 * round(plan.threshold)
     scores = np.zeros((teachers, 30))
@@ -374,11 +379,11 @@ def test_soft_stability_is_the_papers_loop(noise, seed, failures):
         low, high = [(0.1, 0.5), (0.3, 0.4), (0.1, 0.9), (0.5, 0.9)][rng.integers(4)]
         scores[:, q] = np.where(np.arange(teachers) < share * teachers, low, high)
     soft_votes, source = SoftVotes(torch.from_numpy(scores)[..., None]), Recorder(noise)
-    answers = mechanism.release(soft_votes, source, Context(num_queries=30))
+    answers = mechanism.release(soft_votes, source, MechanismContext(num_queries=30))
     (_, z1), (_, z2), *rest = source.drawn
     expected, blocks = soft_loop(
-        soft_votes.histogram(3).tolist(),
-        soft_votes.shifted(3).tolist(),
+        soft_votes.compute_histogram(3).tolist(),
+        soft_votes.compute_shifted_histogram(3).tolist(),
         z1.tolist(),
         z2.tolist(),
         [float(t) for _, t in rest],
@@ -407,8 +412,8 @@ def test_soft_votes_refuse_what_is_not_a_score(scores):
 def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
     """Ten queries of three classes are thirty scores of the papers' loop, which may end in the middle of a query."""
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=4, bins=3)
-    plan = mechanism.calibration(10, 3)
-    assert plan.threshold > mechanism.calibration(10, 2).threshold  # thirty tests, and not ten
+    plan = mechanism.compute_scales(10, 3)
+    assert plan.threshold > mechanism.compute_scales(10, 2).threshold  # thirty tests, and not ten
     rng = np.random.default_rng(1)
     teachers = 6 * round(plan.threshold)
     share = rng.choice([0.02, 0.02, 0.3], size=(10, 3))
@@ -417,11 +422,11 @@ def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
     first, second, thresholds, told = [], [], [], []
     for turn, query_Q in enumerate(torch.arange(10).split(sizes)):
         before = len(source.drawn)
-        context = Context(num_queries=10, rounds=len(sizes), turn=turn)
-        told.append(mechanism.release(votes.take(query_Q), source, context))
+        context = MechanismContext(num_queries=10, rounds=len(sizes), round_index=turn)
+        told.append(mechanism.release(votes.select(query_Q), source, context))
         tests, shifted, *rest = [tensor.tolist() for _, tensor in source.drawn[before:]]
         first, second, thresholds = first + tests, second + shifted, thresholds + [value for (value,) in rest]
-    histograms = votes.histogram(3).tolist(), votes.shifted(3).tolist()
+    histograms = votes.compute_histogram(3).tolist(), votes.compute_shifted_histogram(3).tolist()
     expected, blocks = soft_loop(*histograms, first, second, thresholds, plan, 4, 3)
     whole = np.array(expected[: len(expected) // 3 * 3]).reshape(-1, 3)
     assert 0 < len(whole) <= 10 and np.isnan(whole).any()
@@ -434,11 +439,11 @@ def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
 def test_votes_are_scores_of_0_and_1():
     votes = Votes(torch.tensor([[2000, 0, 0], [0, 0, 2000]]), 2000)
     as_scores = SoftVotes(torch.nn.functional.one_hot(torch.tensor([[0, 2]] * 2000), 3).double())
-    assert as_scores.histogram(4).tolist() == [
+    assert as_scores.compute_histogram(4).tolist() == [
         [0, 0, 0, 2000] if one else [2000, 0, 0, 0] for one in (1, 0, 0, 0, 0, 1)
     ]
     for value in (votes, as_scores):
-        answers = soft(epsilon=12.0).release(value, Rehearsal(), Context(num_queries=2))
+        answers = soft(epsilon=12.0).release(value, DryRunNoise(), MechanismContext(num_queries=2))
         assert answers.label_Q.tolist() == [0, 2]
         assert answers.score_QC.tolist() == [[0.875, 0.125, 0.125], [0.125, 0.125, 0.875]]
 
@@ -447,5 +452,5 @@ def test_of_two_classes_one_score_is_asked_about():
     with pytest.raises(ValueError, match="second one's score alone"):
         SoftVotes(torch.rand(3, 4, 2))
     assert "withheld" in repr(SoftVotes(torch.rand(3, 2, 1)))
-    assert SoftVotes.of(torch.rand(3, 4, 5)).score_KQS.shape == (3, 4, 5)
-    assert SoftVotes.of(torch.rand(3, 4, 2)).score_KQS.shape == (3, 4, 1)
+    assert SoftVotes.from_probabilities(torch.rand(3, 4, 5)).score_KQS.shape == (3, 4, 5)
+    assert SoftVotes.from_probabilities(torch.rand(3, 4, 2)).score_KQS.shape == (3, 4, 1)

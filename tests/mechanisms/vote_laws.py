@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 
 NO_ANSWER = -1
 TINY = 1e-9
@@ -15,7 +15,7 @@ CERTAIN = 1 - TINY
 """The confidence of an audit in a test."""
 
 
-class Recorder(Rehearsal):
+class Recorder(DryRunNoise):
     """A noise source that keeps what it gave: ``drawn`` is a list of (kind, tensor)."""
 
     def __post_init__(self) -> None:
@@ -27,13 +27,13 @@ class Recorder(Rehearsal):
         return tensor
 
     def gaussian(self, shape, sigma, device):
-        return self._keep("gaussian", super().gaussian(shape, sigma, device))
+        return self._keep("gaussian", super().draw_gaussian(shape, sigma, device))
 
     def laplace(self, shape, scale, device):
-        return self._keep("laplace", super().laplace(shape, scale, device))
+        return self._keep("laplace", super().draw_laplace(shape, scale, device))
 
     def gumbel(self, shape, device):
-        return self._keep("gumbel", super().gumbel(shape, device))
+        return self._keep("gumbel", super().draw_gumbel(shape, device))
 
 
 class Discrete:

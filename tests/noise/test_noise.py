@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from pate_torch.noise import discrete
-from pate_torch.noise.source import LEAST_DELTA, Rehearsal, check_delta
+from pate_torch.noise.source import MIN_CONTINUOUS_NOISE_DELTA, DryRunNoise, check_delta
 from tests.mechanisms.vote_laws import TINY, pooled
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ N = 40_000
 
 
 def samples(kind: str, scale: float, seed: int | None = None) -> np.ndarray:
-    source = Rehearsal(insecure_seed=seed)
+    source = DryRunNoise(insecure_seed=seed)
     match kind:
         case "gaussian" | "laplace":
             return getattr(source, kind)((N,), scale, CPU).numpy()
@@ -47,22 +47,22 @@ def test_continuous_law_and_no_other_scale(kind, seed):
 
 
 def test_gaussian_draws_are_independent_in_pairs_and_of_any_size():
-    source = Rehearsal(insecure_seed=1)
-    assert source.gaussian((3, 5), 2.0, CPU).shape == (3, 5)
-    assert source.gaussian((0, 5), 2.0, CPU).shape == (0, 5)
+    source = DryRunNoise(insecure_seed=1)
+    assert source.draw_gaussian((3, 5), 2.0, CPU).shape == (3, 5)
+    assert source.draw_gaussian((0, 5), 2.0, CPU).shape == (0, 5)
     # The two halves share their radii: uncorrelated in value and in size only because the law is Gaussian.
-    x = source.gaussian((2 * N,), 1.0, CPU).view(2, N).numpy()
+    x = source.draw_gaussian((2 * N,), 1.0, CPU).view(2, N).numpy()
     for power in (1, 2):
         assert abs(np.corrcoef(x**power)[0, 1]) < 5 / math.sqrt(N)
 
 
 def test_continuous_noise_ends_where_its_bits_do_and_bears_no_smaller_delta(monkeypatch):
     monkeypatch.setattr(os, "urandom", lambda size: bytes(size))  # the smallest uniform number there is
-    source = Rehearsal()
-    assert float(source.gaussian((1,), 1.0, CPU).abs()) == pytest.approx(8.57, abs=0.005)
-    assert float(source.exponential((1,), CPU)) == pytest.approx(36.74, abs=0.005)
-    assert 2 * stats.norm.sf(8.57) < math.exp(-36.73) < LEAST_DELTA
-    check_delta("torch", LEAST_DELTA)
+    source = DryRunNoise()
+    assert float(source.draw_gaussian((1,), 1.0, CPU).abs()) == pytest.approx(8.57, abs=0.005)
+    assert float(source.draw_exponential((1,), CPU)) == pytest.approx(36.74, abs=0.005)
+    assert 2 * stats.norm.sf(8.57) < math.exp(-36.73) < MIN_CONTINUOUS_NOISE_DELTA
+    check_delta("torch", MIN_CONTINUOUS_NOISE_DELTA)
     for kind in ("torch", "by opacus"):
         with pytest.raises(ValueError, match=r"privacy\.delta=9e-16: must be at least 1e-15.*noise=discrete"):
             check_delta(kind, 9e-16)
@@ -92,9 +92,9 @@ def test_every_draw_spends_its_own_entropy(monkeypatch):
 
     monkeypatch.setattr(os, "urandom", counted)
     torch.manual_seed(0)
-    Rehearsal().uniform((100,), CPU)
+    DryRunNoise().draw_uniform((100,), CPU)
     assert sum(spent) == 800
-    Rehearsal("discrete").gaussian((100,), 3.0, CPU)
+    DryRunNoise("discrete").draw_gaussian((100,), 3.0, CPU)
     assert sum(spent) >= 1600
     generators = [torch.Generator().manual_seed(seed) for seed in (5, 5 + (1 << 32))]
     assert torch.equal(*(torch.rand(4, generator=generator) for generator in generators))  # why
@@ -106,30 +106,32 @@ def test_noise_ignores_global_seeds_and_touches_no_global_stream():
         torch.manual_seed(0)
         np.random.seed(0)
         before = torch.get_rng_state()
-        draws.append([Rehearsal(kind).gaussian((64,), 50.0, CPU) for kind in ("torch", "discrete")])
+        draws.append([DryRunNoise(kind).draw_gaussian((64,), 50.0, CPU) for kind in ("torch", "discrete")])
         assert torch.equal(before, torch.get_rng_state())
     for first, second in zip(*draws, strict=True):
         assert not torch.equal(first, second)
 
 
 def test_insecure_seed_repeats_and_says_so():
-    first, second, other = (Rehearsal(insecure_seed=s) for s in (0, 0, 1))
-    x = first.laplace((50,), 1.0, CPU)
-    assert torch.equal(x, second.laplace((50,), 1.0, CPU)) and not torch.equal(x, other.laplace((50,), 1.0, CPU))
-    assert not torch.equal(x, first.laplace((50,), 1.0, CPU))
-    assert not first.secret and Rehearsal().secret and Rehearsal("discrete").secret
+    first, second, other = (DryRunNoise(insecure_seed=s) for s in (0, 0, 1))
+    x = first.draw_laplace((50,), 1.0, CPU)
+    assert torch.equal(x, second.draw_laplace((50,), 1.0, CPU)) and not torch.equal(
+        x, other.draw_laplace((50,), 1.0, CPU)
+    )
+    assert not torch.equal(x, first.draw_laplace((50,), 1.0, CPU))
+    assert not first.secret and DryRunNoise().secret and DryRunNoise("discrete").secret
 
 
 @pytest.mark.parametrize(
     "build,field",
     [
-        (lambda: Rehearsal("gauss"), "noise"),
-        (lambda: Rehearsal(insecure_seed=-1), "insecure_noise_seed"),
-        (lambda: Rehearsal("discrete", insecure_seed=0), "insecure_noise_seed"),
-        (lambda: Rehearsal().gaussian((1,), 0.0, CPU), "sigma"),
-        (lambda: Rehearsal().laplace((1,), math.nan, CPU), "scale"),
-        (lambda: Rehearsal("discrete").gaussian((1,), 1e6, CPU), "sigma"),
-        (lambda: Rehearsal("discrete").laplace((1,), -1.0, CPU), "scale"),
+        (lambda: DryRunNoise("gauss"), "noise"),
+        (lambda: DryRunNoise(insecure_seed=-1), "insecure_noise_seed"),
+        (lambda: DryRunNoise("discrete", insecure_seed=0), "insecure_noise_seed"),
+        (lambda: DryRunNoise().draw_gaussian((1,), 0.0, CPU), "sigma"),
+        (lambda: DryRunNoise().draw_laplace((1,), math.nan, CPU), "scale"),
+        (lambda: DryRunNoise("discrete").draw_gaussian((1,), 1e6, CPU), "sigma"),
+        (lambda: DryRunNoise("discrete").draw_laplace((1,), -1.0, CPU), "scale"),
     ],
 )
 def test_refuses(build, field):
@@ -161,7 +163,7 @@ CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace
 
 @pytest.mark.parametrize("kind,scale", CASES)
 def test_discrete_law_and_no_other_scale(kind, scale):
-    z = getattr(Rehearsal("discrete"), kind)((N,), scale, CPU)
+    z = getattr(DryRunNoise("discrete"), kind)((N,), scale, CPU)
     assert z.dtype == torch.int64
     assert goodness(z.numpy(), kind, scale) > TINY
     for wrong in (2 / 3, 3 / 2):
@@ -177,7 +179,7 @@ def test_discrete_gaussian_is_not_a_rounded_one():
 @pytest.mark.parametrize("kind,scale", [("gaussian", 2.0), ("laplace", 3.0)])
 def test_law_is_exact_however_few_bits_are_drawn_first(kind, scale, bits):
     """With 4 bits nearly every draw needs the refinement that 63 bits never need in a lifetime."""
-    z = discrete._signed((4000,), kind, Fraction(scale), bits)
+    z = discrete._draw_signed((4000,), kind, Fraction(scale), bits)
     assert goodness(z.numpy(), kind, scale) > TINY
     assert goodness(z.numpy(), kind, scale * 1.5) < TINY
 
@@ -205,7 +207,7 @@ def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:
 @pytest.mark.parametrize("kind,scale", [("gaussian", 1.0), ("gaussian", 40.1), ("gaussian", 0.3), ("laplace", 45.0798)])
 def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
     with mpmath.workdps(80):
-        table = discrete._table(kind, Fraction(scale), bits)
+        table = discrete._build_cdf_table(kind, Fraction(scale), bits)
         exact = exact_cdf(kind, Fraction(scale), len(table.low))
         for low, value, high in zip(table.low, exact, table.high, strict=True):
             assert low <= value * 2**bits <= high
@@ -214,14 +216,14 @@ def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
 
 
 def test_lookup_decides_only_what_the_bits_decide():
-    table = discrete._table("gaussian", Fraction(2), 8)
+    table = discrete._build_cdf_table("gaussian", Fraction(2), 8)
     with mpmath.workdps(30):
         exact = exact_cdf("gaussian", Fraction(2), 40)
     undecided = 0
     for known in range(256):
         lowest = sum(c <= mpmath.mpf(known) / 256 for c in exact)
         highest = sum(c < mpmath.mpf(known + 1) / 256 for c in exact)
-        found = table.locate(known)
+        found = table.find_magnitude(known)
         undecided += found is None
         if found is not None:
             assert found == lowest == highest
@@ -259,8 +261,8 @@ def rejection(sigma: Fraction, rng: np.random.Generator) -> int:
 def test_agrees_with_the_rejection_sampler():
     rng = np.random.default_rng(0)
     slow = np.array([rejection(Fraction(5, 2), rng) for _ in range(3000)])
-    fast = discrete.gaussian((N,), Fraction(5, 2)).numpy()
-    other = discrete.gaussian((N,), Fraction(4)).numpy()
+    fast = discrete.draw_gaussian((N,), Fraction(5, 2)).numpy()
+    other = discrete.draw_gaussian((N,), Fraction(4)).numpy()
     edges = [-np.inf, -4.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 4.5, np.inf]
     counts = [np.histogram(np.clip(z, -50, 50), np.clip(edges, -99, 99))[0] for z in (slow, fast, other)]
     assert stats.chi2_contingency(counts[:2]).pvalue > TINY
@@ -268,6 +270,6 @@ def test_agrees_with_the_rejection_sampler():
 
 
 def test_discrete_parameter_is_exactly_the_one_priced():
-    assert discrete._scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
-    assert discrete.gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
-    assert discrete.laplace((0, 4), Fraction(1)).shape == (0, 4)
+    assert discrete._check_scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
+    assert discrete.draw_gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
+    assert discrete.draw_laplace((0, 4), Fraction(1)).shape == (0, 4)

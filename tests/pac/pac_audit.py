@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.stats import chi2
 
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.classes import Enumerable, distinct
 from pate_torch.pac.sample import Sample
 
 
-class Spy(Rehearsal):
+class Spy(DryRunNoise):
     """A seeded source that notes when it draws; everything it offers comes from ``_uniform``."""
 
     def __init__(self, seed=0):
@@ -21,7 +21,7 @@ class Spy(Rehearsal):
 
     def _uniform(self, size):
         self.log.append("draw")
-        return super()._uniform(size)
+        return super()._make_uniform_block(size)
 
     @contextmanager
     def spend(self, events, **facts):

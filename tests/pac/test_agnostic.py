@@ -12,8 +12,8 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting.events import BoundedRange, Delta, PureDP
 from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import (
     RELABEL_FACTOR,
     _minimum_queries,
@@ -44,7 +44,7 @@ def relabel_law(records):
 
 
 def test_relabel_draws_from_its_law():
-    records, noise = ((0, 0), (1, 1), (1, 0), (2, 1)), Rehearsal(insecure_seed=0)
+    records, noise = ((0, 0), (1, 1), (1, 0), (2, 1)), DryRunNoise(insecure_seed=0)
     law = relabel_law(records)
     counts = dict.fromkeys(law, 0)
     for _ in range(2500):
@@ -146,7 +146,7 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
     tail = float(binom.sf(plan.draws, plan.subset, 1 / plan.subset))
     assert tail <= inner_delta / 2 < binom.sf(plan.draws - 1, plan.subset, 1 / plan.subset)
     hat_epsilon, hat_delta = plan.per_record
-    pure = pure_total(e for e in hat.worst_case(m) if isinstance(e, PureDP))
+    pure = pure_total(e for e in hat.privacy_events(m) if isinstance(e, PureDP))
     kept = [(hat.epsilon, hat.delta), (pure, hat.delta / 2)]
     assert any(e <= hat_epsilon * (1 + 1e-12) and d <= hat_delta * (1 + 1e-12) for e, d in kept)
     assert hat_epsilon * plan.draws <= inner_epsilon * (1 + 1e-12)
@@ -240,7 +240,7 @@ def test_cutoff_is_nb20s():
 
 
 def test_subsets_are_uniform():
-    noise, counts = Rehearsal(insecure_seed=5), {}
+    noise, counts = DryRunNoise(insecure_seed=5), {}
     for _ in range(3000):
         key = tuple(sorted(without_replacement(5, 2, noise).tolist()))
         counts[key] = counts.get(key, 0) + 1
@@ -285,8 +285,8 @@ def test_agprivcl_is_right_where_plain_voting_fails():
         sample,
         CORNERS,
         num_teachers=8 * plan.num_teachers,
-        mechanism=Stability(epsilon=1.0, delta=1e-2, max_failures=1),
-        budget=Rehearsal(insecure_seed=1),
+        mechanism=SparseVector(epsilon=1.0, delta=1e-2, max_failures=1),
+        budget=DryRunNoise(insecure_seed=1),
     )
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
     errors = []
@@ -296,7 +296,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
             sample,
             CORNERS,
             **asked,
-            budget=Rehearsal(insecure_seed=seed),
+            budget=DryRunNoise(insecure_seed=seed),
             constants="sharp",
             resample=False,
         )
@@ -308,10 +308,10 @@ def test_agprivcl_is_right_where_plain_voting_fails():
 @quiet
 def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
     sample, spy = always_one(60), Spy()
-    mechanism = Stability(epsilon=0.5, delta=1e-3, max_failures=2)
+    mechanism = SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
     answers = sub_samp(VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, budget=spy)
     assert answers.label_Q.tolist() == [NO_ANSWER] * 4
-    assert spy.charged == mechanism.worst_case(4) and spy.log[0] == "charge"
+    assert spy.charged == mechanism.privacy_events(4) and spy.log[0] == "charge"
     assert pure_total(answers.events) <= pure_total(spy.charged)
 
 
@@ -347,7 +347,7 @@ def test_unvprivcl_splits_the_budget_and_reports_the_sum():
 @quiet
 def test_unvprivcl_with_few_queries_is_agprivcl_with_all_of_epsilon():
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-    done = unv_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=Rehearsal())
+    done = unv_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=DryRunNoise())
     assert done.learner is None
     assert done.answers.events == plan_ag_priv_cl(4000, 4, VOTING_FAILS.vc_dimension, **run).events
 
@@ -365,7 +365,7 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
         agnostic, "gumbel_max", lambda u, rate, n: (rate != relabeling and ran.append(2 * rate)) or second(u, rate, n)
     )
     run = {"epsilon": 0.8, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-    agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, budget=Rehearsal(), first=4)
+    agnostic.unv_priv_cl(VOTING_FAILS, always_one(4000), np.tile(CORNERS, (3, 1)), **run, budget=DryRunNoise(), first=4)
     assert math.fsum(ran) == pytest.approx(0.8)
 
 
@@ -394,18 +394,18 @@ def test_an_account_refuses_what_passes_its_cap(tmp_path):
         cap = 1.4 * proved.total[0]
         ledger.open_account("corners", budget_epsilon=cap, delta=1e-2, adjacency="replace_one", unit="record",
                             planned_events=(*proved.events, *proved.events))  # fmt: skip
-        asked["budget"] = Budget.of(ledger, "corners")
+        asked["budget"] = Budget.from_account(ledger, "corners")
         answers = ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, epsilon=0.7, **asked)
-        assert answers.spent in ledger.charges("corners")
-        entries = len(ledger.entries())
+        assert answers.reservation_id in ledger.get_charges("corners")
+        entries = len(ledger.read_entries())
         with pytest.raises(BudgetExceeded):
             ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, epsilon=0.7, **asked)
-        assert len(ledger.entries()) == entries
-        assert ledger.spent("corners").epsilon <= proved.total[0] * (1 + 1e-9)
+        assert len(ledger.read_entries()) == entries
+        assert ledger.get_guarantee("corners").epsilon <= proved.total[0] * (1 + 1e-9)
 
 
 def test_bad_input_is_refused_and_small_samples_are_warned_about():
-    asked = {**ASKED, "budget": Rehearsal()}
+    asked = {**ASKED, "budget": DryRunNoise()}
     with pytest.raises(ValueError, match=r"sub-sample .* is empty.*n >= 56"):
         ag_priv_cl(Thresholds(), sample_of(((0, 1),) * 55), [0.0], **asked)
     with pytest.raises(ValueError, match="replace_one"):

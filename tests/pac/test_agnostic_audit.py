@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 from pate_torch.audit.command import audit_outcomes
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import agnostic
 from pate_torch.pac.agnostic import RELABEL_FACTOR, ag_priv_cl, plan_ag_priv_cl
 from pate_torch.pac.sample import Sample
@@ -31,16 +31,16 @@ COMMON, LEFT, RIGHT, SECOND = 0.0, 1.0, 2.0, 3.0
 """The point of the common records, the odd record's on either side, and a second point of the common teachers."""
 
 
-class Less(Rehearsal):
+class Less(DryRunNoise):
     """A share of the noise that is asked for; sub-samples as they are asked for."""
 
     share = 1.0
 
     def laplace(self, shape, scale, device):
-        return super().laplace(shape, scale * self.share, device)
+        return super().draw_laplace(shape, scale * self.share, device)
 
     def gumbel(self, shape, device):
-        return super().gumbel(shape, device) * self.share
+        return super().draw_gumbel(shape, device) * self.share
 
 
 def plain(queries):
@@ -79,7 +79,7 @@ def sides(y, *, second=False):
 
 def near(plan, queries, above, *, even=False):
     """The teachers whose unanimous vote stands so far above the threshold."""
-    return 2 * (math.floor(plan.mechanism.calibration(queries).threshold) + above) + (2 if even else 3)
+    return 2 * (math.floor(plan.mechanism.compute_scales(queries).threshold) + above) + (2 if even else 3)
 
 
 def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):

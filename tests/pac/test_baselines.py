@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import baselines
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import Thresholds, erm
@@ -43,7 +43,7 @@ def test_df18s_vote_draws_from_a_law_that_is_private_over_every_pair():
     laws, records_U = all_laws(law, 2, n)
     loss, _, _ = worst(laws, records_U)
     assert 0.9 * epsilon / 2 < loss <= epsilon
-    records, noise, runs = ((0, 0), (1, 1), (0, 1)), Rehearsal(insecure_seed=0), 1500
+    records, noise, runs = ((0, 0), (1, 1), (0, 1)), DryRunNoise(insecure_seed=0), 1500
     drawn = np.mean(
         [
             baselines.df18_vote(Thresholds(), sample_of(records), POINTS, epsilon=epsilon, alpha=alpha, budget=noise)
@@ -60,7 +60,7 @@ def test_averaging_moves_a_prediction_by_one_shard_at_most():
     teachers, n = 2, 4
     laws, records_U = all_laws(lambda records: both(0.5 + 0.25 * shares(records, teachers)), 2, n)
     assert worst(laws, records_U)[2] == pytest.approx(0.25 / teachers)  # met, at a quarter of the law
-    records, noise, runs = ((0, 0), (1, 1), (1, 0), (0, 1)), Rehearsal(insecure_seed=0), 1500
+    records, noise, runs = ((0, 0), (1, 1), (1, 0), (0, 1)), DryRunNoise(insecure_seed=0), 1500
     asked = {"gamma": 1 / teachers, "alpha": 0.4, "beta": 0.4, "budget": noise}
     found = [baselines.averaging(Thresholds(), sample_of(records), POINTS, **asked) for _ in range(runs)]
     drawn, expected = np.mean([f.label_Q for f in found], axis=0), shares(records, teachers)
@@ -71,7 +71,7 @@ def test_averaging_moves_a_prediction_by_one_shard_at_most():
 @pytest.mark.parametrize("name", ["df18", "averaging", "representation"])
 def test_with_the_records_it_asks_for_it_is_as_good_as_it_says(name):
     """A threshold without errors: no warning with n records, a warning with one fewer, and the promised error."""
-    generator, noise = np.random.default_rng(0), Rehearsal(insecure_seed=1)
+    generator, noise = np.random.default_rng(0), DryRunNoise(insecure_seed=1)
     x_Q = generator.random((400, 1))
     asked = {"alpha": 0.2, "budget": noise}
     if name == "df18":

@@ -101,7 +101,7 @@ def test_fast_error_counts_equal_the_loop(hypotheses, x):
 def test_cuts_separate_adjacent_floats():
     low = 1.0
     x = np.array([low, np.nextafter(low, 2), -5e-324, 5e-324])
-    labelings, _ = Thresholds().dichotomies(x)
+    labelings, _ = Thresholds().enumerate_dichotomies(x)
     assert len(labelings) == 5
 
 
@@ -124,7 +124,7 @@ def test_orientation_is_exact_where_floats_are_not():
 
 def test_a_list_keeps_one_of_predictors_that_agree():
     predictors = [lambda x: x[:, 0] > 0, lambda x: x[:, 0] > 0.01, lambda x: np.zeros(len(x))]
-    labelings, found = Listed(predictors).dichotomies(np.array([[-1.0], [1.0]]))
+    labelings, found = Listed(predictors).enumerate_dichotomies(np.array([[-1.0], [1.0]]))
     assert found == [0, 2] and rows(labelings) == {(False, True), (False, False)}
     assert Listed(predictors).vc_dimension == 1 and Listed(predictors[:1]).vc_dimension == 0
 
@@ -159,13 +159,13 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="at least one record"):
         Sample(np.zeros((0, 1)), np.zeros(0))
     with pytest.raises(ValueError, match="thresholds live on the line"):
-        Thresholds().dichotomies(np.zeros((3, 2)))
+        Thresholds().enumerate_dichotomies(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="two dimensions"):
-        HalfPlanes().dichotomies(np.zeros((3, 3)))
+        HalfPlanes().enumerate_dichotomies(np.zeros((3, 3)))
     with pytest.raises(ValueError, match="features"):
-        Stumps(2).dichotomies(np.zeros((3, 3)))
+        Stumps(2).enumerate_dichotomies(np.zeros((3, 3)))
     with pytest.raises(ValueError, match="predictors"):
         Listed([])
     with pytest.raises(ValueError, match="each 0 or 1"):
-        Listed([lambda x: x[:, 0]]).dichotomies(np.array([[0.5], [2.0]]))
+        Listed([lambda x: x[:, 0]]).enumerate_dichotomies(np.array([[0.5], [2.0]]))
     assert "0.25" not in repr(Sample(np.array([0.25]), np.array([1])))

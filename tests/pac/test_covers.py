@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.classes import Intervals, Stumps, Thresholds
 from pate_torch.pac.nets import net_size
 from pate_torch.pac.sample import Sample
@@ -30,7 +30,7 @@ def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
 def test_the_cover_stops_growing_with_the_points():
     """log(1/alpha) in the place of log(d/alpha): more points make more dichotomies, and no more of a cover."""
     sizes = [
-        len(alpha_cover(Thresholds(), Thresholds().representatives(x), x, 0.1))
+        len(alpha_cover(Thresholds(), Thresholds().enumerate_representatives(x), x, 0.1))
         for x in (np.random.default_rng(1).random((n, 1)) for n in (50, 500))
     ]
     assert abs(sizes[0] - sizes[1]) <= 1 and 9 <= max(sizes) <= 11
@@ -45,7 +45,7 @@ def test_a_stable_predictor_over_a_cover_is_as_good():
     asked = {"gamma": 0.2, "alpha": 0.05, "constants": "sharp"}
     errors, events = [], []
     for cover in (False, True):
-        found = stable_predictor(Thresholds(), sample, x_Q, **asked, cover=cover, budget=Rehearsal(insecure_seed=3))
+        found = stable_predictor(Thresholds(), sample, x_Q, **asked, cover=cover, budget=DryRunNoise(insecure_seed=3))
         errors.append(np.mean(found.label_Q != (x_Q[:, 0] >= 0.3)))
         events.append(found.events)
     assert events[0] == events[1]

@@ -10,7 +10,7 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import delta as accounting_delta
 from pate_torch.accounting.events import BoundedRange
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
 from pate_torch.pac.classes import Thresholds
@@ -48,10 +48,10 @@ def executed(monkeypatch):
 def test_sspp_is_private_over_every_pair_of_neighbors(executed):
     """All 6^3 data sets over three points: executed law = brute force; loss and range at most epsilon, nearly met."""
     epsilon, hypotheses = 0.8, Thresholds()
-    cuts = hypotheses.representatives(DOMAIN[:, None])
+    cuts = hypotheses.enumerate_representatives(DOMAIN[:, None])
 
     def law(records):
-        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=Rehearsal())  # noqa: E731
+        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=DryRunNoise())  # noqa: E731
         found = executed(run)
         np.testing.assert_allclose(found, brute_law(records, cuts, epsilon / 2), rtol=1e-12)
         return found
@@ -73,11 +73,11 @@ def test_sspp_is_private_over_every_pair_of_neighbors(executed):
     ],
 )
 def test_sspp_draws_from_its_law(records):
-    noise, epsilon = Rehearsal(insecure_seed=1), 1.0
+    noise, epsilon = DryRunNoise(insecure_seed=1), 1.0
     counts = np.zeros(4)
     for _ in range(3000):
         counts[sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, budget=noise).index] += 1
-    cuts = Thresholds().representatives(DOMAIN[:, None])
+    cuts = Thresholds().enumerate_representatives(DOMAIN[:, None])
     assert fit(counts, brute_law(records, cuts, epsilon / 2)) > 1e-4
     assert fit(counts, brute_law(records, cuts, epsilon)) < 1e-6
 
@@ -85,7 +85,7 @@ def test_sspp_draws_from_its_law(records):
 def test_gumbel_max_stays_in_log_space():
     """Utilities whose exponentials over- and underflow; a chi-square test that rejects twice and half the rate."""
     utility, rate = np.array([-1e6, -1e6 - 3, -1e6 - 6, -4e6]), 0.25
-    noise = Rehearsal(insecure_seed=2)
+    noise = DryRunNoise(insecure_seed=2)
     counts = np.bincount([gumbel_max(utility, rate, noise) for _ in range(4000)], minlength=4)
     assert counts[3] == 0
     law = np.exp(log_law(utility, rate))[:3]
@@ -102,7 +102,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     base = np.array([5, 9, 7])
 
     def law(errors):
-        run = lambda: draw(errors, epsilon, Rehearsal(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        run = lambda: draw(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
         return executed(run, selection)
 
     spans = {}
@@ -188,7 +188,7 @@ def test_boosting_is_as_good_as_it_says_with_the_fewest_records_it_asks_for():
 
     assert math.ceil(math.log(3 / 0.2)) == rounds and n % (rounds + 1) == 0
     assert bound(n // (rounds + 1)) <= 0.2 < bound(n // (rounds + 1) - 1)
-    generator, noise, bad = np.random.default_rng(0), Rehearsal(insecure_seed=8), 0
+    generator, noise, bad = np.random.default_rng(0), DryRunNoise(insecure_seed=8), 0
     for _ in range(60):
         x = generator.random(n)
         bad += high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), budget=noise, **asked).index > 0
@@ -204,7 +204,7 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     loss, span, _ = worst(laws, records_U)
     assert span <= epsilon + 1e-9 and loss <= epsilon
     records = ((0, 0), (1, 1), (0, 1), (1, 1), (1, 1))
-    noise, counts = Rehearsal(insecure_seed=4), np.zeros(3)
+    noise, counts = DryRunNoise(insecure_seed=4), np.zeros(3)
     for _ in range(2500):
         done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, budget=noise)
         counts[done.index] += 1
@@ -216,7 +216,7 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
 def test_boosting_takes_log_three_over_failure_folds():
     with pytest.raises(ValueError, match="6 folds"):
         high_confidence(
-            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, budget=Rehearsal()
+            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, budget=DryRunNoise()
         )
     assert [b.stop - b.start for b in folds(11, 4)] == [3, 3, 3, 2]
 
@@ -267,7 +267,7 @@ def test_below_the_guarantee_it_warns_and_above_it_does_not():
     for size in (n, n - 1):
         sample = sample_of(((1, 1),) * size)
         run = lambda s=sample: exponential_mechanism(  # noqa: E731
-            Thresholds(), cuts, s, epsilon=1.0, budget=Rehearsal(), alpha=0.2
+            Thresholds(), cuts, s, epsilon=1.0, budget=DryRunNoise(), alpha=0.2
         )
         if size < n:
             with pytest.warns(BelowGuarantee, match=r"excess empirical error 0\.2"):
@@ -285,7 +285,7 @@ def test_sspp_counts_public_points_too():
     enough = sspp_public_size(1, alpha=0.4, beta=0.4)
     n = sspp_private_size(1, **asked)
     assert n == sspp_private_size(1, **asked, public=enough) < sspp_private_size(1, **asked, public=10 * enough)
-    run = {**asked, "budget": Rehearsal()}
+    run = {**asked, "budget": DryRunNoise()}
     sample = Sample(np.zeros(n), np.ones(n))
     sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
     with pytest.warns(BelowGuarantee, match=rf"public points >= {enough}, here {enough - 1}"):
@@ -297,18 +297,18 @@ def test_sspp_counts_public_points_too():
 def test_bad_input_is_refused():
     far = Sample(np.zeros(3), np.ones(3), adjacency="add_remove")
     with pytest.raises(ValueError, match="replace_one"):
-        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, budget=Rehearsal())
+        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, budget=DryRunNoise())
     near = Sample(np.zeros(3), np.ones(3))
     for epsilon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon"):
-            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, budget=Rehearsal())
+            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, budget=DryRunNoise())
     with pytest.raises(ValueError, match="public_x"):
-        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, budget=Rehearsal())
+        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, budget=DryRunNoise())
     with pytest.raises(ValueError, match="candidates"):
-        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=Rehearsal())
+        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=DryRunNoise())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
-            draw(errors, 1.0, Rehearsal(), adjacency="replace_one")
+            draw(errors, 1.0, DryRunNoise(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
         log_law(np.array([0.0, np.nan]), 1.0)
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import kstest
 
 from pate_torch.accounting.events import BoundedRange
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import logistic
 from pate_torch.pac.logistic import least_acceptance, logistic_exponential, unit_rows
 from pate_torch.pac.sample import BelowGuarantee, Sample
@@ -32,7 +32,7 @@ def test_draws_follow_the_density(radius, ridge, runs):
     """Where the best parameter lies inside the ball, and where it lies far outside."""
     records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
     sample = Sample(np.array([[x] for x, _ in records]), np.array([y for _, y in records]))
-    asked = {"radius": radius, "ridge": ridge, "budget": Rehearsal(insecure_seed=0)}
+    asked = {"radius": radius, "ridge": ridge, "budget": DryRunNoise(insecure_seed=0)}
     drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)]
 
     def cdf(epsilon):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import RELABEL_FACTOR
 from pate_torch.pac.boosting import folds
 from pate_torch.pac.classes import Thresholds, erm
@@ -48,7 +48,7 @@ def law_of(records, size, teachers, sigma):
     law = []
     for part in itertools.combinations(records, size):
         x, y = np.array([[float(a)] for a, _ in part]), np.array([bool(b) for _, b in part])
-        candidates = Thresholds().representatives(x)
+        candidates = Thresholds().enumerate_representatives(x)
         wrong = np.array([(Thresholds().predict(h, x) != y).sum() for h in candidates])
         ones = []
         for h in candidates:
@@ -103,13 +103,13 @@ def test_it_warns_below_what_it_needs_and_says_what_would_do():
     with warnings.catch_warnings():
         warnings.simplefilter("error", BelowGuarantee)
         answers = relabeled_gnmax(
-            Thresholds(), Sample(x, x >= 0.3), x_Q, **asked, shard=shard, budget=Rehearsal(insecure_seed=0)
+            Thresholds(), Sample(x, x >= 0.3), x_Q, **asked, shard=shard, budget=DryRunNoise(insecure_seed=0)
         )
     assert np.mean(answers.label_Q.numpy() == (x_Q >= 0.3)) >= 0.6
     with (
         pytest.warns(BelowGuarantee, match="records of a teacher >= .*teachers >= "),
         pytest.warns(MostlyNoise, match=r"20.7 of 17 votes"),
     ):
-        relabeled_gnmax(Thresholds(), Sample(x[:5000], x[:5000] >= 0.3), x_Q, **asked, budget=Rehearsal())
+        relabeled_gnmax(Thresholds(), Sample(x[:5000], x[:5000] >= 0.3), x_Q, **asked, budget=DryRunNoise())
     with pytest.raises(ValueError, match=r"n=100: .* take n >= "):
         plan_relabeled(100, 20, epsilon=0.1, delta=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from pate_torch.accounting.events import Delta, PureDP
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.exponential import log_law
@@ -259,7 +259,7 @@ def test_the_price_is_the_explicit_formula():
 
 
 def test_the_private_predictor_refuses_what_it_cannot_keep():
-    sample, noise = Sample(np.zeros(3000), np.ones(3000)), Rehearsal()
+    sample, noise = Sample(np.zeros(3000), np.ones(3000)), DryRunNoise()
     with pytest.raises(ValueError, match=r"must exceed the net"):
         private_predictor(Thresholds(), sample, [0.0], alpha=0.1, budget=noise)
     with pytest.raises(ValueError, match=r"one prediction costs .* it takes n >="):
@@ -290,7 +290,7 @@ def test_an_eta_that_no_n_is_enough_for_is_warned_about():
     n = 2 * private_predictor_size(1, epsilon=1.0, alpha=0.3, eta=0.3, constants="sharp")
     sample = Sample(np.zeros(n), np.ones(n))
     with pytest.warns(BelowGuarantee, match=rf"\(1/eta >= {1 / largest:,.0f}, here 3\)"):
-        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, budget=Rehearsal(), constants="sharp")
+        private_predictor(Thresholds(), sample, [0.0], alpha=0.3, eta=0.3, budget=DryRunNoise(), constants="sharp")
 
 
 @quiet
@@ -351,15 +351,15 @@ def test_smallest_finds_the_first():
 def test_bad_input_is_refused_and_small_samples_are_warned_about():
     sample = sample_of(((0, 1),) * 9)
     with pytest.raises(ValueError, match=r"subset of at most gamma n records is empty.*n >= 10"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.1, alpha=0.2, budget=Rehearsal())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.1, alpha=0.2, budget=DryRunNoise())
     with pytest.raises(ValueError, match="is empty"):
-        private_prediction(Thresholds(), sample, [0.0], epsilon=0.1, alpha=0.1, budget=Rehearsal())
+        private_prediction(Thresholds(), sample, [0.0], epsilon=0.1, alpha=0.1, budget=DryRunNoise())
     with pytest.raises(ValueError, match="subset"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, subset=5, budget=Rehearsal())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, subset=5, budget=DryRunNoise())
     with pytest.raises(ValueError, match="stability of"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.5, alpha=0.2, budget=Rehearsal())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.5, alpha=0.2, budget=DryRunNoise())
     with pytest.raises(ValueError, match="coin"):
-        private_prediction(Thresholds(), sample, [0.0], epsilon=1.0, alpha=0.5, budget=Rehearsal())
+        private_prediction(Thresholds(), sample, [0.0], epsilon=1.0, alpha=0.5, budget=DryRunNoise())
     with pytest.raises(ValueError, match="replace_one"):
         stable_predictor(
             Thresholds(),
@@ -367,12 +367,12 @@ def test_bad_input_is_refused_and_small_samples_are_warned_about():
             [0.0],
             gamma=0.3,
             alpha=0.2,
-            budget=Rehearsal(),
+            budget=DryRunNoise(),
         )
     with pytest.warns(BelowGuarantee, match="stable predictor: n = 9"):
-        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, budget=Rehearsal())
+        stable_predictor(Thresholds(), sample, [0.0], gamma=0.3, alpha=0.2, budget=DryRunNoise())
     big = Sample(np.zeros(10**5), np.ones(10**5))
-    asked = {"gamma": 0.1, "alpha": 0.3, "budget": Rehearsal()}
+    asked = {"gamma": 0.1, "alpha": 0.3, "budget": DryRunNoise()}
     assert len(stable_predictor(Thresholds(), big, [0.0], **asked).label_Q) == 1  # no warning
     with pytest.warns(BelowGuarantee, match=f"subset >= {nets.net_size(0.3, 0.3, 1)}, here 2"):
         stable_predictor(Thresholds(), big, [0.0], **asked, subset=2)

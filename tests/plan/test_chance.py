@@ -12,18 +12,18 @@ from pate_torch import Pate
 from pate_torch.accounting.accountant import epsilon
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.exponential import Exponential
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.exponential import ExponentialMechanism
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.interactive import Interactive
-from pate_torch.mechanisms.laplace import Laplace
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.interactive import InteractiveGNMax
+from pate_torch.mechanisms.laplace import LNMax
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import autoconfig, feasibility
 from pate_torch.planning.gradient_budget import Descent, calibrated
 from pate_torch.sensitive import Votes
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 from tests import ROOT
 from tests.command_runs import train
 from tests.mechanisms.mechanism_forms import build
@@ -35,15 +35,15 @@ ASKED = 20_000
 def mechanisms(sigma):
     screen = {"screen_sigma": sigma, "threshold": 0.0}
     return [
-        Gaussian(sigma=sigma),
-        Gaussian(sigma=sigma, noise="discrete"),
-        Gaussian(sigma=sigma, counts=True),
-        Laplace(sigma=sigma),
-        Laplace(sigma=sigma, noise="discrete"),
-        Exponential(sigma=sigma),
-        Confident(sigma=sigma, **screen),
-        Confident(sigma=sigma, **screen, max_answers=ASKED),
-        Interactive(sigma=sigma, **screen, student_confidence=0.9),
+        GNMax(sigma=sigma),
+        GNMax(sigma=sigma, noise="discrete"),
+        GNMax(sigma=sigma, counts=True),
+        LNMax(sigma=sigma),
+        LNMax(sigma=sigma, noise="discrete"),
+        ExponentialMechanism(sigma=sigma),
+        ConfidentGNMax(sigma=sigma, **screen),
+        ConfidentGNMax(sigma=sigma, **screen, max_answers=ASKED),
+        InteractiveGNMax(sigma=sigma, **screen, student_confidence=0.9),
     ]
 
 
@@ -54,8 +54,8 @@ def test_the_forecast_is_what_the_mechanism_does_with_unanimous_votes(which, cla
     mechanism = mechanisms(sigma)[which]
     truth_Q = torch.arange(ASKED) % classes
     votes = Votes(75 * torch.nn.functional.one_hot(truth_Q, classes), 75)
-    noise = Rehearsal(mechanism.noise, None if mechanism.discrete else 1)
-    label_Q = mechanism.release(votes, noise, Context(num_queries=ASKED)).label_Q
+    noise = DryRunNoise(mechanism.noise, None if mechanism.discrete else 1)
+    label_Q = mechanism.release(votes, noise, MechanismContext(num_queries=ASKED)).label_Q
     given_Q = label_Q >= 0
     right = float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean())
     expected = feasibility.right_at(75, mechanism, classes)
@@ -78,11 +78,13 @@ def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(wh
     mechanism = mechanisms(40.0)[which]
     lead = feasibility.break_even(mechanism, classes)
     truth_Q = torch.arange(ASKED) % classes
-    noise = Rehearsal(mechanism.noise, None if mechanism.discrete else 1)
+    noise = DryRunNoise(mechanism.noise, None if mechanism.discrete else 1)
     right = []
     for votes in (math.floor(lead), math.ceil(lead)):
         counts_QC = 100 + votes * torch.nn.functional.one_hot(truth_Q, classes)
-        label_Q = mechanism.release(Votes(counts_QC, 100 * classes + votes), noise, Context(num_queries=ASKED)).label_Q
+        label_Q = mechanism.release(
+            Votes(counts_QC, 100 * classes + votes), noise, MechanismContext(num_queries=ASKED)
+        ).label_Q
         given_Q = label_Q >= 0
         right.append(float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean()))
     error = 3 * (0.25 / int(given_Q.sum())) ** 0.5
@@ -90,7 +92,7 @@ def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(wh
 
 
 def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
-    mechanism = Gaussian(sigma=71.0)
+    mechanism = GNMax(sigma=71.0)
     lead = feasibility.break_even(mechanism, 10)
     assert feasibility.drowned(mechanism, math.ceil(2 * lead), 10, 5) is None
     assert "by 115 of 100 votes, as no teachers can" in feasibility.drowned(mechanism, 100, 10, 5)
@@ -103,7 +105,10 @@ def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name
     mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
     lead = feasibility.lead_to_answer(mechanism, 1, 2)
     counts = Votes(torch.tensor([[lead, 0]]), lead)
-    draws = [mechanism.release(counts, Rehearsal(), Context(num_queries=1)).label_Q.item() >= 0 for _ in range(400)]
+    draws = [
+        mechanism.release(counts, DryRunNoise(), MechanismContext(num_queries=1)).label_Q.item() >= 0
+        for _ in range(400)
+    ]
     assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12
     assert feasibility.drowned(mechanism, 2 * lead, 2, 1) is None
     said = feasibility.drowned(mechanism, 2 * lead - 1, 2, 1)
@@ -132,7 +137,7 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
         == descent.drowned
         == (feasibility.instead(descent, "HOW") == feasibility.SMALLER)
     )
-    assert epsilon(descent.mechanism.worst_case(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
+    assert epsilon(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
@@ -169,8 +174,8 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     said = {key: float(value) for key, _, value in (s.partition("=") for s in typed) if key.startswith("mechanism.")}
     steps, sigma = int(said["mechanism.steps"]), said["mechanism.sigma"]
     descent = GradientDescent(sigma=sigma, steps=steps, adjacency="add_remove")
-    labels = epsilon(Gaussian(sigma=8.0).worst_case(6), 1e-5).epsilon
-    assert epsilon(descent.worst_case(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
+    labels = epsilon(GNMax(sigma=8.0).privacy_events(6), 1e-5).epsilon
+    assert epsilon(descent.privacy_events(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
     short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
     ended = train(tmp_path, *again, monkeypatch=monkeypatch, base=[])
@@ -181,7 +186,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
 def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 2, generator=generator)
-    pate = Pate("mine", classes=3, num_teachers=5, mechanism=Gaussian(sigma=4.0), delta=1e-5, home=tmp_path,
+    pate = Pate("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=4.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.warns(
@@ -193,7 +198,7 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
 
 
 def test_exact_answers_have_no_chance_to_lose():
-    assert feasibility.right_at(5000, Stability(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
+    assert feasibility.right_at(5000, SparseVector(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
 
 
 def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tmp_path, monkeypatch, capsys):
@@ -205,7 +210,7 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
     assert "privacy.allow_chance=true" in capsys.readouterr().err
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 2, generator=generator)
-    pate = Pate("mine", classes=3, num_teachers=5, mechanism=Gaussian(sigma=900.0), delta=1e-5, home=tmp_path,
+    pate = Pate("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=900.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.raises(ValueError, match="no better than chance"):
@@ -214,5 +219,5 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
         labeler.answer(x[0])
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
-            assert not any(entry.kind == "reserve" for entry in ledger.entries())
+            assert not any(entry.kind == "reserve" for entry in ledger.read_entries())
     assert label.main([*votes, "mechanism.sigma=5000", "quiet=true", "privacy.allow_chance=true"]) == 0

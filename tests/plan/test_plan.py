@@ -23,19 +23,19 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.svhn import Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
-from pate_torch.mechanisms.sparse_vector import Stability
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods.gradients import Gradients
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import command as command
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
 from pate_torch.planning.choice import Declared, best
 from pate_torch.planning.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes, trained
-from pate_torch.types import Context, Dataset, DataSpec, Evaluation, PrivateData, PublicPool
+from pate_torch.types import Dataset, DataSpec, Evaluation, MechanismContext, PrivateData, PublicPool
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
 
@@ -110,13 +110,13 @@ def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, 
 def test_prices_and_counts_are_those_of_the_accounting_core():
     report = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
     for choice, sigma in zip(report.choices, (20, 40, 80), strict=True):
-        mechanism = Gaussian(sigma=sigma)
-        assert choice.routes == accounting.routes(mechanism.worst_case(50), 1e-5)
+        mechanism = GNMax(sigma=sigma)
+        assert choice.routes == accounting.routes(mechanism.privacy_events(50), 1e-5)
         assert choice.route == "gdp" and choice.epsilon == choice.routes["gdp"]
-        most, one_more = (calibration.price(mechanism.worst_case(choice.fits + more), 1e-5) for more in (0, 1))
+        most, one_more = (calibration.price(mechanism.privacy_events(choice.fits + more), 1e-5) for more in (0, 1))
         assert most <= 2 < one_more
         assert choice.shard == 240
-        at_target = accounting.epsilon(Gaussian(sigma=choice.sigma_for_target).worst_case(50), 1e-5)
+        at_target = accounting.epsilon(GNMax(sigma=choice.sigma_for_target).privacy_events(50), 1e-5)
         assert at_target.epsilon == pytest.approx(2, rel=1e-8) and at_target.epsilon <= 2
     # mu = sqrt(2 * 50) / 40 = 1/4 by hand: epsilon 0.926 at delta 1e-5.
     assert report.choices[1].epsilon == pytest.approx(0.92630, abs=2e-4)
@@ -139,12 +139,12 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
     assert 1 < choice.fits < 4000
     for queries, accepted in ((choice.fits, True), (choice.fits + 1, False)):
         run = run_plan(*settings)
-        events = run.mechanism.worst_case(queries)
+        events = run.mechanism.privacy_events(queries)
         if "selection=exponential" in settings:
             events += (BoundedRange(eta=0.5),)
         if "sanitiser=smooth" in settings:  # published as for the 20 questions of the plan
             asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": choice.delta}
-            events += (run.sanitiser.plan(run.mechanism, **asked).event,)
+            events += (run.sanitiser.make_plan(run.mechanism, **asked).event,)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
             terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
             ledger.open_account("new", planned_events=events, **terms)
@@ -156,24 +156,24 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
 
 
 def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
-    mechanism = Gaussian(sigma=8.3)
+    mechanism = GNMax(sigma=8.3)
     path = home / "ledger.sqlite"
     with Ledger(path) as ledger:
         terms = {"budget_epsilon": 4.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
-        ledger.open_account("digits", planned_events=mechanism.worst_case(20), **terms)
+        ledger.open_account("digits", planned_events=mechanism.privacy_events(20), **terms)
         ledger.commit(
-            ledger.reserve("digits", mechanism.worst_case(20), fingerprint="", mechanism="", run=""),
-            mechanism.worst_case(20),
+            ledger.reserve("digits", mechanism.privacy_events(20), fingerprint="", mechanism="", run=""),
+            mechanism.privacy_events(20),
         )
-        head, entries = ledger.head(), len(ledger.entries())
+        head, entries = ledger.get_head(), len(ledger.read_entries())
     report = plan("num_teachers=50", "mechanism.sigma=8.3")
     (choice,) = report.choices
     assert report.budget == 4.0 and report.budget_from == "the account's cap"
     with Ledger(path) as ledger:
-        assert (ledger.head(), len(ledger.entries())) == (head, entries)
+        assert (ledger.get_head(), len(ledger.read_entries())) == (head, entries)
         with pytest.raises(BudgetExceeded):
-            ledger.reserve("digits", mechanism.worst_case(choice.left + 1), fingerprint="", mechanism="", run="")
-        ledger.reserve("digits", mechanism.worst_case(choice.left), fingerprint="", mechanism="", run="")
+            ledger.reserve("digits", mechanism.privacy_events(choice.left + 1), fingerprint="", mechanism="", run="")
+        ledger.reserve("digits", mechanism.privacy_events(choice.left), fingerprint="", mechanism="", run="")
     assert choice.left == choice.fits - 20  # mu^2 adds up
     shown = reports.text(report)
     assert f"{choice.left} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
@@ -182,7 +182,7 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
 def test_terms_that_a_run_would_refuse_are_named(home):
     with Ledger(home / "ledger.sqlite") as ledger:
         terms = {"budget_epsilon": 4.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
-        ledger.open_account("digits", planned_events=Gaussian(sigma=8).worst_case(1), **terms)
+        ledger.open_account("digits", planned_events=GNMax(sigma=8).privacy_events(1), **terms)
     notes = plan("privacy.delta=1e-5", "privacy.budget_epsilon=3", "partition=replace_one", "teachers=50").notes
     assert [note.split(": ")[0] for note in notes] == ["A run would be refused"] * 3
     assert "epsilon 4" in notes[0] and "delta 0.0001" in notes[1] and "add_remove" in notes[2]
@@ -242,12 +242,12 @@ def test_the_settings_of_a_row_are_those_of_the_run_it_describes():
 def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys):
     assert command.main(["dataset=mnist", "mechanism=stability", "teachers=250,5000"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    needed = Stability(epsilon=1, delta=1e-5, max_failures=20).calibration(50).teachers_needed
+    needed = SparseVector(epsilon=1, delta=1e-5, max_failures=20).compute_scales(50).min_teachers
     assert f"(K 250) num_teachers must be at least {needed} for mechanism=stability" in shown
     assert 2000 < needed < 5000
     few, many = plan("dataset=mnist", "mechanism=stability", "teachers=250,5000").choices
     with pytest.raises(ValueError) as refused:
-        Stability(epsilon=1, delta=1e-5, max_failures=20).check(num_queries=50, num_teachers=250, num_classes=10)
+        SparseVector(epsilon=1, delta=1e-5, max_failures=20).check(num_queries=50, num_teachers=250, num_classes=10)
     assert few.problem == str(refused.value) and few.verdict == "cannot" and few.outcome is None
     assert many.problem is None and many.outcome is not None
 
@@ -255,7 +255,7 @@ def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys)
 def test_stability_counts_questions_until_its_own_check_refuses():
     settings = ("dataset=mnist", "mechanism=stability", "teachers=2500", "privacy.budget_epsilon=2")
     fits = only(*settings).fits
-    mechanism = Stability(epsilon=1, delta=1e-5, max_failures=20)
+    mechanism = SparseVector(epsilon=1, delta=1e-5, max_failures=20)
     mechanism.check(num_queries=fits, num_teachers=2500, num_classes=10)
     with pytest.raises(ValueError, match="must be at least"):
         mechanism.check(num_queries=fits + 1, num_teachers=2500, num_classes=10)
@@ -398,7 +398,7 @@ def test_a_few_teachers_foretell_hundreds_within_three_points():
         share_QC = np.exp(logit_QC) / np.exp(logit_QC).sum(1, keepdims=True)
         said_KQ = (share_QC.cumsum(1) < draw.random((16, questions, 1))).sum(2).clip(max=num_classes - 1)
         model = learnt(said_KQ, truth_Q, num_classes, seed=world)
-        silent = Gaussian(sigma=1e-3)
+        silent = GNMax(sigma=1e-3)
         plan = {"num_teachers": teachers, "num_queries": 2000, "rounds": 1, "at_least": 8000, "seed": 0}
         low, high = simulate_release(silent, model, **plan).interval
         few = VoteModel(share_QC=(said_KQ[:, :, None] == np.arange(num_classes)).mean(0), truth_Q=truth_Q)
@@ -453,7 +453,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
     data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
     asked = Gradients(size=1600).ask(data, partition.shards(data.private, 1, 0), encoder=None)
     answers = GradientDescent(sigma=1.0, adjacency=adjacency).release(
-        asked, Rehearsal("torch", 1), Context(num_queries=500)
+        asked, DryRunNoise("torch", 1), MechanismContext(num_queries=500)
     )
     assert right[1.0] == pytest.approx(float((answers.label_Q == data.evaluation.pool_y).double().mean()), abs=0.02)
     assert right[1.0] > right[40.0] > right[200.0] > 0.25
@@ -589,19 +589,19 @@ def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_nu
 
 def test_the_lead_that_labels_need_is_said():
     report = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
-    assert report.choices[0].break_even == feasibility.break_even(Gaussian(sigma=11.0), 10)
+    assert report.choices[0].break_even == feasibility.break_even(GNMax(sigma=11.0), 10)
     assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(report).split())
 
 
 def test_votes_go_through_the_mechanism_itself():
     """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
     setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
-    outcome = simulate_release(Gaussian(sigma=25), unanimous(2), num_queries=50, **setting)
+    outcome = simulate_release(GNMax(sigma=25), unanimous(2), num_queries=50, **setting)
     chance = norm.cdf(30 / (math.sqrt(2) * 25))
     assert outcome.answered == 1 and outcome.questions == 40_000
     assert outcome.right == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
     assert abs(outcome.right - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
-    mechanism = Confident(sigma=25, screen_sigma=20, threshold=40)
+    mechanism = ConfidentGNMax(sigma=25, screen_sigma=20, threshold=40)
     answered = simulate_release(mechanism, unanimous(2), num_queries=50, **setting).answered
     chance = norm.cdf((30 - 40) / 20)
     assert answered == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
@@ -609,7 +609,7 @@ def test_votes_go_through_the_mechanism_itself():
 
 def test_soft_labels_are_tried_on_probabilities_where_the_pilot_has_them():
     """All vote for the same class; whether a bin leads is for their probabilities to say."""
-    mechanism = SoftStability(epsilon=8, delta=1e-5, max_failures=2, bins=10)
+    mechanism = SoftSparseVector(epsilon=8, delta=1e-5, max_failures=2, bins=10)
     setting = {"num_teachers": 200, "num_queries": 20, "rounds": 1, "at_least": 100, "seed": 3}
 
     def answered(score_K, soft=True):
@@ -637,7 +637,7 @@ def test_a_plan_of_soft_labels_says_what_its_forecast_rests_on():
 
 
 def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():
-    mechanism = Confident(sigma=1, screen_sigma=1, threshold=1, max_answers=5)
+    mechanism = ConfidentGNMax(sigma=1, screen_sigma=1, threshold=1, max_answers=5)
     outcome = simulate_release(
         mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, at_least=2000, seed=0
     )

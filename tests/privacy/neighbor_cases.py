@@ -149,7 +149,7 @@ def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
     shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
     said = []
     for teacher in range(plan.num_teachers):
-        named = torch.bincount(data.private.y[shards.of(teacher)], minlength=data.spec.num_classes)
+        named = torch.bincount(data.private.y[shards.get_indices(teacher)], minlength=data.spec.num_classes)
         said.append(torch.where(torch.arange(len(data.pool)) % 2 == 0, int(named.argmax()), 0))
     return data, count(torch.stack(said), data.spec.num_classes)
 
@@ -291,7 +291,7 @@ def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     rounds = 1 if case["route"] == "votes" else made.num_rounds
     faults = harness.underpriced(seen, made.num_queries, rounds)
     if made.privacy.target_epsilon is not None:
-        cost = accounting.epsilon(mechanism.worst_case(made.num_queries, made.num_rounds), DELTA).epsilon
+        cost = accounting.epsilon(mechanism.privacy_events(made.num_queries, made.num_rounds), DELTA).epsilon
         if cost > made.privacy.target_epsilon * (1 + 1e-9):
             faults.append(f"target_epsilon={made.privacy.target_epsilon} costs {cost}")
     return faults

@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, gradient, draw = VoteMechanism._opened, GradientSums.gradient_sum, selection.draw
+    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw
     publish, add_noise, errors = (
         private_epsilon.publication.release,
         EntropyOptimizer.add_noise,
@@ -122,7 +122,7 @@ def watched(watch: Watch) -> Iterator[None]:
     def at_the_door(self: Any, value: Any, noise: Any) -> Any:
         value = opened(self, value, noise)
         if isinstance(value, SoftVotes):  # what it opens are histograms of the scores; the scores of D go on
-            for table in (value.histogram, value.shifted):
+            for table in (value.compute_histogram, value.compute_shifted_histogram):
                 watch.meets(table(self.bins), value.sensitivity, rows=True, mechanism=self)
             return SoftVotes(watch.meets(value.score_KQS, Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf)))
         counts = getattr(value, "counts_QC", None)
@@ -170,7 +170,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
-        patch.setattr(GradientSums, "gradient_sum", of_records)
+        patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw", of_students)
         patch.setattr(private_epsilon.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
@@ -233,7 +233,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             )
             return (noise, ev.Delta(delta=mechanism.delta, count=count))
         case "Stability" | "SoftStability":
-            scale = mechanism.calibration(queries).scale
+            scale = mechanism.compute_scales(queries).scale
             return (ev.PureDP(epsilon=2 / scale, count=mechanism.max_failures), ev.Delta(delta=mechanism.delta / 2))
     raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
 
@@ -261,8 +261,8 @@ def released(home: Path) -> dict[str, Any]:
     heads, totals = set(), []
     for path in home.rglob("ledger.sqlite"):
         with Ledger(path, readonly=True, create=False) as ledger:
-            heads |= {entry.hash.encode() for entry in ledger.entries()}
-            totals += [(account.name, account.releases, account.guarantee) for account in ledger.accounts()]
+            heads |= {entry.hash.encode() for entry in ledger.read_entries()}
+            totals += [(account.name, account.num_releases, account.guarantee) for account in ledger.list_accounts()]
     found: dict[str, Any] = {"what was charged": totals}
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
         name = file.relative_to(home)
@@ -326,7 +326,7 @@ def charged(home: Path) -> int:
     count = 0
     for path in home.rglob("ledger.sqlite"):
         with Ledger(path, readonly=True, create=False) as ledger:
-            count += sum(entry.kind == "reserve" for entry in ledger.entries())
+            count += sum(entry.kind == "reserve" for entry in ledger.read_entries())
     return count
 
 

@@ -22,19 +22,19 @@ from pate_torch.core import run_folders
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.label import command as label
-from pate_torch.ledger.ledger import CHOICE, LABELS, Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.ledger.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
 from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.records import RecordVoters
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.noise.source import NoiseSource, Rehearsal
+from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID
-from pate_torch.types import Context
+from pate_torch.types import MechanismContext
 from tests.command_runs import ledger_entries, train
 from tests.killed_runs import blobs, plan
 from tests.run_configs import changed
@@ -50,7 +50,7 @@ def released(plan) -> str:
 def entries(home) -> list[str]:
     """Every entry of the ledger, by its hash."""
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        return [entry.hash for entry in ledger.entries()]
+        return [entry.hash for entry in ledger.read_entries()]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def nothing_runs(monkeypatch):
         monkeypatch.setattr(
             "pate_torch.methods.teacher_votes.train", lambda *_, **__: pytest.fail("teachers were trained")
         )
-        monkeypatch.setattr(NoiseSource, "_blocks", lambda *_: pytest.fail("noise was drawn"))
+        monkeypatch.setattr(NoiseSource, "_fill_blocks", lambda *_: pytest.fail("noise was drawn"))
 
     return forbid
 
@@ -121,7 +121,7 @@ def test_a_choice_that_the_account_does_not_admit_is_refused_before_training(tmp
 
 
 def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, nothing_runs):
-    discrete = {"noise": "discrete", "mechanism": Gaussian(sigma=2.0, noise="discrete")}
+    discrete = {"noise": "discrete", "mechanism": GNMax(sigma=2.0, noise="discrete")}
     pipeline.run(first := plan(tmp_path, "first", **discrete))
     with pytest.raises(ValueError, match=r"selection=.*floating point"):
         plan(tmp_path, "b", selection=selection(), **discrete)
@@ -140,7 +140,10 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
     pipeline.run(first := plan(tmp_path, "first"))
     pipeline.run(plan(tmp_path, "b", labels=released(first), selection=selection()))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert [charge.what for charge in ledger.charges("blobs").values()] == [LABELS, CHOICE]
+        assert [charge.purpose for charge in ledger.get_charges("blobs").values()] == [
+            PURPOSE_LABELS,
+            PURPOSE_STUDENT_CHOICE,
+        ]
 
 
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
@@ -175,13 +178,13 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
     data = blobs().load()
     shards = AddRemove(capacity=capacity).shards(data.private, 1, 0)
     answers = voting.ask(data, shards, encoder=None)
-    assert answers.sensitivity.l2 == moved and shards.capped is (capacity is not None)
+    assert answers.sensitivity.l2 == moved and shards.has_capacity is (capacity is not None)
     value = answers.take(torch.arange(5))
     if capacity is None:
-        assert mechanism.release(value, Rehearsal("torch"), Context(num_queries=5)).events
+        assert mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5)).events
     else:
         with pytest.raises(ValueError, match="sensitivity="):
-            mechanism.release(value, Rehearsal("torch"), Context(num_queries=5))
+            mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5))
 
 
 @every_answer
@@ -302,7 +305,7 @@ def test_records_have_one_account_unless_their_owner_says_otherwise(tmp_path, fi
     assert entries(tmp_path) == before
     pipeline.run(changed(again, allow_duplicate_account=True))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert [account.name for account in ledger.accounts()] == ["blobs", "twin"]
+        assert [account.name for account in ledger.list_accounts()] == ["blobs", "twin"]
 
 
 def test_python_and_the_label_command_know_records_and_votes_again(tmp_path, monkeypatch, capsys):
@@ -344,7 +347,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
 
     monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
     source = benchmark_clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
-    one = plan(home, "one", dataset=source, mechanism=Gaussian(sigma=9.0))
+    one = plan(home, "one", dataset=source, mechanism=GNMax(sigma=9.0))
     DpSgd(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
     return torch.cat(sums)
 
@@ -379,7 +382,7 @@ def test_all_records_of_a_unit_move_the_gradient_by_one_clip(tmp_path, monkeypat
 def test_a_folder_that_holds_a_release_is_not_written_again(tmp_path):
     pipeline.run(first := plan(tmp_path, "one"))
     before, charged = (first.folder / "release" / "labels.csv").read_bytes(), entries(tmp_path)
-    for changes in ({"mechanism": Gaussian(sigma=9.0)}, {}, {"labels": released(first)}):
+    for changes in ({"mechanism": GNMax(sigma=9.0)}, {}, {"labels": released(first)}):
         with pytest.raises(ValueError, match=r"paths\.run.*holds a release already"):
             pipeline.run(plan(tmp_path, "one", **changes))
     assert (first.folder / "release" / "labels.csv").read_bytes() == before and entries(tmp_path) == charged
@@ -390,7 +393,7 @@ def test_an_interrupted_run_goes_on_in_its_folder_with_its_own_labels_alone(tmp_
         interrupted.setattr(pipeline, "write_reports", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         pipeline.run(plan(tmp_path, "one"))
     with pytest.raises(ValueError, match="holds a release already"):
-        pipeline.run(plan(tmp_path, "one", mechanism=Gaussian(sigma=9.0)))
+        pipeline.run(plan(tmp_path, "one", mechanism=GNMax(sigma=9.0)))
     charged = entries(tmp_path)
     pipeline.run(plan(tmp_path, "one"))
     assert entries(tmp_path) == charged
@@ -425,7 +428,7 @@ def _dpsgd(home, monkeypatch):
 
 
 def _labeler(home, monkeypatch):
-    one = Pate("blobs", classes=3, num_teachers=8, mechanism=Gaussian(sigma=6.0), delta=1e-4, home=home,
+    one = Pate("blobs", classes=3, num_teachers=8, mechanism=GNMax(sigma=6.0), delta=1e-4, home=home,
                teacher=TeacherRecipe(network="logistic", steps=2))  # fmt: skip
     with one.fit_teachers(*points(40, 0)).labeler(5) as labeler:
         labeler.answer(points(1, 1)[0])
@@ -537,7 +540,7 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
 
 
 def test_groups_must_have_names(tmp_path):
-    given = {"classes": 2, "num_teachers": 4, "mechanism": Gaussian(sigma=2.0), "delta": 1e-5, "home": tmp_path}
+    given = {"classes": 2, "num_teachers": 4, "mechanism": GNMax(sigma=2.0), "delta": 1e-5, "home": tmp_path}
     x, y = torch.randn(30, 2), torch.arange(30) % 2
     with pytest.raises(ValueError, match="unit_id"):
         Pate("p", unit="group:person", **given).fit_teachers(x, y)

@@ -16,9 +16,9 @@ from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.label import command as label
-from pate_torch.ledger.ledger import CHOICE, HYPOTHESIS, LABELS, PRICE, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.ledger.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.dpsgd import DpSgd
@@ -26,7 +26,7 @@ from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
-from pate_torch.private_epsilon import Sanitiser
+from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.queries.random import Random
 from pate_torch.reporting.builder import claims
 from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
@@ -79,13 +79,13 @@ def check(root, folder, account="blobs", alone=True) -> dict:
     parts = said["composition"]["parts"]
     with Ledger(root / "ledger.sqlite") as ledger:
         ledger.verify()
-        everything = composed(ledger, account, ledger.charges(account))
+        everything = composed(ledger, account, ledger.get_charges(account))
         release = composed(ledger, account, [part["release_id"] for part in parts])
-        assert {part["release_id"] for part in parts + said["other_releases"]} == set(ledger.charges(account))
+        assert {part["release_id"] for part in parts + said["other_releases"]} == set(ledger.get_charges(account))
         for part in parts + said["other_releases"]:
             own = composed(ledger, account, [part["release_id"]])
             assert part["epsilon"] == pytest.approx(own, rel=REL)
-            assert part["what"] == ledger.charges(account)[part["release_id"]].what
+            assert part["what"] == ledger.get_charges(account)[part["release_id"]].purpose
             assert own <= (release if part in parts else everything) * (1 + REL)
     assert found["epsilon"] == said["guarantee"]["epsilon"] == pytest.approx(release, rel=REL)
     assert found["epsilon_charged"] == said["composition"]["account_total"] == pytest.approx(everything, rel=REL)
@@ -95,8 +95,8 @@ def check(root, folder, account="blobs", alone=True) -> dict:
     for total, used in (("epsilon", "epsilon_ex_post"), ("epsilon_charged", "epsilon_charged_ex_post")):
         assert found[used] <= found[total] * (1 + REL)
     words = [part["what"] for part in parts]
-    assert (PRICE in words) == (folder / "release" / "sanitised.json").exists()
-    assert (LABELS in words) == (folder / "release" / "labels.csv").exists() or found["release_id"] in {
+    assert (PURPOSE_PRICE in words) == (folder / "release" / "sanitised.json").exists()
+    assert (PURPOSE_LABELS in words) == (folder / "release" / "labels.csv").exists() or found["release_id"] in {
         part["release_id"] for part in parts
     }
     return found
@@ -192,11 +192,11 @@ def test_the_label_command(tmp_path, monkeypatch, name, noise):
 
 RUNS = {
     "gaussian": {},
-    "confident": {"mechanism": Confident(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
+    "confident": {"mechanism": ConfidentGNMax(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
     "rounds": {"query": Random(rounds=3), "num_queries": QUERIES},
     "selection": {"selection": selection()},
-    "sanitiser": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True)},
-    "both": {"mechanism": Gaussian(sigma=8.0), "sanitiser": Sanitiser(at_a_loss=True), "selection": selection()},
+    "sanitiser": {"mechanism": GNMax(sigma=8.0), "sanitiser": PrivateEpsilon(allow_net_loss=True)},
+    "both": {"mechanism": GNMax(sigma=8.0), "sanitiser": PrivateEpsilon(allow_net_loss=True), "selection": selection()},
     "reverse k-NN": {"voters": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "reverse k-NN in rounds": {
         "voters": ReverseKnn(),
@@ -218,9 +218,13 @@ def test_whole_runs(tmp_path, route):
     one = plan(tmp_path, "one", **RUNS[route])
     pipeline.run(one)
     found = check(tmp_path, one.folder)
-    expected = [LABELS] + [PRICE] * (one.sanitiser is not None) + [CHOICE] * (one.selection is not None)
+    expected = (
+        [PURPOSE_LABELS]
+        + [PURPOSE_PRICE] * (one.sanitiser is not None)
+        + [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
+    )
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
-    labels = accounting.epsilon(one.mechanism.worst_case(one.num_queries, one.num_rounds), DELTA).epsilon
+    labels = accounting.epsilon(one.mechanism.privacy_events(one.num_queries, one.num_rounds), DELTA).epsilon
     if len(expected) == 1:
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
@@ -229,7 +233,7 @@ def test_whole_runs(tmp_path, route):
 
 def test_confident_claims_what_it_reserved(tmp_path):
     """Of three questions one has half of the votes, and is not answered."""
-    mechanism = Confident(screen_sigma=0.5, threshold=15.0, sigma=3.0)
+    mechanism = ConfidentGNMax(screen_sigma=0.5, threshold=15.0, sigma=3.0)
     votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=30,
                              opening_budget=200.0))  # fmt: skip
@@ -249,7 +253,7 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
 
 
 def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(tmp_path, monkeypatch):
-    asked, claim = [], Ledger.claim
+    asked, claim = [], Ledger.make_claim
     for name in ("a", "b", "c"):
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
     monkeypatch.setattr(Ledger, "claim", lambda self, *given: asked.append(given) or claim(self, *given))
@@ -261,10 +265,10 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
 def test_releases_of_one_account_stay_below_its_total(tmp_path):
     """One after the other: each claims its own, and the account all of them, at every moment."""
     steps = [
-        plan(tmp_path, "sanitised", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser(at_a_loss=True)),
-        plan(tmp_path, "confident", mechanism=Confident(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
-        plan(tmp_path, "rounds", mechanism=Gaussian(sigma=6.0), query=Random(rounds=2)),
-        plan(tmp_path, "chosen", mechanism=Gaussian(sigma=7.0), selection=selection()),
+        plan(tmp_path, "sanitised", mechanism=GNMax(sigma=8.0), sanitiser=PrivateEpsilon(allow_net_loss=True)),
+        plan(tmp_path, "confident", mechanism=ConfidentGNMax(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
+        plan(tmp_path, "rounds", mechanism=GNMax(sigma=6.0), query=Random(rounds=2)),
+        plan(tmp_path, "chosen", mechanism=GNMax(sigma=7.0), selection=selection()),
     ]
     done = []
     for one in steps:
@@ -272,8 +276,8 @@ def test_releases_of_one_account_stay_below_its_total(tmp_path):
         done.append(check(tmp_path, one.folder, alone=not done))
         assert all(earlier["epsilon"] <= done[-1]["epsilon_charged"] for earlier in done)
         assert sorted(done, key=lambda found: found["epsilon_charged"]) == done
-    assert whats(steps[-1].folder) == [LABELS, CHOICE]
-    assert whats(steps[-1].folder, "other_releases") == [LABELS, PRICE, LABELS, LABELS]
+    assert whats(steps[-1].folder) == [PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE]
+    assert whats(steps[-1].folder, "other_releases") == [PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_LABELS, PURPOSE_LABELS]
 
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["reused", "reused and chosen"])
@@ -284,7 +288,7 @@ def test_labels_used_again(tmp_path, capsys, chosen):
     changes = {"selection": selection()} if chosen else {"student": student(4)}
     pipeline.run(second := plan(tmp_path, "second", labels=before["release_id"], **changes))
     found, texts = check(tmp_path, second.folder), shown(second.folder, capsys.readouterr().out)
-    assert whats(second.folder) == [LABELS, CHOICE][: 1 + chosen]
+    assert whats(second.folder) == [PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE][: 1 + chosen]
     assert (found["epsilon"] > before["epsilon"]) is (found["epsilon_charged"] > before["epsilon_charged"]) is chosen
     for where in ("page", "card", "table"):
         assert (FREE in texts[where]) is not chosen, where
@@ -292,15 +296,15 @@ def test_labels_used_again(tmp_path, capsys, chosen):
     assert "by itself; paid for by an earlier run." not in texts["card"].lower() or chosen
     pipeline.run(third := plan(tmp_path, "third", labels=before["release_id"]))  # a choice of another folder
     assert check(tmp_path, third.folder, alone=not chosen)["epsilon"] == before["epsilon"]
-    assert whats(third.folder, "other_releases") == [CHOICE] * chosen
+    assert whats(third.folder, "other_releases") == [PURPOSE_STUDENT_CHOICE] * chosen
 
 
 def test_dp_sgd(tmp_path):
-    one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), mechanism=Gaussian(sigma=4.0))
+    one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), mechanism=GNMax(sigma=4.0))
     DpSgd(network="logistic", steps=2, batch_size=30).run(one)
     found = check(tmp_path, one.folder, "clouds")
     assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
-    again = plan(tmp_path, "two", dataset=one.dataset, mechanism=Gaussian(sigma=6.0))
+    again = plan(tmp_path, "two", dataset=one.dataset, mechanism=GNMax(sigma=6.0))
     pipeline.run(again)
     check(tmp_path, again.folder, "clouds", alone=False)
     assert whats(again.folder, "other_releases") == ["model by DP-SGD"]
@@ -309,7 +313,7 @@ def test_dp_sgd(tmp_path):
 LINE = torch.linspace(-4, 4, 80)[:, None]
 
 
-@pytest.mark.parametrize("mechanism", [Gaussian(sigma=6.0), Confident(screen_sigma=2.0, threshold=1.0, sigma=6.0)],
+@pytest.mark.parametrize("mechanism", [GNMax(sigma=6.0), ConfidentGNMax(screen_sigma=2.0, threshold=1.0, sigma=6.0)],
                          ids=lambda m: m.name)  # fmt: skip
 def test_the_python_api(tmp_path, mechanism):
     one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), mechanism=mechanism)
@@ -329,7 +333,7 @@ def test_the_python_api(tmp_path, mechanism):
     check(tmp_path, one.folder.parent, "line", alone=False)
     assert again.epsilon == report.epsilon < again.epsilon_charged == both == one.epsilon
     assert again.epsilon_charged_ex_post < again.epsilon_charged  # two of five were asked
-    assert whats(one.folder.parent, "other_releases") == [LABELS]
+    assert whats(one.folder.parent, "other_releases") == [PURPOSE_LABELS]
 
 
 @pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
@@ -341,8 +345,8 @@ def test_a_published_hypothesis(tmp_path):
         x = np.linspace(-4, 4, 500)
         labeler.publish_hypothesis(Thresholds(), Sample(x, x > 0), epsilon=1.0)
         after = labeler.epsilon
-        charges = labeler.ledger.charges("line")
-        assert [charge.what for charge in charges.values()] == [LABELS, HYPOTHESIS]
+        charges = labeler.ledger.get_charges("line")
+        assert [charge.purpose for charge in charges.values()] == [PURPOSE_LABELS, PURPOSE_HYPOTHESIS]
         each = [composed(labeler.ledger, "line", [identity]) for identity in charges]
         assert max(each) <= after == pytest.approx(composed(labeler.ledger, "line", charges), rel=REL)
         assert before == pytest.approx(each[0], rel=REL) and before < after
@@ -352,18 +356,22 @@ def test_a_published_hypothesis(tmp_path):
 
 
 def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
-    pipeline.run(one := plan(tmp_path, "one", mechanism=Gaussian(sigma=8.0), sanitiser=Sanitiser(at_a_loss=True)))
+    pipeline.run(
+        one := plan(tmp_path, "one", mechanism=GNMax(sigma=8.0), sanitiser=PrivateEpsilon(allow_net_loss=True))
+    )
     found, said = check(tmp_path, one.folder), read(one.folder, "privacy.json")
     labels, publication = said["composition"]["parts"]
-    assert (labels["what"], publication["what"]) == (LABELS, PRICE) and labels["release_id"] == found["release_id"]
+    assert (labels["what"], publication["what"]) == (PURPOSE_LABELS, PURPOSE_PRICE) and labels["release_id"] == found[
+        "release_id"
+    ]
     assert publication["epsilon"] > 0 and found["epsilon"] > labels["epsilon"]
     texts = shown(one.folder, capsys.readouterr().out)
     for where in ("page", "card", "table"):
-        assert PRICE in texts[where], where
+        assert PURPOSE_PRICE in texts[where], where
     # Its labels used again leave the price where it lies.
     pipeline.run(again := plan(tmp_path, "again", labels=found["release_id"]))
     assert check(tmp_path, again.folder, alone=False)["epsilon"] == pytest.approx(labels["epsilon"], rel=REL)
-    assert whats(again.folder, "other_releases") == [PRICE]
+    assert whats(again.folder, "other_releases") == [PURPOSE_PRICE]
     assert "sanitised.json" not in (again.folder / "release" / "README.md").read_text()
 
 
@@ -374,7 +382,7 @@ def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, 
     found, said = read(one.folder), read(one.folder, "privacy.json")
     assert found["private"] is True and found["epsilon_charged"] is found["epsilon_charged_ex_post"] is None
     assert found["epsilon"] == pytest.approx(
-        accounting.epsilon(one.mechanism.worst_case(one.num_queries), DELTA).epsilon, rel=REL
+        accounting.epsilon(one.mechanism.privacy_events(one.num_queries), DELTA).epsilon, rel=REL
     )
     assert breaks(said) == []
     assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL
@@ -407,13 +415,13 @@ def test_a_seeded_choice_makes_the_folder_not_private(tmp_path, capsys):
 
 def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Gaussian, "draw", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(GNMax, "draw", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pipeline.run(plan(tmp_path, "cut", seed=1))
     pipeline.run(one := plan(tmp_path, "one"))
     (other,) = read(one.folder, "privacy.json")["other_releases"]
     found = read(one.folder)
-    assert other["what"] == f"{LABELS}, interrupted: charged at its worst case"
+    assert other["what"] == f"{PURPOSE_LABELS}, interrupted: charged at its worst case"
     assert other["epsilon"] == pytest.approx(found["epsilon"], rel=REL) and found["epsilon_charged"] > found["epsilon"]
 
 

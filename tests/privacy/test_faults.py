@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from pate_torch import pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.ledger import Ledger, LedgerError
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs
@@ -76,8 +76,8 @@ def assert_charged(home: Path) -> None:
         assert reservations(home) >= len({tuple(labels) for labels in found.values()})
         if found:
             asked = max(map(len, found.values()))
-            price = accounting.epsilon(Gaussian(sigma=2.0).worst_case(asked), 1e-4).epsilon
-            assert ledger.spent("blobs").epsilon >= price * (1 - 1e-9)
+            price = accounting.epsilon(GNMax(sigma=2.0).privacy_events(asked), 1e-4).epsilon
+            assert ledger.get_guarantee("blobs").epsilon >= price * (1 - 1e-9)
 
 
 def killed_then_run_again(processes, home, undisturbed, kill) -> None:
@@ -100,7 +100,7 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     summary = json.loads(file.read_text())
     assert summary["epsilon_charged"] >= summary["epsilon"] * (1 - 1e-9)
     with Ledger(home / "ledger.sqlite") as ledger:
-        assert summary["epsilon_charged"] == ledger.spent("blobs").epsilon
+        assert summary["epsilon_charged"] == ledger.get_guarantee("blobs").epsilon
         data = killed_runs.blobs().load()
         release, *_ = release_store.read(home, summary["release_id"], data.pool, data.spec, ledger)
     assert release.label_Q.tolist() in readable(home).values()
@@ -354,14 +354,14 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     assert "No space left on device" in line and "free some space" in line
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
-        assert account.releases + account.open == charged
+        assert account.num_releases + account.num_open == charged
     outcome = train(tmp_path, monkeypatch=monkeypatch)
     assert outcome.code == 0, outcome.err
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         # A release that was written down is found again; one that was not stays charged, beside the new one.
         lost = place == "pate_torch.release_store.write_whole"
-        assert (account.releases, account.open) == (1, int(lost))
+        assert (account.num_releases, account.num_open) == (1, int(lost))
 
 
 @pytest.fixture
@@ -439,15 +439,15 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
 
 def assert_charged_without_draws(home: Path) -> None:
     with Ledger(home / "ledger.sqlite") as ledger:
-        price = accounting.epsilon(Gaussian(sigma=2.0).worst_case(5), 1e-4).epsilon
-        assert ledger.spent("blobs").epsilon >= price * (1 - 1e-9)
+        price = accounting.epsilon(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
+        assert ledger.get_guarantee("blobs").epsilon >= price * (1 - 1e-9)
 
 
 def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch):
     """NaN is not a price, and never one below the cap."""
     drawn = []
     monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
-    monkeypatch.setattr("pate_torch.mechanisms.gaussian.Gaussian.worst_case", lambda *_: nan_event())
+    monkeypatch.setattr("pate_torch.mechanisms.gaussian.GNMax.worst_case", lambda *_: nan_event())
     with pytest.raises(ValueError):
         pipeline.run(plan(tmp_path, "first"))
     assert not drawn and not readable(tmp_path)
@@ -461,13 +461,13 @@ def nan_event():
 
 def test_a_mechanism_that_incurs_more_than_it_reserved_stays_charged_and_fails(tmp_path, monkeypatch):
     """The budget loop that overshoots: an answer beyond the plan is never a silent discount."""
-    real = Gaussian.release
+    real = GNMax.release
 
     def dearer(self, votes, noise, context):
         answers = real(self, votes, noise, context)
         return dataclasses.replace(answers, events=(*answers.events, *answers.events))
 
-    monkeypatch.setattr(Gaussian, "release", dearer)
+    monkeypatch.setattr(GNMax, "release", dearer)
     with pytest.raises(LedgerError, match="more than it reserved"):
         pipeline.run(plan(tmp_path, "first"))
     assert_charged_without_draws(tmp_path)
@@ -534,7 +534,7 @@ TENSORS = {
 def test_damaged_teachers_are_refused(home, damage):
     teachers, _ = ids_of(home)
     TENSORS[damage](home / "teachers" / teachers / "ensemble.safetensors")
-    refused(home, f"teachers {teachers}", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, f"teachers {teachers}", teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 @pytest.mark.parametrize("damage", [name for name in TENSORS if name not in ("gone", "one bit")])
@@ -543,7 +543,7 @@ def test_damaged_votes_are_refused(home, damage):
     teachers, _ = ids_of(home)
     (votes,) = (home / "teachers" / teachers / "votes").glob("*.safetensors")
     TENSORS[damage](votes)
-    refused(home, votes.name, teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, votes.name, teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 def test_votes_that_count_a_teacher_twice_are_refused(home):
@@ -552,7 +552,7 @@ def test_votes_that_count_a_teacher_twice_are_refused(home):
     counts = load_file(file)["counts_QC"]
     counts[0, 0] += 1
     save_file({"counts_QC": counts}, file)
-    refused(home, "one teacher, one vote", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, "one teacher, one vote", teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 @pytest.mark.parametrize(
@@ -574,14 +574,14 @@ def test_votes_that_count_a_teacher_twice_are_refused(home):
 def test_an_edited_manifest_is_refused(home, changes, words):
     teachers, _ = ids_of(home)
     edit_json(home / "teachers" / teachers / "manifest.json", **changes)
-    refused(home, words, teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, words, teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 def test_a_damaged_manifest_is_refused(home):
     teachers, _ = ids_of(home)
     for text in ("{", "[]", "null", "\x00"):
         (home / "teachers" / teachers / "manifest.json").write_text(text)
-        refused(home, f"teachers {teachers}", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+        refused(home, f"teachers {teachers}", teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 def test_the_manifest_of_another_ensemble_is_refused(home):
@@ -589,11 +589,11 @@ def test_the_manifest_of_another_ensemble_is_refused(home):
     pipeline.run(plan(home, "other", num_teachers=6))
     (other,) = {file.parent.name for file in home.glob("teachers/*/manifest.json")} - {teachers}
     shutil.copy(home / "teachers" / other / "manifest.json", home / "teachers" / teachers / "manifest.json")
-    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=GNMax(sigma=3.0))
     shutil.copy(
         home / "teachers" / other / "ensemble.safetensors", home / "teachers" / teachers / "ensemble.safetensors"
     )
-    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=Gaussian(sigma=3.0))
+    refused(home, "not this ensemble's manifest", teachers=teachers, mechanism=GNMax(sigma=3.0))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
@@ -610,7 +610,7 @@ def test_a_link_to_teachers_elsewhere_is_refused(home, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.move(home / "teachers" / teachers, elsewhere)
     (home / "teachers" / ("f" * 16)).symlink_to(elsewhere)
-    refused(home, "not this ensemble's manifest", teachers="f" * 16, mechanism=Gaussian(sigma=3.0))
+    refused(home, "not this ensemble's manifest", teachers="f" * 16, mechanism=GNMax(sigma=3.0))
 
 
 EDITS = {
@@ -724,7 +724,7 @@ def test_a_damaged_ledger_is_refused(home, damage):
         log.unlink()
     change(home / "ledger.sqlite")
     _, labels = ids_of(home)
-    for changes in ({}, {"labels": labels}, {"mechanism": Gaussian(sigma=3.0)}):
+    for changes in ({}, {"labels": labels}, {"mechanism": GNMax(sigma=3.0)}):
         refused(home, words, compare=False, **changes)
 
 

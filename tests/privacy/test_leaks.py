@@ -25,11 +25,11 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.features import augmentation
 from pate_torch.features.augmentation import Affine
 from pate_torch.ledger import BudgetExceeded, Ledger
-from pate_torch.mechanisms.confident import Confident
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.mechanisms.laplace import Laplace
+from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.methods import teacher_votes
-from pate_torch.noise.source import NoiseSource, Rehearsal
+from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.students.supervised import Supervised
 from pate_torch.types import Shards
 from tests import ROOT, command_runs, killed_runs
@@ -294,7 +294,7 @@ def same_but(file: Path, *random_keys: str) -> object:
 
 def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
     """No fingerprint: neighbors with the same answers release the same bytes, but for random ids and clocks."""
-    source, quiet = named(killed_runs.blobs()), Gaussian(sigma=0.01)
+    source, quiet = named(killed_runs.blobs()), GNMax(sigma=0.01)
     for name, data in (("a", source), ("b", swapped(source))):
         pipeline.run(
             plan(tmp_path / name, "only", dataset=data, insecure_noise_seed=3, mechanism=quiet, opening_budget=1e6)
@@ -352,7 +352,7 @@ def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeyp
 
     monkeypatch.setattr(teacher_votes, "train", spy)
     pipeline.run(plan(tmp_path, "a"))
-    pipeline.run(plan(tmp_path, "b", mechanism=Gaussian(sigma=3.0)))  # the same teachers: not trained again
+    pipeline.run(plan(tmp_path, "b", mechanism=GNMax(sigma=3.0)))  # the same teachers: not trained again
     pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").teacher, steps=6)))
     assert len(seen) == 2
     assert torch.equal(seen[0].index_KS, seen[1].index_KS)
@@ -387,11 +387,11 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
 
 
 MECHANISMS = [
-    Gaussian(sigma=2.0),
-    Gaussian(sigma=2.0, noise="discrete"),
-    Laplace(sigma=4.0),
-    Confident(sigma=2.0, screen_sigma=3.0, threshold=3.0),
-    Confident(sigma=2.0, screen_sigma=3.0, threshold=3.0, max_answers=2),
+    GNMax(sigma=2.0),
+    GNMax(sigma=2.0, noise="discrete"),
+    LNMax(sigma=4.0),
+    ConfidentGNMax(sigma=2.0, screen_sigma=3.0, threshold=3.0),
+    ConfidentGNMax(sigma=2.0, screen_sigma=3.0, threshold=3.0, max_answers=2),
 ]
 
 
@@ -402,7 +402,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     drawn = []
 
     def watch(name):
-        real = getattr(Rehearsal, name)
+        real = getattr(DryRunNoise, name)
 
         def watched(self, *args, **options):
             drawn.append(reservations(tmp_path))
@@ -420,7 +420,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     assert drawn and min(drawn) == 1
     (record,) = (json.loads(file.read_text()) for file in tmp_path.rglob("release.json"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        charged = [entry for entry in ledger.entries("blobs") if entry.kind == "commit"]
+        charged = [entry for entry in ledger.read_entries("blobs") if entry.kind == "commit"]
         assert [entry.facts["release"] for entry in charged] == [record["release_id"]]
         assert charged[0].facts["events"] == record["incurred"]
     labels = next(iter(tmp_path.rglob("labels.csv"))).read_text().splitlines()
@@ -439,7 +439,7 @@ def test_a_loop_over_runs_stops_below_the_cap(tmp_path):
         except BudgetExceeded:
             refused += 1
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
-            spent.append(ledger.spent("blobs").epsilon)
+            spent.append(ledger.get_guarantee("blobs").epsilon)
     assert max(spent) <= 13.0
     assert refused >= 2 and len(list(tmp_path.rglob("labels.csv"))) == 6 - refused
 
@@ -451,13 +451,13 @@ def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
     assert summary["delta"] == delta
     assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 5) / 2.0, delta), abs=1e-9)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.account("blobs").delta == delta
+        assert ledger.get_account("blobs").delta == delta
 
 
 def test_the_noise_knows_no_seed(tmp_path, monkeypatch):
     """Not the run's, not the published one of the global generators, set anew before each run."""
     drawn = []
-    real = Rehearsal.gaussian
+    real = DryRunNoise.draw_gaussian
 
     def spy(self, *args, **options):
         drawn.append(real(self, *args, **options))
@@ -491,7 +491,7 @@ def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(augmentation.Affine, "draw", lambda *a, **k: drawn.append(1))
     monkeypatch.setattr(augmentation, "warp", lambda *a, **k: drawn.append(1))
-    pipeline.run(dataclasses.replace(one, folder=one.folder.with_name("again"), mechanism=Gaussian(sigma=3.0)))
+    pipeline.run(dataclasses.replace(one, folder=one.folder.with_name("again"), mechanism=GNMax(sigma=3.0)))
     assert torch.equal(load_file(file)["counts_QC"], first)
     assert not drawn
 
@@ -519,7 +519,7 @@ def test_a_rerun_counts_no_vote_twice(tmp_path):
     lengths = {len(file.read_text().splitlines()) for file in tmp_path.rglob("labels.csv")}
     assert lengths == {6}
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.account("blobs").releases == 3
+        assert ledger.get_account("blobs").num_releases == 3
 
 
 def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, monkeypatch):
@@ -527,7 +527,7 @@ def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, 
     from pate_torch.protocols import Student
 
     asked = []
-    real = Student.probabilities
+    real = Student.compute_probabilities
 
     def spy(self, x, *args, **options):
         saved = list(tmp_path.rglob("student.safetensors"))

@@ -103,7 +103,7 @@ def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
     monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
-    monkeypatch.setattr("pate_torch.methods.reverse_knn.of_each_record", lambda shards, said: said)
+    monkeypatch.setattr("pate_torch.methods.reverse_knn.make_record_sum_sensitivity", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
 
@@ -113,8 +113,8 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 
     case = GRADIENTS | {"partition": "replace_one"}
     assert not faults(case)
-    monkeypatch.setattr("pate_torch.methods.gradients.one_vector", short)
-    monkeypatch.setattr(gradient_descent, "one_vector", short)
+    monkeypatch.setattr("pate_torch.methods.gradients.make_vector_sum_sensitivity", short)
+    monkeypatch.setattr(gradient_descent, "make_vector_sum_sensitivity", short)
     assert "L2" in faults(case, times=4)
 
 
@@ -153,7 +153,9 @@ def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
 
 
 def test_a_price_for_less_than_is_said_is_found(monkeypatch):
-    monkeypatch.setattr(gaussian, "answer_event", lambda sigma, count, discrete: Gaussian(mu=1 / sigma, count=count))
+    monkeypatch.setattr(
+        gaussian, "make_answer_event", lambda sigma, count, discrete: Gaussian(mu=1 / sigma, count=count)
+    )
     assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
 
 

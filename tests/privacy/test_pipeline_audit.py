@@ -15,7 +15,7 @@ from pate_torch.budget import Budget
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.ledger.ledger import Reservation
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
@@ -24,7 +24,7 @@ from tests.run_configs import run_config
 
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two
-MECHANISM = Gaussian(sigma=8.0)
+MECHANISM = GNMax(sigma=8.0)
 RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorised")
 
 
@@ -62,7 +62,7 @@ class Purse:
         return ""
 
     def reserve(self, account, events, **facts):
-        return Reservation(id="0" * 16, account=account, events=events, spend=None, insecure=False)
+        return Reservation(id="0" * 16, account=account, reserved_events=events, reserved_cost=None, insecure=False)
 
     def commit(self, *_, **__):
         return None
@@ -85,7 +85,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
     terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
-        aggregation.label(
+        aggregation.answer_queries(
             sensitive=votes,
             pool=data.pool,
             spec=data.spec,
@@ -105,18 +105,18 @@ def proven(left: np.ndarray, right: np.ndarray) -> float:
     return audit_outcomes(left, right, delta=DELTA, confidence=0.95, groups=[0] * QUERIES).epsilon
 
 
-CLAIMED = accounting.epsilon(MECHANISM.worst_case(QUERIES), DELTA).epsilon
+CLAIMED = accounting.epsilon(MECHANISM.privacy_events(QUERIES), DELTA).epsilon
 
 
 @contextlib.contextmanager
 def noise_divided_by(factor: float):
     """A planted fault: noise smaller than the one that is charged for."""
-    real = NoiseSource.gaussian
-    NoiseSource.gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
+    real = NoiseSource.draw_gaussian
+    NoiseSource.draw_gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
     try:
         yield
     finally:
-        NoiseSource.gaussian = real
+        NoiseSource.draw_gaussian = real
 
 
 def test_one_record_moves_exactly_one_vote_of_every_question(asked):

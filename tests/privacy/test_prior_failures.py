@@ -23,9 +23,9 @@ from pate_torch.accounting.accountant import epsilon
 from pate_torch.accounting.data_dependent.theorems import gnmax_valid, pure_curve, theorem_rdp
 from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
 from pate_torch.accounting.outcomes import Gnmax
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Context
+from pate_torch.types import NO_ANSWER, MechanismContext
 from tests import ROOT
 from tests.accounting.data_dependent.exact_divergences import compute_divergences
 from tests.mechanisms.mechanism_forms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
@@ -42,8 +42,8 @@ def released(name: str, noise: str, queries: int = 60):
     votes = random_votes(queries, teachers, num_classes(name), seed=5)
     student_QC = torch.full((queries, num_classes(name)), 0.02 / (num_classes(name) - 1))
     student_QC[:, 0] = 0.98
-    context = Context(num_queries=queries, student_QC=student_QC)
-    return mechanism, votes, mechanism.release(votes, Rehearsal(noise), context)
+    context = MechanismContext(num_queries=queries, student_QC=student_QC)
+    return mechanism, votes, mechanism.release(votes, DryRunNoise(noise), context)
 
 
 # -- released labels not charged on some branches --------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_global_seeds_neither_decide_nor_suffer(name, noise):
         np.random.seed(1337)
         states = torch.get_rng_state(), np.random.get_state()[1].copy()
         recorder = Recorder(noise)
-        mechanism.release(votes, recorder, Context(num_queries=len(votes)))
+        mechanism.release(votes, recorder, MechanismContext(num_queries=len(votes)))
         outcomes.append(torch.cat([t.double().flatten() for _, t in recorder.drawn]))
         assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
     size = min(map(len, outcomes))
@@ -139,8 +139,8 @@ def test_the_check_adds_one_number_per_query_not_one_per_class(top):
     size = 20_000
     mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=260.0)
     votes = Votes(torch.tensor([[top, *[(250 - top) // 9 for _ in range(8)], 250 - top - 8 * ((250 - top) // 9)]]), 250)
-    votes = votes.take(torch.zeros(size, dtype=torch.int64))
-    passed = int(mechanism.release(votes, Rehearsal(), Context(num_queries=size)).answered_Q.sum())
+    votes = votes.select(torch.zeros(size, dtype=torch.int64))
+    passed = int(mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=size)).answered_Q.sum())
     accounted = stats.norm.sf((260 - top) / 150)
     per_class = 1 - math.prod(stats.norm.cdf((260 - n) / 150) for n in votes.counts_QC[0].tolist())
     assert stats.binomtest(passed, size, accounted).pvalue > TINY
@@ -166,7 +166,7 @@ def test_the_price_is_what_may_happen_not_what_is_expected_to():
     """Expected cost is Pr[answered] times the price: below what a run that is answered everywhere incurs."""
     mechanism = build("confident", screen_sigma=0.1)
     votes = Votes(torch.tensor([[20, 0, 0]]).repeat(40, 1), 20)
-    incurred = mechanism.release(votes, Rehearsal(), Context(num_queries=40)).events
+    incurred = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=40)).events
     assert (rdp.curve(incurred) == rdp.curve(mechanism.worst_case(40))).all()
     assert list(inspect.signature(type(mechanism).worst_case).parameters) == ["self", "num_queries", "rounds"]
 
@@ -180,7 +180,7 @@ def test_a_tie_gives_no_teacher_a_second_vote():
     with pytest.raises(ValueError, match="one teacher, one vote"):
         Votes(twice, 2)
     once = torch.nn.functional.one_hot(logits_KC.argmax(1), 3).sum(0)[None]
-    assert Votes(once, 2).plurality().tolist() == [0]  # the lowest index wins
+    assert Votes(once, 2).compute_plurality().tolist() == [0]  # the lowest index wins
 
 
 # -- soft outputs of the noisy histogram released while only the argmax is charged ------------------------------------
@@ -239,9 +239,9 @@ def test_votes_far_beyond_the_threshold_are_priced_and_answered(sigma):
     """1 - q rounds to 1 some 8 sigmas out, where a naive log1p(-1) is minus infinity."""
     mechanism = build("confident", sigma=sigma, screen_sigma=sigma, threshold=10.0)
     votes = Votes(torch.tensor([[5000, 0, 0], [2501, 2499, 0], [0, 0, 5000]]), 5000)
-    answers = mechanism.release(votes, Rehearsal(), Context(num_queries=3))
+    answers = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=3))
     assert answers.label_Q[[0, 2]].tolist() == [0, 2]
-    prices = theorem_rdp(mechanism.outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
+    prices = theorem_rdp(mechanism.make_outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
     assert np.isfinite(prices).all() and (prices >= 0).all()
     assert (prices <= 3 * rdp.ORDERS * (1 / (2 * sigma**2) + 1 / sigma**2) * (1 + 1e-12)).all()
 
@@ -275,7 +275,7 @@ def test_any_number_of_classes_and_many_queries_at_once(name, classes):
     counts_QC = torch.zeros(queries, classes, dtype=torch.int64)
     winner_Q = torch.arange(queries) % classes
     counts_QC[torch.arange(queries), winner_Q] = teachers
-    answers = mechanism.release(Votes(counts_QC, teachers), Rehearsal(), Context(num_queries=queries))
+    answers = mechanism.release(Votes(counts_QC, teachers), DryRunNoise(), MechanismContext(num_queries=queries))
     right = (answers.label_Q == winner_Q[: len(answers.label_Q)])[answers.answered_Q]
     assert len(right) > 1000 and right.double().mean() > 0.8
 

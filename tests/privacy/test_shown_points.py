@@ -133,9 +133,9 @@ def test_images_are_named_by_their_file_or_split_off_by_their_pixels(tmp_path):
     path, size = str(tmp_path / "private"), {"size": 6, "channels": 1}
     others = {f"{role}_path": str(tmp_path / role) for role in ("public", "test")}
     pool = ImageFolder(name="scans", path=path, **others, **size).load().pool
-    assert pool.names.facts() == {"source": "public", "named_by": "file"}
+    assert pool.names.describe() == {"source": "public", "named_by": "file"}
     files = [tmp_path / "public" / name for name in pool.names.names]
     assert torch.equal(read("x", files, (1, 6, 6), "bilinear"), pool.x)
     split = ImageFolder(name="scans", path=path, publish_split=True, **size).load().pool
-    assert split.names.facts() == {"source": "split off the data", "named_by": "content"}
+    assert split.names.describe() == {"source": "split off the data", "named_by": "content"}
     assert split.names.names == tuple(content_id([x.numpy().tobytes()]) for x in split.x)

@@ -54,7 +54,9 @@ def blobs(count: int = 90, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def state(x: torch.Tensor, remaining: int, rounds_left: int = 1, classes: int = 3, **more) -> QueryState:
     first = {"asked_Q": NONE, "label_Q": NONE, "seed": 0, **more}
-    return QueryState(spec=spec(x.shape[1], classes), pool_x=x, remaining=remaining, rounds_left=rounds_left, **first)
+    return QueryState(
+        spec=spec(x.shape[1], classes), pool_x=x, num_remaining=remaining, num_rounds_left=rounds_left, **first
+    )
 
 
 @pytest.mark.parametrize("features", [True, False])
@@ -78,7 +80,7 @@ def test_asks_distinct_open_points_within_the_allowance_and_repeats_itself(name,
         )
         ask = strategy.select(now)
         assert torch.equal(ask, strategy.select(now)), "the same state must give the same questions"
-        assert ask.dtype == torch.int64 and len(ask) <= now.remaining
+        assert ask.dtype == torch.int64 and len(ask) <= now.num_remaining
         assert len(torch.unique(torch.cat([asked, ask]))) == len(asked) + len(ask)
         assert len(ask) == 0 or (int(ask.min()) >= 0 and int(ask.max()) < len(x))
         if len(ask) == 0 or len(asked) + len(ask) == 20:

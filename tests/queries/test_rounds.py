@@ -9,7 +9,7 @@ import torch
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.protocols import QueryState
 from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
 from pate_torch.release_store import write
@@ -34,7 +34,7 @@ def plan(tmp_path):
         dataset=SOURCE,
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
-        mechanism=Gaussian(sigma=1.0, counts=True),
+        mechanism=GNMax(sigma=1.0, counts=True),
         query=PrototypesThenMargin(first=10),
         student=STUDENT,
         guide_student=STUDENT,
@@ -79,7 +79,7 @@ def test_counts_are_believed_round_by_round(data):
     leads = torch.tensor([80] * 6 + [4] * 6)
     counts = torch.nn.functional.one_hot(torch.arange(12) % 3, 3) * leads[:, None] + noise
     noisy = NoisyCounts(counts, 5.0)
-    release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, rounds=(6, 6))
+    release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, queries_per_round=(6, 6))
     first, second = (label_posterior(NoisyCounts(part, 5.0)) for part in counts.split(6))
     assert torch.equal(student_task(data.spec, data.pool, release).posterior_QC, torch.cat([first, second]))
     assert not torch.allclose(student_task(data.spec, data.pool, release).posterior_QC, label_posterior(noisy))

@@ -8,12 +8,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.stable_questions import QUESTIONS, Settled, asked, lost, tally
-from pate_torch.mechanisms.sparse_vector import Stability
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import QueryState
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Context, DataSpec
+from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 SPEC = DataSpec(name="s", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.0, 0.0), std=(1.0, 1.0))
 
@@ -32,20 +32,20 @@ def test_teachers_are_logistic_regressions():
 
 
 def test_the_chance_of_a_failure_is_the_mechanism_s():
-    mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=1)
+    mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=1)
     ones = [500, 565, 570, 575, 640]
     votes = Votes(torch.tensor([[1000 - count, count] for count in ones]), 1000)
-    context = Context(num_queries=QUESTIONS)
+    context = MechanismContext(num_queries=QUESTIONS)
     for place, chance in enumerate(lost(votes, mechanism, draws=100_000)):
-        one = votes.take(torch.tensor([place]))
-        failed = [int(mechanism.release(one, Rehearsal(), context).label_Q[0]) == NO_ANSWER for _ in range(1000)]
+        one = votes.select(torch.tensor([place]))
+        failed = [int(mechanism.release(one, DryRunNoise(), context).label_Q[0]) == NO_ANSWER for _ in range(1000)]
         assert abs(np.mean(failed) - chance) < 5 * 0.5 / 1000**0.5
     assert lost(votes, mechanism)[0] > 0.99 and lost(votes, mechanism)[-1] < 0.01
 
 
 @pytest.mark.parametrize("failures", [1, 3])
 def test_questions_end_with_the_last_failure(failures):
-    mechanism = Stability(epsilon=1.0, delta=1e-5, max_failures=failures)
+    mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=failures)
     pool = torch.randn(40, 2)
     tied, sure = (Votes(torch.tensor([row] * 40), 4000) for row in ([2000, 2000], [4000, 0]))
     for strategy in (Random(), Random(rounds=20)):

@@ -59,7 +59,7 @@ def test_what_means_nothing_stops_a_run_before_it_is_charged(text, named, tmp_pa
     (tmp_path / "owner.yaml").write_text(text)
     with pytest.raises(ValueError, match=named):
         pipeline.run(tiny(tmp_path))
-    assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").accounts()
+    assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").list_accounts()
 
 
 def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):

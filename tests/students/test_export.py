@@ -42,7 +42,7 @@ def test_an_exported_student_says_the_same_of_any_number_of_points(tmp_path, spe
         x = torch.randint(256, (size, *spec.input_shape), dtype=torch.uint8)
         x = x if spec.is_image else x.float() / 50
         probabilities = program(x)
-        assert torch.allclose(probabilities, one.probabilities(x), atol=1e-5)
+        assert torch.allclose(probabilities, one.compute_probabilities(x), atol=1e-5)
         assert torch.allclose(probabilities.sum(1), torch.ones(size), atol=1e-5)
     with zipfile.ZipFile(path) as archive:
         extra = next(name for name in archive.namelist() if name.endswith("pate_torch.json"))
@@ -64,8 +64,8 @@ def test_load_student_takes_a_file_a_run_or_its_release(tmp_path):
     x = torch.randn(6, 5)
     for where in (folder / "student.safetensors", folder, folder.parent, str(folder.parent)):
         loaded = pate_torch.load_student(where)
-        assert torch.equal(loaded.probabilities(x), one.probabilities(x))
-        assert torch.equal(loaded.predict(x), one.probabilities(x).argmax(1))
+        assert torch.equal(loaded.compute_probabilities(x), one.compute_probabilities(x))
+        assert torch.equal(loaded.predict(x), one.compute_probabilities(x).argmax(1))
     with pytest.raises(ValueError, match="neither"):
         pate_torch.load_student(tmp_path)
 

@@ -14,15 +14,15 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise.source import Rehearsal
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import label_posterior, lead
 from pate_torch.students.training import label_loss, prepare, released_loss
-from pate_torch.types import Context, DataSpec, NoisyCounts
+from pate_torch.types import DataSpec, MechanismContext, NoisyCounts
 from tests import killed_runs
 from tests.mechanisms.vote_laws import CERTAIN, TINY, law
 from tests.run_configs import changed
@@ -33,15 +33,19 @@ KINDS = ("torch", "discrete")
 
 def release(kind, rows=40_000, sigma=SIGMA):
     counts_QC = torch.tensor([[30, 15, 5]]).repeat(rows, 1)
-    mechanism = Gaussian(sigma=sigma, counts=True, noise=kind)
-    return counts_QC, mechanism, mechanism.release(Votes(counts_QC, 50), Rehearsal(kind), Context(num_queries=rows))
+    mechanism = GNMax(sigma=sigma, counts=True, noise=kind)
+    return (
+        counts_QC,
+        mechanism,
+        mechanism.release(Votes(counts_QC, 50), DryRunNoise(kind), MechanismContext(num_queries=rows)),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_counts_are_whole_votes_with_the_noise_that_is_priced(kind):
     counts_QC, mechanism, answers = release(kind)
-    noisy_QC = answers.noisy.counts_QC
-    assert noisy_QC.dtype == torch.int64 and answers.noisy.sigma == SIGMA
+    noisy_QC = answers.noisy_counts.counts_QC
+    assert noisy_QC.dtype == torch.int64 and answers.noisy_counts.sigma == SIGMA
     assert torch.equal(noisy_QC.argmax(1), answers.label_Q)
     noise = (noisy_QC - counts_QC).numpy().astype(float) + np.random.default_rng(0).uniform(-0.5, 0.5, noisy_QC.shape)
 
@@ -53,13 +57,13 @@ def test_counts_are_whole_votes_with_the_noise_that_is_priced(kind):
     assert p(1) > TINY > max(p(2 / 3), p(3 / 2))
     correlation = np.corrcoef(noise.T)[np.triu_indices(3, 1)]
     assert abs(correlation).max() < 7 / math.sqrt(len(noise))  # every class has noise of its own
-    assert answers.events == mechanism.worst_case(len(counts_QC))
-    assert answers.events == dataclasses.replace(mechanism, counts=False).worst_case(len(counts_QC))
+    assert answers.events == mechanism.privacy_events(len(counts_QC))
+    assert answers.events == dataclasses.replace(mechanism, counts=False).privacy_events(len(counts_QC))
 
 
 def test_no_data_dependent_price_is_claimed_for_them():
-    assert Gaussian(sigma=SIGMA).outcome_model() is not None
-    assert Gaussian(sigma=SIGMA, counts=True).outcome_model() is None
+    assert GNMax(sigma=SIGMA).make_outcome_model() is not None
+    assert GNMax(sigma=SIGMA, counts=True).make_outcome_model() is None
 
 
 @pytest.mark.slow
@@ -68,13 +72,13 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
     """Counts with a third of the noise behind a label with all of it."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Leaky(Gaussian):
+    class Leaky(GNMax):
         def release(self, votes, noise, context):
             hidden = super().release(votes, noise, context)
-            shown = Gaussian(sigma=self.sigma / 3, counts=True, noise=self.noise).release(votes, noise, context)
-            return dataclasses.replace(hidden, noisy=NoisyCounts(shown.noisy.counts_QC, self.sigma))
+            shown = GNMax(sigma=self.sigma / 3, counts=True, noise=self.noise).release(votes, noise, context)
+            return dataclasses.replace(hidden, noisy=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
 
-    mechanism = Gaussian(sigma=3.0, noise=kind)
+    mechanism = GNMax(sigma=3.0, noise=kind)
     pairs = worst_pairs(mechanism, 2)
     sure = {"delta": 1e-5, "independent": True, "confidence": CERTAIN}
     for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
@@ -169,7 +173,7 @@ def test_posteriors_that_are_none_are_refused(posterior):
 
 @pytest.fixture
 def plan(tmp_path):
-    counting, asking = Gaussian(sigma=4.0, counts=True), Random(rounds=3)
+    counting, asking = GNMax(sigma=4.0, counts=True), Random(rounds=3)
     return killed_runs.plan(tmp_path, "first", mechanism=counting, query=asking, num_queries=9, delta=1e-5)
 
 
@@ -183,7 +187,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
 
     monkeypatch.setattr(Supervised, "fit", remembered)
     report = pipeline.run(plan)
-    expected = accounting.epsilon(Gaussian(sigma=4.0).worst_case(9), 1e-5).epsilon
+    expected = accounting.epsilon(GNMax(sigma=4.0).privacy_events(9), 1e-5).epsilon
     assert report.epsilon == pytest.approx(expected)
     folder = plan.folder / "release"
     header, *rows = (folder / "labels.csv").read_text().splitlines()
@@ -191,11 +195,11 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
         release, *_ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
-    assert release.noisy.sigma == 4.0
-    assert torch.equal(release.noisy.counts_QC.argmax(1), release.label_Q)
+    assert release.noisy_counts.sigma == 4.0
+    assert torch.equal(release.noisy_counts.counts_QC.argmax(1), release.label_Q)
     again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
-    believed_QC = torch.cat([label_posterior(part) for part in release.noisy.split((3, 3, 3))])
+    believed_QC = torch.cat([label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
     assert len(tasks) == 2 and all(torch.equal(task.posterior_QC, believed_QC) for task in tasks)
     assert "only its 9 answers, with the noisy votes behind them, left" in (folder / "report.html").read_text()
     record = json.loads((folder / "release.json").read_text())
@@ -203,7 +207,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
 
 
 def test_without_them_nothing_of_the_counts_is_written(plan):
-    pipeline.run(changed(plan, mechanism=Gaussian(sigma=4.0)))
+    pipeline.run(changed(plan, mechanism=GNMax(sigma=4.0)))
     assert (plan.folder / "release" / "labels.csv").read_text().startswith("query,label,class\n")
 
 

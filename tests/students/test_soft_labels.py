@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from pate_torch import pipeline, release_store
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.soft_sparse_vector import SoftStability
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes
 from pate_torch.students.logistic import Logistic
@@ -22,7 +22,7 @@ from pate_torch.types import DataSpec, PublicPool, Release
 from tests.run_configs import changed
 from tests.tiny_runs import summary, tiny
 
-SOFT = SoftStability(epsilon=1e4, delta=1e-4, max_failures=60, bins=2)
+SOFT = SoftSparseVector(epsilon=1e4, delta=1e-4, max_failures=60, bins=2)
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def scores(plan):
 
 
 def test_what_teachers_think_is_opened_and_its_scores_are_released_and_read_again(plan, monkeypatch):
-    opened, release = [], SoftStability.release
+    opened, release = [], SoftSparseVector.release
 
     def watched(self, votes, noise, context):
         opened.append(votes)
         return release(self, votes, noise, context)
 
-    monkeypatch.setattr(SoftStability, "release", watched)
+    monkeypatch.setattr(SoftSparseVector, "release", watched)
     pipeline.run(plan)
     assert [type(one) for one in opened] == [SoftVotes]
     assert opened[0].score_KQS.shape == (12, 20, 3)
@@ -90,7 +90,7 @@ def test_a_logistic_student_of_scores_is_as_unsure_as_they_are():
     share = torch.where(x > 0, 0.75, 0.25)
     task = StudentTask(spec, x, every, (x[:, 0] > 0).long(), torch.cat([1 - share, share], 1), soft=True)
     soft, hard = (
-        Logistic(ridge=0.01).fit(one, seed=0, device=torch.device("cpu")).probabilities(x)[:, 1]
+        Logistic(ridge=0.01).fit(one, seed=0, device=torch.device("cpu")).compute_probabilities(x)[:, 1]
         for one in (task, dataclasses.replace(task, posterior_QC=None, soft=False))
     )
     assert (soft[30:] - 0.75).abs().max() < 0.12 < (hard[35:] - 0.75).abs().min()

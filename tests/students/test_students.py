@@ -81,7 +81,7 @@ def task(labels: int = 12, spec: DataSpec = IMAGES, **changes) -> tuple[StudentT
 
 def accuracy(student: Student, make) -> float:
     x, y = make(300, seed=2)
-    return float((student.probabilities(x).argmax(1) == y).float().mean())
+    return float((student.compute_probabilities(x).argmax(1) == y).float().mean())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,8 +103,8 @@ def test_learns_an_easy_problem_repeats_itself_and_is_rebuilt(name):
     rebuilt = networks.rebuild(json.loads(json.dumps(student.network)))
     rebuilt.load_state_dict(again.module.state_dict())
     x, _ = images(20, seed=3)
-    same = Student(student.network, rebuilt, easy.spec).probabilities(x)
-    torch.testing.assert_close(same, student.probabilities(x), rtol=0, atol=0)
+    same = Student(student.network, rebuilt, easy.spec).compute_probabilities(x)
+    torch.testing.assert_close(same, student.compute_probabilities(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "logistic"])
@@ -133,7 +133,7 @@ def test_a_single_class_or_label_is_learnt_and_no_label_is_refused(name):
     algorithm = configured(name, steps=20)
     student = algorithm.fit(one, seed=0, device=CPU)
     x, _ = images(40, seed=4)
-    assert (student.probabilities(x).argmax(1) == y[0]).all()
+    assert (student.compute_probabilities(x).argmax(1) == y[0]).all()
     none = dataclasses.replace(one, query_Q=one.query_Q[:0], label_Q=one.label_Q[:0])
     with pytest.raises(ValueError, match="no public point has a released label"):
         algorithm.fit(none, seed=0, device=CPU)
@@ -282,7 +282,7 @@ def test_propagated_labels_help_where_few_are_given():
     for kind in (Supervised, LabelSpreading):
         algorithm = kind(network="mlp", steps=150, batch_size=8, learning_rate=1e-2)
         student = algorithm.fit(StudentTask(spec, x, query, y[query]), seed=0, device=CPU)
-        scores.append(float((student.probabilities(x).argmax(1) == y).float().mean()))
+        scores.append(float((student.compute_probabilities(x).argmax(1) == y).float().mean()))
     assert scores[0] < 0.8 < 0.9 < scores[1]
 
 
@@ -320,7 +320,7 @@ def test_the_linear_student_is_scikit_learn_s(classes):
     posed = StudentTask(spec, torch.from_numpy(x), torch.arange(len(label)), torch.from_numpy(label))
     student = Logistic(ridge=0.5).fit(posed, seed=0, device=CPU)
     reference = LogisticRegression(C=2.0, max_iter=2000, tol=1e-7).fit(x.astype(np.float64), label)
-    ours = student.probabilities(torch.from_numpy(x)).numpy()
+    ours = student.compute_probabilities(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(ours[:, classes], reference.predict_proba(x), atol=1e-6)
     assert ours[:, [c for c in range(3) if c not in classes]].sum() < 1e-9
 
@@ -397,7 +397,7 @@ def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     x, _ = images(20, seed=5)
     normal = easy.spec.normalize(x)
     mean = torch.stack([member(normal).log_softmax(1) for member in student.module.members]).mean(0)
-    torch.testing.assert_close(student.probabilities(x), mean.softmax(1))
+    torch.testing.assert_close(student.compute_probabilities(x), mean.softmax(1))
     weights = [next(member.parameters()) for member in student.module.members]
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
 
@@ -417,7 +417,7 @@ def test_boosted_stumps_are_scikit_learns(classes):
     rows_QD = spec.normalize(x).numpy()
     twin = AdaBoostClassifier(n_estimators=30, random_state=derive(3, "student", "adaboost") % 2**32)
     twin.fit(rows_QD[:200], y[:200].numpy())
-    found = fitted.probabilities(x)
+    found = fitted.compute_probabilities(x)
     np.testing.assert_allclose(found[:, :classes], twin.predict_proba(rows_QD), atol=1e-6)
     assert found[:, classes].max() < 1e-9
     alone = AdaBoost(iterations=1).fit(StudentTask(spec, x, query, y[query]), seed=3, device=CPU)

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core.rng import torch_stream
-from pate_torch.protocols import silent
+from pate_torch.protocols import do_nothing
 from pate_torch.teachers.engine import Chunk, Feed, Tell, Trained, _finish, _run
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
 
 def train_loop(
-    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = silent
+    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = do_nothing
 ) -> Trained:
     """PRIVATE. Train one teacher after the other: the plain program, the reference of the stacked engine."""
     done: list[Trained] = []
@@ -31,7 +31,7 @@ def train_loop(
             with arithmetic(recipe, device):
                 return module(x[:, 0])[None]
 
-        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device, silent)
+        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device, do_nothing)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
         done.append(_finish(params, alone, loss, accuracy))
         if row + 1 < len(chunk):

@@ -9,7 +9,7 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
@@ -48,7 +48,7 @@ def test_a_record_replaced_reaches_one_teacher(data, trunk):
     x = data.private.x.clone()
     x[7] = 255 - x[7]
     after, _ = teach(data, trunk, dataclasses.replace(data.private, x=x), ReplaceOne())
-    owner = [k for k in range(8) if 7 in shards.of(k).tolist()]
+    owner = [k for k in range(8) if 7 in shards.get_indices(k).tolist()]
     assert differing(before, after) == owner and len(owner) == 1
 
 
@@ -56,7 +56,7 @@ def test_a_record_removed_reaches_one_teacher_although_it_shifts_all_positions(d
     before, shards = teach(data, trunk, data.private, AddRemove())
     fewer = take(data.private, [i for i in range(len(data.private)) if i != 3])
     after, _ = teach(data, trunk, fewer, AddRemove())
-    assert differing(before, after) == [k for k in range(8) if 3 in shards.of(k).tolist()]
+    assert differing(before, after) == [k for k in range(8) if 3 in shards.get_indices(k).tolist()]
 
 
 def test_copies_stay_in_the_shard_of_their_record(data, trunk):
@@ -64,17 +64,19 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
     encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     assert encoded.x.shape == (3 * 240, 24) and encoded.x.dtype == torch.float32
     for k in range(8):
-        assert sorted(set(encoded.unit_id[held.of(k).numpy()])) == sorted(data.private.unit_id[shards.of(k).numpy()])
-        assert len(held.of(k)) == 3 * len(shards.of(k))
-        first = encoded.x[held.of(k)[: len(shards.of(k))]]
-        torch.testing.assert_close(first, trunk.features(data.private.x[shards.of(k)]))
+        assert sorted(set(encoded.unit_id[held.of(k).numpy()])) == sorted(
+            data.private.unit_id[shards.get_indices(k).numpy()]
+        )
+        assert len(held.of(k)) == 3 * len(shards.get_indices(k))
+        first = encoded.x[held.of(k)[: len(shards.get_indices(k))]]
+        torch.testing.assert_close(first, trunk.features(data.private.x[shards.get_indices(k)]))
     assert torch.equal(encoded.y.bincount(), 3 * data.private.y.bincount())
 
 
 def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk):
     shards = ReplaceOne().shards(data.private, 8, seed=0)
     encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
-    size = len(shards.of(0))
+    size = len(shards.get_indices(0))
     own, copy = encoded.x[held.of(0)[:size]], encoded.x[held.of(0)[size : 2 * size]]
     near = (own * copy).sum(1).mean()
     far = (own * copy.roll(1, 0)).sum(1).mean()
@@ -94,7 +96,7 @@ def test_features_help_where_shards_are_small(data, trunk):
     """Seven or eight records a teacher and three classes: the heads are well above chance, 1/3."""
     shards = ReplaceOne().shards(data.private, 30, seed=0)
     ensemble = train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk)
-    right = (ensemble.votes(data.evaluation.x).plurality() == data.evaluation.y).double().mean()
+    right = (ensemble.votes(data.evaluation.x).compute_plurality() == data.evaluation.y).double().mean()
     assert right > 0.8
 
 
@@ -122,7 +124,7 @@ def plan(tmp_path):
         dataset=SOURCE,
         partition=AddRemove(),
         teacher=RECIPE,
-        mechanism=Gaussian(sigma=1.0),
+        mechanism=GNMax(sigma=1.0),
         query=Random(),
         student=student,
         guide_student=student,

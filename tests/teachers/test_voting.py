@@ -96,7 +96,7 @@ def test_an_ensemble_votes_for_its_last_class(classes):
     next(p for p in params.values() if p.dim() == 2)[:, -1] = 1.0
     ensemble = Ensemble(network, params, torch.ones(3, dtype=torch.bool), spec)
     votes = ensemble.votes(torch.ones(4, 2))
-    assert votes.plurality().tolist() == [classes - 1] * 4
+    assert votes.compute_plurality().tolist() == [classes - 1] * 4
     assert votes.counts_QC[:, -1].tolist() == [3] * 4
 
 
@@ -106,4 +106,4 @@ def test_narrow_counts_are_whole_votes_of_many_teachers(teachers, dtype):
     half = teachers // 4
     row = torch.tensor([[half, half, half, teachers - 3 * half]])
     if int(row.max()) <= torch.iinfo(dtype).max:
-        assert Votes(row.to(dtype), teachers).top().tolist() == [int(row.max())]
+        assert Votes(row.to(dtype), teachers).compute_top_counts().tolist() == [int(row.max())]

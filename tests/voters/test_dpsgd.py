@@ -12,9 +12,9 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.config import Study
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.ledger import Ledger
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
-from pate_torch.noise.source import Rehearsal
+from pate_torch.noise.source import DryRunNoise
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
@@ -30,7 +30,7 @@ def plan(tmp_path):
         dataset=benchmark_clouds(),
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=5, batch_size=8),
-        mechanism=Gaussian(sigma=4.0),
+        mechanism=GNMax(sigma=4.0),
         query=Random(),
         student=student,
         guide_student=student,
@@ -55,17 +55,17 @@ def test_it_costs_what_the_pate_release_would(plan):
     assert isinstance(STUDY, Study)
     STUDY.run(plan)
     found = summary(plan)
-    target = accounting.epsilon(Gaussian(sigma=4.0).worst_case(20), 1e-4).epsilon
+    target = accounting.epsilon(GNMax(sigma=4.0).privacy_events(20), 1e-4).epsilon
     assert found["epsilon"] == pytest.approx(target, rel=1e-8) and found["epsilon"] <= target
     assert (found["num_teachers"], found["queries_asked"], found["mechanism"]) == (0, 0, "dpsgd")
     assert (found["adjacency"], found["accountant"], found["private"]) == ("add_remove", "rdp", True)
     assert found["epsilon_charged"] == pytest.approx(found["epsilon"], rel=1e-9)
     assert found["student_accuracy"] > 0.9  # chance: 1/2
-    account = Ledger(plan.root / "ledger.sqlite").account("clouds")
-    assert account.filter.kind == "rdp" and account.releases == 1
+    account = Ledger(plan.root / "ledger.sqlite").get_account("clouds")
+    assert account.filter.kind == "rdp" and account.num_releases == 1
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
-    right = (student.probabilities(data.evaluation.x).argmax(1) == data.evaluation.y).double().mean()
+    right = (student.compute_probabilities(data.evaluation.x).argmax(1) == data.evaluation.y).double().mean()
     assert float(right) == pytest.approx(found["student_accuracy"])
 
 
@@ -87,7 +87,7 @@ def gaussian_account(plan):
         delta=1e-4,
         adjacency="add_remove",
         unit="record",
-        planned_events=Gaussian(sigma=4.0).worst_case(20),
+        planned_events=GNMax(sigma=4.0).privacy_events(20),
     )
 
 
@@ -95,8 +95,8 @@ def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
     gaussian_account(plan)
     STUDY.run(changed(plan, quiet=False))
     assert "do not compose into one" in capsys.readouterr().err
-    assert Ledger(plan.root / "ledger.sqlite").account("clouds").releases == 0
-    assert Ledger(plan.root / "dpsgd" / "ledger.sqlite").account("clouds").releases == 1
+    assert Ledger(plan.root / "ledger.sqlite").get_account("clouds").num_releases == 0
+    assert Ledger(plan.root / "dpsgd" / "ledger.sqlite").get_account("clouds").num_releases == 1
 
 
 def test_real_data_are_not_charged_to_two_ledgers(plan):
@@ -113,7 +113,7 @@ def gradients(drop=None, clip=1.0):
     module = GradSampleModule(STUDY._module(data, 0))
     optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
-        Rehearsal("torch", 0),
+        DryRunNoise("torch", 0),
         noise_multiplier=1.0,
         max_grad_norm=clip,
         expected_batch_size=1,
@@ -138,7 +138,7 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
     vast[3] = 3e38
     data = dataclasses.replace(data, private=dataclasses.replace(data.private, x=vast))
     module = STUDY._module(data, 0)
-    STUDY.train(module, data, 60, 1.0, 1.0, Rehearsal("torch", 0), torch.device("cpu"))
+    STUDY.train(module, data, 60, 1.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
     assert all(bool(p.isfinite().all()) for p in module.parameters())
 
 
@@ -146,7 +146,7 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
     optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
-        Rehearsal("torch", 1),
+        DryRunNoise("torch", 1),
         noise_multiplier=3.0,
         max_grad_norm=0.5,
         expected_batch_size=1,
@@ -164,7 +164,7 @@ def test_nobody_sampled_is_a_step_of_noise_alone():
     data = benchmark_clouds().load()
     module = STUDY._module(data, 0)
     before = [p.clone() for p in module.parameters()]
-    STUDY.train(module, data, 60, 0.0, 1.0, Rehearsal("torch", 0), torch.device("cpu"))
+    STUDY.train(module, data, 60, 0.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 

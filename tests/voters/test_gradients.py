@@ -29,18 +29,18 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import Gradients
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.networks import ConcatFeatures
-from pate_torch.noise.source import NoiseSource, Rehearsal
+from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.reporting.statement import title
 from pate_torch.sensitive import (
-    GRID,
+    GRID_STEPS,
     UNIT_NORM,
     CellHistogram,
     GradientSums,
     Votes,
-    _whole_weights,
-    one_vector,
+    _quantize_weights,
+    make_vector_sum_sensitivity,
     quantize,
 )
 from pate_torch.students.export import export
@@ -48,14 +48,14 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
-from pate_torch.types import Context, Dataset, Evaluation, LinearModel, PrivateData, PublicPool
+from pate_torch.types import Dataset, Evaluation, LinearModel, MechanismContext, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder
 from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder, gradient_sums
 from tests.worlds import IMAGES, clouds, images
 
 CONF = Path(command.configuration()).resolve()
-CONTEXT = Context(num_queries=9)
+CONTEXT = MechanismContext(num_queries=9)
 
 
 def weights(seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -69,18 +69,20 @@ def test_the_sum_of_gradients_is_that_of_the_likelihood():
     """Against automatic differentiation, where nothing is cut: a change is longer than 1 only where a model errs."""
     records = gradient_sums()
     weight = weights(size=0.1).requires_grad_()
-    z = records.z_ND.double() / GRID
+    z = records.z_ND.double() / GRID_STEPS
     log_p = (z @ weight).log_softmax(1)[torch.arange(40), records.y_N]
     change = torch.nn.functional.one_hot(records.y_N, 3) - (z @ weight).softmax(1)
     assert float(change.detach().norm(dim=1).max()) < 1
     log_p.sum().backward()
-    assert torch.allclose(records.gradient_sum(weight.detach()).double() / UNIT_NORM, weight.grad, atol=40 * 3 / GRID)
+    assert torch.allclose(
+        records.compute_gradient_sum(weight.detach()).double() / UNIT_NORM, weight.grad, atol=40 * 3 / GRID_STEPS
+    )
 
 
 @pytest.mark.parametrize("longest,some", [(1.0, (3, 40)), (0.25, (10, 40))])
 def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
     records, weight = gradient_sums(), weights(size=60.0)
-    z = records.z_ND.double() / GRID
+    z = records.z_ND.double() / GRID_STEPS
     expected = torch.zeros(17, 3, dtype=torch.float64)
     cut = 0
     for one, label in zip(z, records.y_N.tolist(), strict=True):
@@ -89,33 +91,35 @@ def test_a_change_longer_than_the_cut_is_cut_and_nothing_else(longest, some):
         cut += np.linalg.norm(change) > longest
         expected += torch.outer(one, torch.from_numpy(change / max(1.0, np.linalg.norm(change) / longest)))
     assert some[0] < cut < some[1]
-    assert torch.allclose(records.gradient_sum(weight, longest).double() / UNIT_NORM, expected, atol=40 * 3 / GRID)
+    assert torch.allclose(
+        records.compute_gradient_sum(weight, longest).double() / UNIT_NORM, expected, atol=40 * 3 / GRID_STEPS
+    )
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 60.0])
 @pytest.mark.parametrize("cut", [1.0, 0.3, 1 / 64])
 def test_one_record_moves_the_sum_by_its_own_gradient_and_by_no_more_than_the_norm_bit_for_bit(size, cut):
     records, weight = gradient_sums(), weights(seed=1, size=size)
-    whole = records.gradient_sum(weight, cut)
+    whole = records.compute_gradient_sum(weight, cut)
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
         rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
         alone = dataclasses.replace(records, z_ND=records.z_ND[[gone]], y_N=records.y_N[[gone]])
-        assert torch.equal(whole - rest.gradient_sum(weight, cut), alone.gradient_sum(weight, cut))
+        assert torch.equal(whole - rest.compute_gradient_sum(weight, cut), alone.compute_gradient_sum(weight, cut))
         assert (
-            0 < int(alone.gradient_sum(weight, cut).square().sum()) <= (cut * UNIT_NORM) ** 2
+            0 < int(alone.compute_gradient_sum(weight, cut).square().sum()) <= (cut * UNIT_NORM) ** 2
             and records.sensitivity.l2 == 1
         )
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     shuffled = dataclasses.replace(records, z_ND=records.z_ND[order], y_N=records.y_N[order])
-    assert torch.equal(shuffled.gradient_sum(weight, cut), whole)
+    assert torch.equal(shuffled.compute_gradient_sum(weight, cut), whole)
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
 def test_logits_are_exact_whatever_they_are_added_with(size):
     """Against Python's whole numbers; and a batch is its records, one by one."""
     generator = torch.Generator().manual_seed(0)
-    weight, unit = _whole_weights(size * torch.randn(300, 3, dtype=torch.float64, generator=generator))
+    weight, unit = _quantize_weights(size * torch.randn(300, 3, dtype=torch.float64, generator=generator))
     z_ND = quantize(torch.nn.functional.normalize(torch.randn(50, 300, dtype=torch.float64, generator=generator)))
     exact = z_ND.numpy().astype(object) @ weight.numpy().astype(int).astype(object)
     assert (z_ND.double() @ weight).long().tolist() == exact.tolist()
@@ -126,7 +130,9 @@ def test_logits_are_exact_whatever_they_are_added_with(size):
     one_by_one = [
         dataclasses.replace(records, z_ND=records.z_ND[n : n + 1], y_N=records.y_N[n : n + 1]) for n in range(50)
     ]
-    assert torch.equal(sum(one.gradient_sum(weight * unit) for one in one_by_one), records.gradient_sum(weight * unit))
+    assert torch.equal(
+        sum(one.compute_gradient_sum(weight * unit) for one in one_by_one), records.compute_gradient_sum(weight * unit)
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1e308, 1e300, 2.0**41])
@@ -135,7 +141,7 @@ def test_numbers_that_no_clipping_bounds_are_refused_before_they_are_squared(val
     records, weight = gradient_sums(), weights(seed=1)
     weight[0, 0] = value
     with pytest.raises(ValueError, match="weights of the model must be finite"):
-        records.gradient_sum(weight)
+        records.compute_gradient_sum(weight)
     with pytest.raises(ValueError, match="not finite or too long"):
         quantize(torch.tensor([[0.5, value]]))
     with pytest.raises(ValueError, match="longer than 1"):
@@ -158,8 +164,10 @@ def test_many_records_of_many_classes_take_no_table_of_both():
     z_ND = quantize(torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64)))
     y_N = torch.randint(300, (20_000,))
     with Largest() as made:
-        records = GradientSums(z_ND.short(), y_N, *(torch.zeros(1, 3),) * 2, 300, one_vector("add_remove", 900), 1.0)
-        records.gradient_sum(torch.zeros(3, 300))
+        records = GradientSums(
+            z_ND.short(), y_N, *(torch.zeros(1, 3),) * 2, 300, make_vector_sum_sensitivity("add_remove", 900), 1.0
+        )
+        records.compute_gradient_sum(torch.zeros(3, 300))
     assert made.entries < 20_000 * 300 / 4
 
 
@@ -179,7 +187,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         records = Gradients(size=50).ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
-        return records.gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
+        return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
     new = sums(x[40:], y[40:], names[:1])[0]
@@ -195,28 +203,28 @@ def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_b
     """One class against a model that is sure of another: the longest change, in whole numbers."""
     whitening = Whitening.of(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
     far = whitening.bounded(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
-    z_ND = (far * GRID * (1 - 2.0**-30)).trunc().int()
-    lengths = z_ND.long().square().sum(1).double().sqrt() / GRID
+    z_ND = (far * GRID_STEPS * (1 - 2.0**-30)).trunc().int()
+    lengths = z_ND.long().square().sum(1).double().sqrt() / GRID_STEPS
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
     for y in range(3):
         for one in z_ND:
             alone = GradientSums(one[None], torch.tensor([y]), *(torch.zeros(1, 8),) * 2, 3, "add_remove", 1.0)
             sure = torch.zeros(8, 3, dtype=torch.float64)
-            sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID
+            sure[:, (y + 1) % 3] = 1e4 * one.double() / GRID_STEPS
             for cut in (1.0, 0.25):
-                length = float(alone.gradient_sum(sure, cut).double().square().sum().sqrt()) / UNIT_NORM
+                length = float(alone.compute_gradient_sum(sure, cut).double().square().sum().sqrt()) / UNIT_NORM
                 assert 0.999 * cut < length <= cut
 
 
 def test_longer_features_than_promised_are_not_taken():
     with pytest.raises(ValueError, match="longer than 1"):
         GradientSums(
-            torch.full((1, 2), GRID, dtype=torch.int32),
+            torch.full((1, 2), GRID_STEPS, dtype=torch.int32),
             torch.tensor([0]),
             torch.zeros(1, 2),
             torch.zeros(1, 2),
             2,
-            one_vector("add_remove", 4),
+            make_vector_sum_sensitivity("add_remove", 4),
             1.0,
         )
 
@@ -255,7 +263,7 @@ def test_classes_need_not_be_equally_common(rare):
     encoder = torch.nn.Flatten()
     records = Gradients(size=4000).ask(data, AddRemove().shards(private, 1, 0), encoder=encoder)
     descent = GradientDescent(sigma=10.0, adjacency="add_remove")
-    answers = descent.draw(records, Rehearsal(insecure_seed=0), CONTEXT)
+    answers = descent.draw(records, DryRunNoise(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
     linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
     right = float((answers.label_Q == y[4000:]).double().mean())
@@ -310,10 +318,10 @@ def test_wrong_values_are_refused(bad):
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", 2.0)])
 def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     mechanism = GradientDescent(sigma=5.0, adjacency=adjacency, steps=3)
-    assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=3),)
-    assert mechanism.worst_case(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
-    assert gradient_sums(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
-    price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
+    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (Gaussian(mu=moved / 5, count=3),)
+    assert mechanism.privacy_events(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
+    assert gradient_sums(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
+    price = accounting.epsilon(mechanism.privacy_events(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
 
@@ -323,12 +331,12 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     records, source = gradient_sums(), Recorder("torch")
     mechanism = GradientDescent(sigma=2.0, adjacency="add_remove", steps=100, clip_norm=cut)
     asked = torch.tensor([3, 50, 7])
-    answers = mechanism.release(records.take(asked), source, CONTEXT)
-    assert answers.events == mechanism.worst_case(3) and answers.noisy is None
+    answers = mechanism.release(records.select(asked), source, CONTEXT)
+    assert answers.events == mechanism.privacy_events(3) and answers.noisy_counts is None
     assert [kind for kind, _ in source.drawn] == ["gaussian"] * mechanism.steps
     weight = torch.zeros(17, 3, dtype=torch.float64)
     for step, (_, drawn) in enumerate(source.drawn):
-        noisy = (records.gradient_sum(weight, cut) + drawn).round() / (cut * UNIT_NORM)
+        noisy = (records.compute_gradient_sum(weight, cut) + drawn).round() / (cut * UNIT_NORM)
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
     score = records.z_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
@@ -343,11 +351,11 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
         GradientDescent(sigma=2.0, adjacency="add_remove", steps=50, early_noise_multiplier=3.0),
     )
     early, last = Gaussian(mu=1 / 6, count=50), Gaussian(mu=1 / 2, count=50)
-    assert mechanism.worst_case(9) == (last,)
-    assert mechanism.worst_case(9, rounds=3) == (dataclasses.replace(early, count=100), last)
+    assert mechanism.privacy_events(9) == (last,)
+    assert mechanism.privacy_events(9, rounds=3) == (dataclasses.replace(early, count=100), last)
     for turn, (scale, event) in enumerate([(6, early), (6, early), (2, last)]):
         source = Recorder("torch")
-        answers = mechanism.release(records, source, Context(num_queries=9, rounds=3, turn=turn))
+        answers = mechanism.release(records, source, MechanismContext(num_queries=9, rounds=3, round_index=turn))
         assert answers.events == (event,)
         x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / UNIT_NORM
         for factor, fits in ((1, True), (2 / 3, False), (3 / 2, False)):
@@ -363,13 +371,13 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(gradient_sums(), Rehearsal("discrete"), CONTEXT)
+        mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
     with pytest.raises(ValueError, match="voters=gradients"):
         mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
     with pytest.raises(ValueError, match="voters=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
     assert source.drawn == []
-    nothing = mechanism.release(gradient_sums().take(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
+    nothing = mechanism.release(gradient_sums().select(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
     assert nothing.events == (Gaussian(mu=1 / 3, count=0),) and source.drawn == []
 
 
@@ -379,7 +387,9 @@ def test_the_audit_looks_at_records_that_show(adjacency, apart):
     mechanism = GradientDescent(sigma=3.0, adjacency=adjacency, steps=1)
     (pair,) = worst_pairs(mechanism, 1)
     start = torch.zeros(pair.votes("left").shape, dtype=torch.float64)
-    moved = (pair.votes("right").gradient_sum(start) - pair.votes("left").gradient_sum(start)).double() / UNIT_NORM
+    moved = (
+        pair.votes("right").compute_gradient_sum(start) - pair.votes("left").compute_gradient_sum(start)
+    ).double() / UNIT_NORM
     assert float(moved.norm()) == pytest.approx(apart, abs=0.02)
     pair.check(mechanism)
 
@@ -422,11 +432,11 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
+        assert ledger.get_guarantee("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
 
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
-    drawn, gaussian = [], NoiseSource.gaussian
+    drawn, gaussian = [], NoiseSource.draw_gaussian
     monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
         drawn.append(sigma / UNIT_NORM) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
     report = pipeline.run(
@@ -442,7 +452,7 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         release, *_ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
-    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.pool_rounds == 2
+    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.num_pool_rounds == 2
     for turn, asked in enumerate(release.query_Q.split(40)):
         labels = release.label_Q[40 * turn : 40 * turn + 40]
         assert torch.equal(release.score_RPC[turn][asked].argmax(1), labels)
@@ -523,9 +533,9 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = whitening(encode(encoder, x, data.spec)).double() @ weight_DC
-        ours = student.logits(x).double()
+        ours = student.compute_logits(x).double()
         assert float((centered(ours) - centered(said)).abs().max()) < 0.05 * float(centered(said).std())
-    exact = student.logits(data.pool.x).double()
+    exact = student.compute_logits(data.pool.x).double()
     assert float((exact - score_PC).abs().max()) < 1e-3 * float(score_PC.std())
     assert report.student_accuracy == pytest.approx(
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
@@ -660,7 +670,7 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     assert (
         plan.dataset.name == "mnist" and isinstance(plan.voters, Gradients) and plan.is_guided and plan.num_rounds == 2
     )
-    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    price = accounting.epsilon(plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     assert plan.guide == dataclasses.replace(plan.student, last="student")  # what the rounds train is not trained again
     assert plan.voters.neighbors == (16 if overrides else 0)

@@ -94,7 +94,7 @@ def test_they_learn_and_vote(teacher):
     one = fit(teacher, data, ReplaceOne().shards(data, K, 0))
     votes = one.votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
-    assert float((votes.plurality() == truth).float().mean()) > 0.9
+    assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
     assert torch.equal(one.predictions(points), fit(teacher, data, ReplaceOne().shards(data, K, 0)).predictions(points))
     assert "withheld" in repr(one)
 
@@ -148,12 +148,12 @@ def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
     data = private(x, y)
     shards = ReplaceOne().shards(data, K, 0)
     one = fit(Fragile(), data, shards)  # warnings are errors here
-    bad = sum(int((y[shards.of(k)] == 1).sum()) > 10 for k in range(K))
+    bad = sum(int((y[shards.get_indices(k)] == 1).sum()) > 10 for k in range(K))
     assert 0 < bad < K
     assert one.failed == bad
     votes = one.predictions(x)
     for k in range(K):
-        own = y[shards.of(k)]
+        own = y[shards.get_indices(k)]
         assert bool((votes[k] == 0).all()) == (int((own == 1).sum()) > 10 or int(own[0]) == 2)
 
 

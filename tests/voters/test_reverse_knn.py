@@ -28,16 +28,16 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.records import map_records_independently
 from pate_torch.methods.reverse_knn import Records, ReverseKnn, cells, describe
 from pate_torch.networks import feature_extractor, remove_head
-from pate_torch.noise.source import Rehearsal
-from pate_torch.protocols import Mechanism, StudentTask, silent
+from pate_torch.noise.source import DryRunNoise
+from pate_torch.protocols import Mechanism, StudentTask, do_nothing
 from pate_torch.queries.clusters import Medoids
 from pate_torch.reporting.statement import plain_words, title
-from pate_torch.sensitive import ONE_COUNT, CellHistogram, Votes
+from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.students import label_spreading
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import class_proportions
-from pate_torch.types import LABEL_UNIT, Context, Dataset, Evaluation, NoisyCounts, PrivateData, PublicPool
+from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, MechanismContext, NoisyCounts, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.reporting.reporting_demo import demo
 from tests.tensor_sizes import Largest
@@ -46,12 +46,12 @@ from tests.worlds import IMAGES, clouds, images
 
 CPU = torch.device("cpu")
 CONF = Path(command.configuration()).resolve()
-CONTEXT = Context(num_queries=9)
+CONTEXT = MechanismContext(num_queries=9)
 
 
 def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> CellHistogram:
     counts_QC = torch.arange(queries * classes).view(queries, classes)
-    return CellHistogram(counts_QC, ONE_COUNT[adjacency], torch.zeros(5, dtype=torch.int64))
+    return CellHistogram(counts_QC, COUNT_SENSITIVITY[adjacency], torch.zeros(5, dtype=torch.int64))
 
 
 # -- the mechanism --------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     given = OmegaConf.load(CONF / "mechanism" / "histogram.yaml")
     mechanism = Histogram(sigma=3.0, adjacency="add_remove")
     assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(mechanism)}
-    assert isinstance(mechanism, Mechanism) and mechanism.outcome_model() is None
+    assert isinstance(mechanism, Mechanism) and mechanism.make_outcome_model() is None
     assert all(word in Histogram.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
 
 
@@ -76,13 +76,13 @@ def test_a_wrong_sigma_is_refused(bad):
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", math.sqrt(2))])
 def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
     mechanism = Histogram(sigma=5.0, adjacency=adjacency)
-    assert mechanism.worst_case(1) == mechanism.worst_case(10_000) == (Gaussian(mu=moved / 5, count=1),)
-    assert mechanism.worst_case(50, rounds=3) == (Gaussian(mu=moved / 5, count=3),)
+    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (Gaussian(mu=moved / 5, count=1),)
+    assert mechanism.privacy_events(50, rounds=3) == (Gaussian(mu=moved / 5, count=3),)
     discrete = dataclasses.replace(mechanism, noise="discrete")
-    (event,) = discrete.worst_case(7, 2)
+    (event,) = discrete.privacy_events(7, 2)
     assert isinstance(event, ZCDP) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
-    assert table(adjacency=adjacency).sensitivity.l2 == mechanism.priced_for.l2 == moved
-    price = accounting.epsilon(mechanism.worst_case(400, 2), 1e-5)
+    assert table(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
+    price = accounting.epsilon(mechanism.privacy_events(400, 2), 1e-5)
     assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
 
 
@@ -91,12 +91,14 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
     mechanism, source = Histogram(sigma=3.0, adjacency="add_remove", noise=noise), Recorder(noise)
     histogram = table(3000, 4)
     answers = mechanism.release(histogram, source, CONTEXT)
-    assert answers.events == mechanism.worst_case(3000)
+    assert answers.events == mechanism.privacy_events(3000)
     ((kind, drawn),) = source.drawn
     assert kind == "gaussian" and drawn.shape == (3000, 4)
     exact = histogram.counts_QC + drawn
-    assert torch.equal(answers.noisy.counts_QC, exact.round().to(torch.int64)) and answers.noisy.sigma == 3.0
-    assert torch.equal(answers.label_Q, answers.noisy.counts_QC.argmax(1))
+    assert (
+        torch.equal(answers.noisy_counts.counts_QC, exact.round().to(torch.int64)) and answers.noisy_counts.sigma == 3.0
+    )
+    assert torch.equal(answers.label_Q, answers.noisy_counts.counts_QC.argmax(1))
     x = drawn.double().flatten().numpy()
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         if noise == "torch":
@@ -116,13 +118,13 @@ def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
-        mechanism.release(table(), Rehearsal("discrete"), CONTEXT)
+        mechanism.release(table(), DryRunNoise("discrete"), CONTEXT)
     assert not source.drawn
     with pytest.raises(ValueError, match="mechanism=gaussian"):
         mechanism.check(num_queries=3, num_teachers=20, num_classes=4)
     mechanism.check(num_queries=3, num_teachers=0, num_classes=4, rounds=2)
     with pytest.raises(ValueError, match="mechanism=histogram"):
-        gaussian.Gaussian(sigma=3.0).check(num_queries=3, num_teachers=0, num_classes=4)
+        gaussian.GNMax(sigma=3.0).check(num_queries=3, num_teachers=0, num_classes=4)
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
@@ -247,7 +249,7 @@ class Positional(torch.nn.Module):
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
     private = PrivateData(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
-    return map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, silent)
+    return map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
 
 
 def test_a_records_place_in_a_batch_follows_from_itself_alone():
@@ -384,7 +386,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     assert graphs[1].shape == (90, 3 * 16)
     seen = IMAGES.normalize(x)
     pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
-    assert torch.allclose(last.logits(x), pooled, atol=1e-5)
+    assert torch.allclose(last.compute_logits(x), pooled, atol=1e-5)
     apart = [torch.nn.functional.normalize(feature_extractor(member)(seen), dim=1) for member in last.module.members]
     assert torch.allclose(feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
     assert not torch.allclose(apart[0], apart[1])
@@ -426,7 +428,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert "noisy counts of its cell" in page and "declared number" not in page
     assert "0 teachers" not in page and "trained on the private records themselves" not in page
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        assert ledger.spent("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
+        assert ledger.get_guarantee("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
     assert not (home / "teachers").exists() or not list((home / "teachers").glob("*/ensemble.safetensors"))
 
 
@@ -437,8 +439,8 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         release, *_ = release_store.read(home, release_id, data.pool, data.spec, ledger)
-        before = ledger.spent("digits").epsilon
-    assert release.cell_RP.shape == (2, len(data.pool)) and release.rounds == (40, 40)
+        before = ledger.get_guarantee("digits").epsilon
+    assert release.cell_RP.shape == (2, len(data.pool)) and release.queries_per_round == (40, 40)
     assert release.cell_RP[0].max() < 40 <= release.cell_RP[1].min()
     asked = release.query_Q.split(40)
     for turn in (0, 1):  # an asked point lies in its own cell
@@ -456,7 +458,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
         release, *_ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
     exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
-    squares = float((release.noisy.counts_QC - exact_QC).double().square().sum())
+    squares = float((release.noisy_counts.counts_QC - exact_QC).double().square().sum())
     for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole votes
         assert (TINY < p < 1 - TINY) == fits
@@ -557,7 +559,7 @@ def test_reverse_knn_in_python(tmp_path):
     with pytest.raises(ValueError, match="num_teachers"):
         Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), num_teachers=5, **settings)
     with pytest.raises(ValueError, match="num_teachers"):
-        Pate("clouds", mechanism=gaussian.Gaussian(sigma=4.0), **(settings | {"teacher": None}))
+        Pate("clouds", mechanism=gaussian.GNMax(sigma=4.0), **(settings | {"teacher": None}))
 
 
 @pytest.mark.parametrize(
@@ -569,6 +571,6 @@ def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
     assert plan.dataset.name == "mnist" and plan.voters == ReverseKnn() and plan.is_guided
     assert plan.num_rounds == (2 if overrides else 3)
-    price = accounting.epsilon(plan.mechanism.worst_case(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    price = accounting.epsilon(plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta)
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
     assert plan.student.features == plan.features == plan.student.first.features

@@ -11,7 +11,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import coordinates, neighbor_graph
-from pate_torch.mechanisms.gaussian import Gaussian
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.teacher_votes import Teachers
 from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed, voting
@@ -166,7 +166,7 @@ def plan(tmp_path):
     given = {
         "dataset": SOURCE,
         "teacher": RECIPE,
-        "mechanism": Gaussian(sigma=4.0),
+        "mechanism": GNMax(sigma=4.0),
         "voters": TransductiveTeachers(num_teachers=40),
     }
     return killed_runs.plan(tmp_path, "first", **given, num_queries=6, delta=1e-5)

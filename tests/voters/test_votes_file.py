@@ -212,7 +212,7 @@ def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
     file = write(tmp_path / "votes.npy", np.full((20, 74), 1))
     with pytest.raises(ValueError, match="75 x 3 counts"):
         pipeline.run(changed(plan, votes=file))
-    assert Ledger(plan.root / "ledger.sqlite").accounts() == ()
+    assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()
 
 
 def test_beside_votes_from_a_file_no_model_is_trained_on_the_records(tmp_path, monkeypatch):

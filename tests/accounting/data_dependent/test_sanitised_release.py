@@ -17,9 +17,9 @@ from pate_torch.accounting.data_dependent import private_price, smooth_sensitivi
 from pate_torch.accounting.data_dependent.private_price import Plan
 from pate_torch.accounting.events import RdpCurve
 from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
-from pate_torch.mechanisms.gaussian import Gaussian
-from pate_torch.noise.source import Rehearsal
-from pate_torch.private_epsilon import Sanitiser
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.noise.source import DryRunNoise
+from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.sensitive import Votes
 
 PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
@@ -143,10 +143,10 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
             if (gap := part * min(1, ratio) + plan.shift * (1 - ratio)) is not None
         )
         assert cost == pytest.approx(worst, rel=1e-6)
-    guesses = private_price.imagined_votes(5000, 10, Sanitiser().agreement)
+    guesses = private_price.imagined_votes(5000, 10, PrivateEpsilon().agreement)
     plan = private_price.choose(Gnmax(sigma=100), guesses, num_queries=2000, delta=1e-6)
-    labels = Gaussian(sigma=100.0).worst_case(2000)
-    total = accounting.epsilon([*labels, *Sanitiser.worst_case(plan)], 1e-6).epsilon
+    labels = GNMax(sigma=100.0).privacy_events(2000)
+    total = accounting.epsilon([*labels, *PrivateEpsilon.privacy_events(plan)], 1e-6).epsilon
     alone = accounting.epsilon([*labels, RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="")], 1e-6).epsilon
     assert total == pytest.approx(3.133, abs=5e-4) and alone == pytest.approx(8.245, abs=5e-4)
 
@@ -157,7 +157,7 @@ class Door:
     secret, id = False, "0" * 16
 
     def __init__(self, seed):
-        self.noise = Rehearsal(insecure_seed=seed)
+        self.noise = DryRunNoise(insecure_seed=seed)
 
     @contextlib.contextmanager
     def spend(self, events, **facts):
@@ -180,14 +180,14 @@ def once_each(monkeypatch) -> None:
 def test_the_noise_in_the_file_is_of_the_accounted_scale_and_of_no_other(tmp_path, monkeypatch):
     """Read back from what ``publish`` writes, in units of the smooth sensitivity."""
     once_each(monkeypatch)
-    model, plan = Gaussian(sigma=40.0), Plan(order=6.0, decay=0.02, sigma=2.0)
+    model, plan = GNMax(sigma=40.0), Plan(order=6.0, decay=0.02, sigma=2.0)
     votes = Votes(torch.tensor(VOTES), 250)
-    price = smooth_sensitivity.published_price(model.outcome_model(), VOTES, [6.0])[0]
-    local = smooth_sensitivity.local_sensitivity(model.outcome_model(), VOTES, [6.0])
+    price = smooth_sensitivity.published_price(model.make_outcome_model(), VOTES, [6.0])[0]
+    local = smooth_sensitivity.local_sensitivity(model.make_outcome_model(), VOTES, [6.0])
     smooth = smooth_sensitivity.smooth_sensitivity(local, plan.decay)[0]
     noise = []
     for seed in range(300):
-        Sanitiser().publish(plan, model, votes, Door(seed), 1e-5, tmp_path)
+        PrivateEpsilon().publish(plan, model, votes, Door(seed), 1e-5, tmp_path)
         written = json.loads((tmp_path / "sanitised.json").read_text())
         assert all(round(written[key], 3) == written[key] for key in ("rdp", "epsilon"))  # no last bits
         noise.append((written["rdp"] - price) / smooth - plan.shift)
@@ -207,9 +207,11 @@ def test_a_publication_that_costs_more_than_it_saves_is_refused():
     """The demo's: 1.994 for the labels, 2.513 with the price that was to lower it."""
     asked = {"num_queries": 20, "num_teachers": 75, "num_classes": 10, "rounds": 1, "delta": 1e-4}
     with pytest.raises(ValueError, match=r"epsilon 2\.51\d in the median.* cost 1\.994.*sanitiser\.at_a_loss=true"):
-        Sanitiser().plan(Gaussian(sigma=11.0), **asked)
-    assert Sanitiser(at_a_loss=True).plan(Gaussian(sigma=11.0), **asked).order > 1
-    assert Sanitiser().plan(Gaussian(sigma=40.0), **{**asked, "num_queries": 1000, "num_teachers": 250}).order > 1
+        PrivateEpsilon().make_plan(GNMax(sigma=11.0), **asked)
+    assert PrivateEpsilon(allow_net_loss=True).make_plan(GNMax(sigma=11.0), **asked).order > 1
+    assert (
+        PrivateEpsilon().make_plan(GNMax(sigma=40.0), **{**asked, "num_queries": 1000, "num_teachers": 250}).order > 1
+    )
 
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])
